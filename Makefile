@@ -1,0 +1,76 @@
+# The one door to everything that is run here; `make` alone lists it.
+
+PYTHON ?= python3
+ARGS ?=
+TESTS ?= $(wildcard tests/unit tests/integration tests/acceptance)
+
+VENV := .venv
+BIN := $(VENV)/bin
+DEPENDENCIES := pyproject.toml constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check -qq install -c constraints.txt
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test lint bench chaos proto clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.run ## a coordinator and workers on this machine: train, kill one, recover
+	@$(BIN)/strata demo $(ARGS)
+
+test: $(VENV)/.dev ## unit, integration and acceptance tests; ARGS="-k barrier" goes to pytest
+	@$(BIN)/python -m pytest $(TESTS) $(ARGS)
+
+lint: $(VENV)/.dev ## style, format, types, and whether the generated code is fresh
+	@echo "ruff check"; $(BIN)/ruff check --quiet .
+	@echo "ruff format"; $(BIN)/ruff format --quiet --check . || \
+		{ echo "not formatted: run $(BIN)/ruff format ."; exit 1; }
+	@echo "mypy"; $(BIN)/mypy --no-error-summary
+	@echo "generated code"; $(BIN)/python scripts/generate-proto.py --check
+
+bench: $(VENV)/.bench ## measure the coordinator under load
+	@scripts/ensure-system-package.sh h2load nghttp2-client
+	@$(BIN)/python -m benchmarks.coordinator $(ARGS)
+
+chaos: $(VENV)/.dev ## torture tests: kills, pauses, partitions; takes long
+	@$(BIN)/python -m pytest tests/chaos --timeout=1800 -o faulthandler_timeout=1790 $(ARGS)
+
+proto: $(VENV)/.dev ## regenerate src/dtruntime/rpc/gen/ from proto/coordinator.proto
+	@$(BIN)/python scripts/generate-proto.py
+	@echo "wrote src/dtruntime/rpc/gen/"
+
+clean: ## remove the environment, caches, build output and demo data
+	@rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .strata-demo bench-results
+	@find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+	@echo "clean"
+
+# One environment for all targets. Each stamp says which set of packages is in it, and is older
+# than its dependencies when they have to be installed again.
+
+$(VENV)/.created:
+	@command -v $(PYTHON) >/dev/null || \
+		{ echo "$(PYTHON) is not there: install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Strata needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1): name another with make PYTHON=/path/to/python3"; exit 1; }
+	@echo "creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV) || \
+		{ echo "$(PYTHON) cannot create a virtual environment (Debian, Ubuntu: apt-get install python3-venv)"; exit 1; }
+	@touch $@
+
+$(VENV)/.run: $(VENV)/.created $(DEPENDENCIES)
+	@echo "installing Strata"
+	@$(PIP_INSTALL) -e '.[data,fast]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.created $(DEPENDENCIES)
+	@echo "installing Strata with its test and development tools"
+	@$(PIP_INSTALL) -e '.[dev]'
+	@touch $(VENV)/.run $@
+
+$(VENV)/.bench: $(VENV)/.created $(DEPENDENCIES)
+	@echo "installing Strata with its benchmark tools"
+	@$(PIP_INSTALL) -e '.[data,fast,bench]'
+	@touch $(VENV)/.run $@

@@ -1,0 +1,1 @@
+"""Measurements of Strata against what it replaces and what the hardware allows."""

@@ -1,0 +1,151 @@
+"""The results for people, in the terminal, and for programs, as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .results import MEGABYTE, Measured, Results
+from .servers import Kind
+
+Row = list[str | Text]
+
+NOISE_WORTH_A_WARNING = 0.1
+
+RATES = ("operation", "in flight", "per second", "p50 ms", "p99 ms", "CPU µs", "verified", "failed")
+RATIOS = (
+    "Strata against",
+    "itself on\ngrpc.aio",
+    "echo on\ngrpc.aio",
+    "echo on\npygrpc-native",
+    "reference\n(64 cores)",
+    "its claim\nper second",
+    "its claim\np99 ms",
+)
+
+
+def show(results: Results, console: Console) -> None:
+    """Print the tables."""
+    console.print(_table("Coordinator under load", RATES, map(_rates, results.operations)))
+    console.print(_table("Ratios of rates", RATIOS, map(_ratios, results.operations)))
+    console.print(_table("Targets", ("target", "wanted", "measured", ""), _targets(results)))
+    console.print(_notes(results))
+
+
+def save(results: Results, path: Path) -> None:
+    """Write everything that was measured."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(as_document(results), indent=2) + "\n")
+
+
+def as_document(results: Results) -> dict[str, Any]:
+    """The results as plain data."""
+    return {
+        "environment": dict(results.environment),
+        "operations": [_operation_document(measured) for measured in results.operations],
+        "memory": asdict(results.memory) if results.memory else None,
+        "survivors_of_a_kill": asdict(results.survivors) if results.survivors else None,
+        "targets": [asdict(target) for target in results.targets()],
+    }
+
+
+def _operation_document(measured: Measured) -> dict[str, Any]:
+    published = measured.published
+    return {
+        "name": measured.name,
+        "unit": measured.unit,
+        "in_flight": measured.in_flight,
+        "servers": {kind.value: asdict(s) for kind, s in measured.summaries.items()},
+        "echo_rates": {kind.value: rate for kind, rate in measured.echo_rates.items()},
+        "ratio_to_own_on_grpc_aio": measured.ratio_to_own_aio(),
+        "ratio_to_echo_on_grpc_aio": measured.ratio_to_echo(Kind.ECHO_AIO),
+        "ratio_to_echo_on_pygrpc_native": measured.ratio_to_echo(Kind.ECHO_NATIVE),
+        "reference_on_64_cores": asdict(published) if published else None,
+        "verified": asdict(measured.verdict) if measured.verdict else None,
+    }
+
+
+def _table(title: str, headings: Sequence[str], rows: Iterable[Row]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim")
+    for position, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if position else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _rates(measured: Measured) -> Row:
+    ours, failed = measured.strata, measured.failed()
+    return [
+        measured.name,
+        f"{measured.in_flight:,}",
+        _number(ours.rate),
+        f"{ours.p50_ms:.2f}",
+        f"{ours.p99_ms:.2f}",
+        f"{ours.server_cpu_us:.0f}",
+        f"{measured.verdict.verified:,}" if measured.verdict else "",
+        Text(f"{failed:,}", style="red" if failed else ""),
+    ]
+
+
+def _ratios(measured: Measured) -> Row:
+    published = measured.published
+    return [
+        measured.name,
+        _times(measured.ratio_to_own_aio()),
+        _times(measured.ratio_to_echo(Kind.ECHO_AIO)),
+        _times(measured.ratio_to_echo(Kind.ECHO_NATIVE)),
+        _times(measured.strata.rate / published.rate if published else None),
+        f"{published.rate:,.0f}" if published else "",
+        f"{published.p99_ms:g}" if published and published.p99_ms else "",
+    ]
+
+
+def _number(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
+
+
+def _times(ratio: float | None) -> str:
+    if ratio is None:
+        return ""
+    return f"{ratio:.1f}×" if ratio >= 2 else f"{ratio:.2f}×"
+
+
+def _targets(results: Results) -> Iterator[Row]:
+    for target in results.targets():
+        verdict = Text("met", style="green") if target.met else Text("missed", style="red")
+        yield [target.name, target.wanted, target.measured, verdict]
+
+
+def _notes(results: Results) -> Text:
+    lines = [
+        "Medians of interleaved rounds; servers on "
+        f"core {results.environment['server_cores']}, load on "
+        f"core {results.environment['load_cores']}. "
+        "'verified' counts replies whose status and fields k6 checked."
+    ]
+    if results.memory:
+        idle, loaded = results.memory.idle_bytes, results.memory.loaded_bytes
+        lines.append(
+            f"Memory: {idle / MEGABYTE:.0f} MB idle, {loaded / MEGABYTE:.0f} MB with "
+            f"{results.memory.workers:,} workers that report resources."
+        )
+    if results.survivors:
+        kept, lost = results.survivors.verified, results.survivors.failed
+        lines.append(f"After kill -9: {kept:,} registered workers still known, {lost:,} not.")
+    if results.environment["data_on_tmpfs"]:
+        lines.append("The data directory is on tmpfs: registration did not wait for a disk.")
+    noise = max(s.foreign_share for m in results.operations for s in m.summaries.values())
+    if noise > NOISE_WORTH_A_WARNING:
+        lines.append(
+            f"Other processes took up to {noise:.0%} of the server's core: "
+            "rates are too low, CPU µs/call still holds."
+        )
+    return Text("\n".join(lines), style="dim")

@@ -1,0 +1,174 @@
+"""The servers under load, each a process of its own on the server's core."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import grpc
+import psutil
+
+from .client import wait_until_serving
+from .tools import SetupError, Tools
+
+START_TIMEOUT = 30.0
+STOP_TIMEOUT = 20.0
+LOG_TAIL_LINES = 15
+
+CONFIG = """\
+[coordinator]
+worker_rate_limit = 1000000
+peer_rate_limit = 1000000
+heartbeat_timeout_ms = 3600000
+"""
+"""Limits raised, not removed, and no worker dies of silence between two measurements."""
+
+
+class Kind(Enum):
+    """A server that takes part in the comparison."""
+
+    ECHO_NATIVE = "echo, pygrpc-native"
+    ECHO_AIO = "echo, grpc.aio"
+    STRATA_NATIVE = "Strata, pygrpc-native"
+    STRATA_AIO = "Strata, grpc.aio"
+
+    @property
+    def transport(self) -> str:
+        """The gRPC server library."""
+        return self.value.rpartition(" ")[2]
+
+    @property
+    def is_echo(self) -> bool:
+        """Whether it is the bare handler."""
+        return self.value.startswith("echo")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running server."""
+
+    kind: Kind
+    address: str
+    process: psutil.Process
+
+    def cpu_seconds(self) -> float:
+        """CPU time it has used so far, over all its threads."""
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
+    def resident_bytes(self) -> int:
+        """Its resident memory."""
+        return int(self.process.memory_info().rss)
+
+
+@dataclass(slots=True)
+class Usage:
+    """CPU used during a block, filled in when it ends."""
+
+    server_seconds: float = 0.0
+    foreign_share: float = 0.0
+    """Part of the server's cores that other processes took."""
+
+
+@contextmanager
+def metered(server: Server, tools: Tools) -> Iterator[Usage]:
+    """Measure the CPU that a server uses during a block, and what others take from it."""
+    usage, cores = Usage(), tools.server_core_numbers()
+    began, cpu, busy = time.monotonic(), server.cpu_seconds(), _busy_seconds(cores)
+    yield usage
+    usage.server_seconds = server.cpu_seconds() - cpu
+    available = (time.monotonic() - began) * len(cores)
+    foreign = _busy_seconds(cores) - busy - usage.server_seconds
+    usage.foreign_share = max(0.0, foreign / available)
+
+
+def _busy_seconds(cores: Sequence[int]) -> float:
+    times = psutil.cpu_times(percpu=True)
+    return float(sum(times[c].user + times[c].nice + times[c].system for c in cores))
+
+
+@contextmanager
+def start(kind: Kind, tools: Tools, scratch: Path) -> Iterator[Server]:
+    """Run a server for the length of a block; `scratch` receives its data and its log."""
+    folder = scratch / kind.name.lower()
+    folder.mkdir(parents=True, exist_ok=True)
+    with folder.joinpath("log").open("ab") as log:
+        port = 0 if kind.is_echo else _free_port()
+        command = _echo(kind) if kind.is_echo else _coordinator(kind, folder, port)
+        process = subprocess.Popen(
+            tools.on_server_cores(*command),
+            stdout=subprocess.PIPE if kind.is_echo else log,
+            stderr=log,
+        )
+        try:
+            port = port or _announced_port(process, folder)
+            address = f"127.0.0.1:{port}"
+            if not kind.is_echo:
+                _check_coordinator(kind, address, process, folder)
+            yield Server(kind, address, psutil.Process(process.pid))
+        finally:
+            _stop(process)
+
+
+def _echo(kind: Kind) -> list[str]:
+    return [sys.executable, "-m", f"{__package__}.echo", "--transport", kind.transport]
+
+
+def _coordinator(kind: Kind, folder: Path, port: int) -> list[str]:
+    config = folder / "config.toml"
+    config.write_text(CONFIG)
+    return [
+        *(sys.executable, "-m", "dtruntime.cli.main", "coordinator", f"127.0.0.1:{port}"),
+        *("--data-dir", str(folder / "data")),
+        *("--config", str(config)),
+        *("--transport", kind.transport),
+    ]
+
+
+def _announced_port(process: subprocess.Popen[bytes], folder: Path) -> int:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line.strip().isdigit():
+        raise SetupError(f"the echo server did not start:\n{_tail(folder)}")
+    return int(line)
+
+
+def _check_coordinator(
+    kind: Kind, address: str, process: subprocess.Popen[bytes], folder: Path
+) -> None:
+    try:
+        info = wait_until_serving(address, START_TIMEOUT)
+    except (TimeoutError, grpc.RpcError) as exc:
+        state = f"exit status {process.poll()}"
+        raise SetupError(f"the coordinator does not serve ({state}):\n{_tail(folder)}") from exc
+    if info.transport != kind.transport:
+        raise SetupError(f"asked for {kind.transport}, but {info.transport} serves")
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def _tail(folder: Path) -> str:
+    lines = folder.joinpath("log").read_text(errors="replace").splitlines()
+    return "\n".join(lines[-LOG_TAIL_LINES:])

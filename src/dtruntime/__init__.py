@@ -1,0 +1,104 @@
+"""Strata: data loading, checkpointing and recovery for distributed training.
+
+Names are imported when they are first used, so ``import dtruntime`` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ._version import __version__
+
+if TYPE_CHECKING:
+    from .client import DatasetRegistry, TrainingOrchestrator, WorkerConfig
+    from .config import Config
+    from .errors import (
+        CheckpointNotFoundError,
+        ConfigError,
+        ConnectionError,
+        ShardError,
+        ShardNotFoundError,
+        StorageError,
+        StrataError,
+        SyncError,
+    )
+    from .runtime import Runtime
+    from .types import (
+        BarrierStatus,
+        CheckpointInfo,
+        GpuUsage,
+        JobStatus,
+        Membership,
+        ResourceUsage,
+        ShardInfo,
+        WorkerState,
+        WorkerStatus,
+    )
+
+_HOMES = {
+    "client": ("DatasetRegistry", "TrainingOrchestrator", "WorkerConfig"),
+    "config": ("Config",),
+    "errors": (
+        "CheckpointNotFoundError",
+        "ConfigError",
+        "ConnectionError",
+        "ShardError",
+        "ShardNotFoundError",
+        "StorageError",
+        "StrataError",
+        "SyncError",
+    ),
+    "runtime": ("Runtime",),
+    "types": (
+        "BarrierStatus",
+        "CheckpointInfo",
+        "GpuUsage",
+        "JobStatus",
+        "Membership",
+        "ResourceUsage",
+        "ShardInfo",
+        "WorkerState",
+        "WorkerStatus",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "BarrierStatus",
+    "CheckpointInfo",
+    "CheckpointNotFoundError",
+    "Config",
+    "ConfigError",
+    "ConnectionError",
+    "DatasetRegistry",
+    "GpuUsage",
+    "JobStatus",
+    "Membership",
+    "ResourceUsage",
+    "Runtime",
+    "ShardError",
+    "ShardInfo",
+    "ShardNotFoundError",
+    "StorageError",
+    "StrataError",
+    "SyncError",
+    "TrainingOrchestrator",
+    "WorkerConfig",
+    "WorkerState",
+    "WorkerStatus",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{home}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,49 @@
+"""``strata coordinator``: run a coordinator in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ..config import Config
+from ..coordinator import server
+from ..telemetry import configure_logging
+
+
+def add_parser(subparsers: Any) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "coordinator",
+        help="run a coordinator",
+        description="Run a coordinator until SIGTERM or Ctrl-C. Its state is in --data-dir; a "
+        "coordinator started again there carries on.",
+    )
+    parser.add_argument(
+        "address", nargs="?", metavar="HOST:PORT", help="default 0.0.0.0:50051; port 0: a free one"
+    )
+    parser.add_argument("--data-dir", help="where the state is kept (default strata-data)")
+    parser.add_argument("--config", metavar="FILE", help="TOML configuration")
+    parser.add_argument(
+        "--transport",
+        choices=("auto", "pygrpc-native", "grpc.aio"),
+        help="gRPC server (default auto: pygrpc-native when installed)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until stopped."""
+    configure_logging()
+    given = {
+        "address": options.address,
+        "data_dir": options.data_dir,
+        "transport": options.transport,
+    }
+    chosen = {key: value for key, value in given.items() if value is not None}
+    config = Config.load(options.config).override("coordinator", "command line", **chosen)
+    server.run(config.coordinator, on_started=_announce)
+    return 0
+
+
+def _announce(address: str) -> None:
+    print(f"coordinator listening on {address}", flush=True)

@@ -1,0 +1,53 @@
+"""``strata``: the command line.
+
+Exit codes: 0 done, 1 the operation failed, 2 wrong usage, 3 the coordinator is unreachable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from .._version import __version__
+from ..errors import ConfigError, ConnectionError, StrataError
+from . import coordinator, demo, doctor, status
+
+COMMANDS = (coordinator, status, demo, doctor)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="strata",
+        description="Coordinates data loading, checkpointing and recovery for ML training.",
+    )
+    parser.add_argument("--version", action="version", version=f"strata {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_parser(subparsers)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    options = build_parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except ConfigError as exc:
+        return _complain(exc, 2)
+    except ConnectionError as exc:
+        return _complain(exc, 3)
+    except (StrataError, ValueError) as exc:
+        return _complain(exc, 1)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _complain(error: Exception, code: int) -> int:
+    print(f"strata: {error}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

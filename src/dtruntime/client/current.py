@@ -1,0 +1,54 @@
+"""The process's current orchestrator, and the goodbye at interpreter exit.
+
+This is the one place, beside the I/O thread, that keeps state for the whole process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .orchestrator import TrainingOrchestrator
+
+GOODBYE_SECONDS = 2.0
+
+_registered: weakref.WeakSet[TrainingOrchestrator] = weakref.WeakSet()
+_current: weakref.ref[TrainingOrchestrator] | None = None
+
+
+def enter(orchestrator: TrainingOrchestrator) -> None:
+    """Make a registered orchestrator the current one."""
+    global _current
+    _registered.add(orchestrator)
+    _current = weakref.ref(orchestrator)
+
+
+def leave(orchestrator: TrainingOrchestrator) -> None:
+    """Forget an orchestrator that is no longer a member."""
+    global _current
+    _registered.discard(orchestrator)
+    if _current is not None and _current() is orchestrator:
+        _current = None
+
+
+def current() -> TrainingOrchestrator | None:
+    """The orchestrator that this process registered last, if it still is a member."""
+    return _current() if _current is not None else None
+
+
+def _forget_all() -> None:
+    global _current
+    _registered.clear()
+    _current = None
+
+
+def _say_goodbye() -> None:
+    for orchestrator in list(_registered):
+        orchestrator.leave_at_exit(GOODBYE_SECONDS)
+
+
+os.register_at_fork(after_in_child=_forget_all)
+atexit.register(_say_goodbye)

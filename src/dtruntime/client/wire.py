@@ -1,0 +1,186 @@
+"""Messages from the wire as the types that users see, and outcomes as errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..errors import SyncError
+from ..rpc.gen import coordinator_pb2 as pb
+from ..types import (
+    BarrierStatus,
+    CheckpointInfo,
+    GpuUsage,
+    JobStatus,
+    Membership,
+    ResourceUsage,
+    ShardInfo,
+    WorkerState,
+    WorkerStatus,
+)
+
+_STATE_CODES: dict[WorkerState, Any] = {
+    s: pb.WorkerState.Value(f"WORKER_STATE_{s.name}") for s in WorkerState
+}
+_STATES = {code: state for state, code in _STATE_CODES.items()}
+_MEMBERSHIPS = {pb.Membership.Value(f"MEMBERSHIP_{m.name}"): m for m in Membership}
+
+
+def state(value: WorkerState) -> Any:
+    """A worker's state for the wire."""
+    return _STATE_CODES[value]
+
+
+def resources(usage: ResourceUsage) -> pb.ResourceUsage:
+    """Resource usage for the wire."""
+    return pb.ResourceUsage(
+        cpu_percent=usage.cpu_percent,
+        memory_used_bytes=usage.memory_used_bytes,
+        memory_total_bytes=usage.memory_total_bytes,
+        gpus=[
+            pb.GpuUsage(
+                index=gpu.index,
+                utilization_percent=gpu.utilization_percent,
+                memory_used_bytes=gpu.memory_used_bytes,
+                memory_total_bytes=gpu.memory_total_bytes,
+                temperature_celsius=gpu.temperature_celsius,
+            )
+            for gpu in usage.gpus
+        ],
+    )
+
+
+def shard(message: pb.ShardAssignment) -> ShardInfo:
+    """A shard."""
+    return ShardInfo(
+        message.shard_id, message.start_sample, message.end_sample, list(message.file_paths)
+    )
+
+
+def checkpoint(message: pb.CheckpointInfo) -> CheckpointInfo:
+    """A committed checkpoint."""
+    return CheckpointInfo(
+        checkpoint_id=message.checkpoint_id,
+        step=message.step,
+        epoch=message.epoch,
+        path=message.path,
+        size_bytes=message.size_bytes,
+        is_full=message.is_full,
+        worker_id=message.worker_id,
+        parts=message.parts,
+        committed_at=message.committed_at,
+        metadata=dict(message.metadata),
+    )
+
+
+def worker_status(message: pb.WorkerStatus) -> WorkerStatus:
+    """A worker."""
+    return WorkerStatus(
+        worker_id=message.worker_id,
+        rank=message.rank,
+        incarnation=message.incarnation,
+        membership=_MEMBERSHIPS[message.membership],
+        state=_STATES.get(message.state, WorkerState.IDLE),
+        step=message.step if message.HasField("step") else None,
+        epoch=message.epoch,
+        heartbeat_age=message.heartbeat_age_seconds,
+        hostname=message.hostname,
+        port=message.port,
+        process=message.process,
+        gpu_count=message.gpu_count,
+        memory_bytes=message.memory_bytes,
+        registered_at=message.registered_at,
+        resources=_resources(message.resources),
+        metrics=dict(message.metrics),
+        metadata=dict(message.metadata),
+        detail=message.detail,
+    )
+
+
+def job_status(message: pb.JobStatus, workers: list[WorkerStatus]) -> JobStatus:
+    """A job with all its workers."""
+    latest = message.latest_checkpoint if message.HasField("latest_checkpoint") else None
+    return JobStatus(
+        job=message.job,
+        generation=message.generation,
+        world_size=message.world_size,
+        live_workers=message.live_workers,
+        dead_workers=message.dead_workers,
+        epoch=message.epoch,
+        completed_epochs=message.completed_epochs,
+        dataset_count=message.dataset_count,
+        checkpoint_count=message.checkpoint_count,
+        workers=tuple(workers),
+        barriers=tuple(_barrier(b) for b in message.barriers),
+        latest_checkpoint=checkpoint(latest) if latest is not None else None,
+    )
+
+
+def raise_barrier_outcome(barrier_id: str, timeout_ms: float, reply: pb.BarrierResponse) -> None:
+    """Raise unless the round completed."""
+    if reply.outcome == pb.BARRIER_OUTCOME_COMPLETED:
+        return
+    if reply.outcome == pb.BARRIER_OUTCOME_MEMBERSHIP_CHANGED:
+        lost = {x.worker_id or "?": f"rank {x.rank}: {x.reason}" for x in reply.lost}
+        named = ", ".join(f"{who} ({why})" for who, why in list(lost.items())[:4])
+        raise SyncError(
+            f"barrier {barrier_id!r} ended because the membership changed: lost "
+            f"{named or 'a member'}; {len(reply.survivors)} members remain. Resume from the last "
+            "checkpoint, or enter the barrier again to go on with the survivors",
+            reason="membership_changed",
+            lost=lost,
+            survivors=tuple(reply.survivors),
+            generation=reply.generation,
+        )
+    missing = _missing(reply.missing)
+    named = ", ".join(_describe(m) for m in reply.missing[:8])
+    more = f" and {reply.missing_count - 8} more" if reply.missing_count > 8 else ""
+    raise SyncError(
+        f"barrier {barrier_id!r} timed out after {timeout_ms:g} ms: {reply.missing_count} of "
+        f"{reply.missing_count + reply.participants + 1} workers have not arrived: {named}{more}. "
+        "Check these workers ('strata status'), or give a larger timeout_ms",
+        reason="timeout",
+        missing=missing,
+        missing_count=reply.missing_count,
+        generation=reply.generation,
+    )
+
+
+def _missing(workers: Iterable[pb.MissingWorker]) -> dict[str, int | None]:
+    return {m.worker_id: m.last_step if m.HasField("last_step") else None for m in workers}
+
+
+def _describe(m: pb.MissingWorker) -> str:
+    if not m.registered:
+        return f"{m.worker_id} (not registered yet)"
+    step = f"last reported step {m.last_step}" if m.HasField("last_step") else "no step reported"
+    return f"{m.worker_id} ({step})"
+
+
+def _barrier(message: pb.BarrierStatus) -> BarrierStatus:
+    return BarrierStatus(
+        barrier_id=message.barrier_id,
+        round=message.round,
+        arrived=message.arrived,
+        expected=message.expected,
+        open_seconds=message.open_seconds,
+        missing=_missing(message.missing),
+    )
+
+
+def _resources(message: pb.ResourceUsage) -> ResourceUsage:
+    return ResourceUsage(
+        message.cpu_percent,
+        message.memory_used_bytes,
+        message.memory_total_bytes,
+        tuple(
+            GpuUsage(
+                gpu.index,
+                gpu.utilization_percent,
+                gpu.memory_used_bytes,
+                gpu.memory_total_bytes,
+                gpu.temperature_celsius,
+            )
+            for gpu in message.gpus
+        ),
+    )

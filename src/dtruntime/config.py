@@ -1,0 +1,225 @@
+"""Configuration: a TOML file, the environment above it, arguments above both.
+
+Sections and keys are the fields of the dataclasses below. An unknown key is refused
+with the name of the nearest valid one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from .errors import ConfigError
+
+T = TypeVar("T")
+
+DEFAULT_URL = "http://localhost:50051"
+
+
+def _positive(section: str, **values: float) -> None:
+    for name, value in values.items():
+        if value <= 0:
+            raise ConfigError(f"[{section}] {name} must be positive, not {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorConfig:
+    """The coordinator and its failure detection."""
+
+    address: str = "0.0.0.0:50051"
+    """HOST:PORT of the gRPC service; port 0 takes a free one."""
+    data_dir: str = "strata-data"
+    """Where the coordinator keeps its state."""
+    heartbeat_interval_ms: int = 1000
+    """How often workers report, unless they choose otherwise."""
+    heartbeat_timeout_ms: int = 30000
+    """A worker silent for this long is declared dead."""
+    worker_rate_limit: float = 1000.0
+    """Calls per second one worker may make on average; four times that in a burst."""
+    peer_rate_limit: float = 20000.0
+    """Calls per second one address may make on average; twice that in a burst."""
+    max_request_bytes: int = 4 * 1024 * 1024
+    """A larger request is refused."""
+    max_workers_per_job: int = 65536
+    transport: Literal["auto", "pygrpc-native", "grpc.aio"] = "auto"
+    """The gRPC server; ``auto`` takes pygrpc-native when it is installed."""
+
+    def __post_init__(self) -> None:
+        _positive(
+            "coordinator",
+            heartbeat_interval_ms=self.heartbeat_interval_ms,
+            heartbeat_timeout_ms=self.heartbeat_timeout_ms,
+            worker_rate_limit=self.worker_rate_limit,
+            peer_rate_limit=self.peer_rate_limit,
+            max_request_bytes=self.max_request_bytes,
+            max_workers_per_job=self.max_workers_per_job,
+        )
+        if self.heartbeat_timeout_ms < 2 * self.heartbeat_interval_ms:
+            raise ConfigError(
+                f"[coordinator] heartbeat_timeout_ms ({self.heartbeat_timeout_ms}) must be at "
+                f"least twice heartbeat_interval_ms ({self.heartbeat_interval_ms}), or one late "
+                "heartbeat kills a healthy worker"
+            )
+        split_address(self.address)
+
+
+@dataclass(frozen=True, slots=True)
+class StorageConfig:
+    """Where checkpoints go."""
+
+    backend: Literal["local", "s3", "gcs", "azure"] = "local"
+    bucket: str = ""
+    region: str = "us-east-1"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointConfig:
+    """When checkpoints are made and how long they are kept."""
+
+    interval_steps: int = 1000
+    keep_last_n: int = 5
+    compression: Literal["none", "gzip", "zstd"] = "none"
+
+    def __post_init__(self) -> None:
+        _positive("checkpoint", interval_steps=self.interval_steps, keep_last_n=self.keep_last_n)
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetConfig:
+    """Defaults for datasets."""
+
+    default_shard_size: int = 10000
+    prefetch_shards: int = 2
+
+    def __post_init__(self) -> None:
+        _positive("dataset", default_shard_size=self.default_shard_size)
+        if self.prefetch_shards < 0:
+            raise ConfigError(
+                f"[dataset] prefetch_shards must not be negative: {self.prefetch_shards}"
+            )
+
+
+ENVIRONMENT: Mapping[str, tuple[str, str]] = types.MappingProxyType(
+    {
+        "STORAGE_BACKEND": ("storage", "backend"),
+        "CHECKPOINT_BUCKET": ("storage", "bucket"),
+        "AWS_REGION": ("storage", "region"),
+        "STRATA_ADDRESS": ("coordinator", "address"),
+        "STRATA_DATA_DIR": ("coordinator", "data_dir"),
+        "STRATA_HEARTBEAT_INTERVAL_MS": ("coordinator", "heartbeat_interval_ms"),
+        "STRATA_HEARTBEAT_TIMEOUT_MS": ("coordinator", "heartbeat_timeout_ms"),
+    }
+)
+"""Environment variables and the keys they set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything that can be configured, with defaults.
+
+    ``Config()`` takes no file and no environment; `Config.load` takes both.
+    """
+
+    coordinator: CoordinatorConfig = field(default_factory=CoordinatorConfig)
+    storage: StorageConfig = field(default_factory=StorageConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Config:
+        """Read a TOML file, with the environment above it."""
+        return cls.load(path)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Config:
+        """Read ``path`` when given, then the environment (``os.environ`` by default)."""
+        document = _read_toml(Path(path)) if path is not None else {}
+        source = f"{os.fspath(path)}" if path is not None else "configuration"
+        config = cls.from_mapping(document, source)
+        for variable, (section, key) in ENVIRONMENT.items():
+            value = (os.environ if environment is None else environment).get(variable)
+            if value:
+                config = config.override(
+                    section, f"environment variable {variable}", **{key: value}
+                )
+        return config
+
+    @classmethod
+    def from_mapping(cls, document: Mapping[str, Any], source: str = "configuration") -> Config:
+        """Build from nested mappings, refusing what is not known."""
+        config = cls()
+        for section, values in document.items():
+            _known(section, (f.name for f in fields(cls)), f"{source}: section", "[{}]")
+            if not isinstance(values, Mapping):
+                raise ConfigError(f"{source}: [{section}] must be a table, not {values!r}")
+            config = config.override(section, source, **values)
+        return config
+
+    def override(self, section: str, source: str, /, **values: Any) -> Config:
+        """A copy with keys of one section replaced; texts are read as the key's type."""
+        current = getattr(self, section)
+        valid = {f.name for f in fields(current)}
+        hints = typing.get_type_hints(type(current))
+        for key in values:
+            _known(key, valid, f"{source}: key of [{section}]", "{}")
+        typed = {
+            key: _as_type(hints[key], value, f"{source}: [{section}] {key}")
+            for key, value in values.items()
+        }
+        return replace(self, **{section: replace(current, **typed)})
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Split ``HOST:PORT``, also ``[v6]:PORT`` and ``http://HOST:PORT``."""
+    bare = address.removeprefix("http://").removeprefix("grpc://").rstrip("/")
+    host, separator, port = bare.rpartition(":")
+    if not separator or not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"address {address!r} is not of the form HOST:PORT")
+    return host, int(port)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as exc:
+        raise ConfigError(f"configuration file {path} does not exist") from exc
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+        raise ConfigError(f"configuration file {path} cannot be read: {exc}") from exc
+
+
+def _known(name: str, valid: Iterable[str], what: str, form: str) -> None:
+    names = sorted(valid)
+    if name in names:
+        return
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    hint = f"did you mean {form.format(near[0])}?" if near else f"valid: {', '.join(names)}"
+    raise ConfigError(f"{what} {form.format(name)} is unknown; {hint}")
+
+
+def _as_type(kind: Any, value: Any, where: str) -> Any:
+    if typing.get_origin(kind) is Literal:
+        choices = typing.get_args(kind)
+        if value not in choices:
+            raise ConfigError(f"{where} must be one of {', '.join(choices)}, not {value!r}")
+        return value
+    if kind in (int, float) and isinstance(value, str):
+        try:
+            return kind(value)
+        except ValueError:
+            raise ConfigError(f"{where} must be a number, not {value!r}") from None
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not kind:
+        raise ConfigError(f"{where} must be {kind.__name__}, not {value!r}")
+    return value

@@ -1,0 +1,149 @@
+"""The coordinator process: store, service, transport, timers and signals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable
+from types import TracebackType
+
+from ..config import CoordinatorConfig, split_address
+from ..errors import StrataError
+from ..telemetry import EventLog
+from .service import CoordinatorService
+from .sqlite import SqliteStore
+from .transport import Transport, open_transport
+
+log = EventLog("server")
+
+TICK_SECONDS = 0.05
+HOUSEKEEPING_SECONDS = 1.0
+GRACE_SECONDS = 2.0
+
+
+class CoordinatorServer:
+    """A coordinator that runs on the current event loop."""
+
+    def __init__(self, config: CoordinatorConfig | None = None) -> None:
+        self.config = config or CoordinatorConfig()
+        self._store: SqliteStore | None = None
+        self._service: CoordinatorService | None = None
+        self._transport: Transport | None = None
+        self._timers: list[asyncio.Task[None]] = []
+        self._stop = asyncio.Event()
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT that is served; the port is the real one when 0 was asked for."""
+        host, port = split_address(self.config.address)
+        return f"{host}:{self._transport.port if self._transport else port}"
+
+    @property
+    def service(self) -> CoordinatorService:
+        """The service behind it, once started."""
+        if self._service is None:
+            raise StrataError("the coordinator has not been started: call start() first")
+        return self._service
+
+    async def start(self) -> None:
+        """Load the state, bind the port, serve.
+
+        Raises `StorageError` when the state cannot be used and `ConnectionError` when the
+        port is taken; nothing is left behind then.
+        """
+        config = self.config
+        self._store = SqliteStore(config.data_dir)
+        try:
+            service = CoordinatorService(self._store, config)
+            self._transport = open_transport(
+                service, config.address, config.max_request_bytes, config.transport
+            )
+            service.transport = self._transport.name
+            await self._transport.start()
+        except BaseException:
+            await self._store.close()
+            raise
+        self._service = service
+        self._timers = [
+            asyncio.create_task(self._every(TICK_SECONDS, self._tick)),
+            asyncio.create_task(self._every(HOUSEKEEPING_SECONDS, service.housekeep)),
+        ]
+        log.info(
+            "coordinator.started",
+            address=self.address,
+            data_dir=config.data_dir,
+            transport=self._transport.name,
+            term=self._store.term,
+            jobs=len(service.machine.jobs),
+        )
+
+    async def stop(self) -> None:
+        """Tell waiting clients, store what is left, end."""
+        for timer in self._timers:
+            timer.cancel()
+        await asyncio.gather(*self._timers, return_exceptions=True)
+        if self._service is not None:
+            self._service.close()
+        if self._transport is not None:
+            await self._transport.stop(GRACE_SECONDS)
+        if self._store is not None:
+            await self._store.close()
+        log.info("coordinator.stopped", address=self.address)
+
+    async def serve_until_stopped(self, on_started: Callable[[str], None] | None = None) -> None:
+        """Start, serve until SIGTERM or SIGINT (or a storage failure), stop."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        await self.start()
+        try:
+            if on_started is not None:
+                on_started(self.address)
+            await self._stop.wait()
+        finally:
+            with contextlib.suppress(StrataError):
+                await self.stop()
+        if self.service.failure is not None:
+            raise self.service.failure
+
+    async def __aenter__(self) -> CoordinatorServer:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    def _tick(self) -> None:
+        service = self.service
+        service.tick()
+        if service.failure is not None and not self._stop.is_set():
+            log.error("coordinator.cannot_store", error=str(service.failure))
+            self._stop.set()
+
+    async def _every(self, seconds: float, action: Callable[[], None]) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                action()
+            except Exception as exc:
+                log.error("timer.failed", action=action.__name__, error=repr(exc))
+
+
+def run(config: CoordinatorConfig, on_started: Callable[[str], None] | None = None) -> None:
+    """Run a coordinator in the foreground, on uvloop when it is installed."""
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        from asyncio import new_event_loop  # type: ignore[assignment]
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(_serve(config, on_started))
+
+
+async def _serve(config: CoordinatorConfig, on_started: Callable[[str], None] | None) -> None:
+    await CoordinatorServer(config).serve_until_stopped(on_started)

@@ -1,0 +1,431 @@
+"""Calls in, answers out: one door for every method, whatever transport brings it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from google.protobuf.message import Message
+
+from ..._version import __version__
+from ...config import CoordinatorConfig
+from ...errors import StorageError
+from ...rpc.gen import coordinator_pb2 as pb
+from ...rpc.methods import METHODS
+from ...telemetry import EventLog, MethodStats
+from ...types import DEFAULT_JOB
+from ..sqlite import SqliteStore
+from ..state import HELD, Effect, Emit, Machine, Refused, Release
+from ..state import commands as c
+from . import decode, encode
+from .limits import RateLimits
+
+log = EventLog("coordinator")
+
+PAGE = 1000
+"""Workers in one page of a status."""
+
+Answer = Message | asyncio.Future[Message]
+
+
+class Clock:
+    """Seconds since 1970 that never jump: the wall clock at the start, then monotonic time."""
+
+    __slots__ = ("_offset",)
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+
+    def __call__(self) -> float:
+        """The time."""
+        return self._offset + time.monotonic()
+
+
+class CoordinatorService:
+    """The service's methods over a machine and its store; used on one event loop.
+
+    `handle` answers a unary call with a message, or with a future when the answer has to
+    wait: for the disk, or for other workers.
+    """
+
+    def __init__(
+        self,
+        store: SqliteStore,
+        config: CoordinatorConfig | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        """Load the state that ``store`` holds."""
+        self.config = config or CoordinatorConfig()
+        self.clock = clock or Clock()
+        self.started_at = self.clock()
+        self.transport = ""
+        self.stats = {name: MethodStats() for name in METHODS}
+        self._store = store
+        self._limits = RateLimits(self.config.worker_rate_limit, self.config.peer_rate_limit)
+        self._held: dict[int, asyncio.Future[Message]] = {}
+        self._next_call = 1
+        self._closing = False
+        self._appended = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.machine = Machine(self.config.heartbeat_timeout_ms / 1000, store.events())
+        self._restore()
+        self._handlers: dict[str, Callable[[Any, float], Answer]] = {
+            "RegisterWorker": self._register_worker,
+            "Heartbeat": self._heartbeat,
+            "DeregisterWorker": self._deregister_worker,
+            "RegisterDataset": self._register_dataset,
+            "GetDataShard": self._get_data_shard,
+            "ListShards": self._list_shards,
+            "ListDatasets": self._list_datasets,
+            "WaitBarrier": self._wait_barrier,
+            "NotifyCheckpoint": self._notify_checkpoint,
+            "GetLatestCheckpoint": self._get_latest_checkpoint,
+            "ListCheckpoints": self._list_checkpoints,
+            "GetStatus": self._get_status,
+            "ListJobs": self._list_jobs,
+            "GetServerInfo": self._get_server_info,
+        }
+
+    def _restore(self) -> None:
+        rows, unreadable = self._store.load()
+        orphans = self.machine.restore(rows, self.clock())
+        for problem in unreadable:
+            log.error("state.record_unreadable", record=problem, remedy="kept in quarantine")
+        for orphan in orphans:
+            log.warning("state.record_orphaned", record=orphan)
+
+    # The door
+
+    def handle(self, method: str, request: Any, peer: str) -> Answer:
+        """Answer a call; raises `Refused`."""
+        stats = self.stats[method]
+        started = time.perf_counter()
+        try:
+            if self._closing:
+                raise self._shutting_down()
+            now = self.clock()
+            self._limits.check_peer(peer, now)
+            answer = self._handlers[method](request, now)
+            if self._store.dirty and not isinstance(answer, asyncio.Future):
+                answer = self._after_flush(answer)
+        except BaseException:
+            stats.errors += 1
+            stats.latency.observe(time.perf_counter() - started)
+            raise
+        if isinstance(answer, asyncio.Future):
+            answer.add_done_callback(lambda done: _observe(stats, started, done))
+        else:
+            stats.latency.observe(time.perf_counter() - started)
+        return answer
+
+    def refuse_oversized(self, method: str, size: int) -> Refused:
+        """The refusal of a request that is too large."""
+        self.stats[method].errors += 1
+        return Refused(
+            "request_too_large",
+            f"the request has {size} bytes, more than {self.config.max_request_bytes}: send less, "
+            "or raise max_request_bytes in [coordinator]",
+        )
+
+    async def watch(self, request: pb.WatchRequest) -> AsyncIterator[pb.Event]:
+        """Events of the journal, then those to come."""
+        last = request.after_id
+        job = decode.job_name(request.job) if request.job else ""
+        while not self._closing:
+            appended = self._appended
+            newest = self.machine.journal.last_id
+            for entry in self.machine.journal.after(last, job):
+                yield encode.event(entry)
+            last = newest
+            if not request.follow:
+                return
+            await appended.wait()
+
+    def tick(self) -> None:
+        """Let time pass in the machine."""
+        now = self.clock()
+        _, effects = self.machine.apply(c.Tick(), now)
+        if effects:
+            self._carry_out(effects)
+
+    def housekeep(self) -> None:
+        """Store lazy events and forget idle rate limits."""
+        self._store.flush_events()
+        self._limits.forget_idle(self.clock())
+
+    def close(self) -> None:
+        """Refuse what comes, and tell those who wait."""
+        self._closing = True
+        self._appended.set()
+        for future in list(self._held.values()):
+            if not future.done():
+                future.set_exception(self._shutting_down())
+        self._held.clear()
+
+    @property
+    def failure(self) -> StorageError | None:
+        """Why the state cannot be stored, if so."""
+        return self._store.failure
+
+    # Workers
+
+    def _register_worker(self, request: pb.WorkerInfo, now: float) -> Answer:
+        command = decode.register(request, self.config.max_workers_per_job)
+        reply = self._apply(command, now)
+        assert isinstance(reply, c.Registered)
+        return pb.WorkerRegistration(
+            worker_id=reply.worker_id,
+            rank=reply.rank,
+            incarnation=reply.incarnation,
+            generation=reply.generation,
+            world_size=reply.world_size,
+            live_workers=reply.live_workers,
+            heartbeat_interval_ms=self.config.heartbeat_interval_ms,
+            heartbeat_timeout_ms=self.config.heartbeat_timeout_ms,
+            job=reply.job,
+        )
+
+    def _heartbeat(self, request: pb.HeartbeatRequest, now: float) -> Answer:
+        command = decode.heartbeat(request)
+        reply, effects = self.machine.apply(command, now)
+        self._limits.check_worker(command.job, command.worker_id, now)
+        if effects:
+            self._carry_out(effects)
+        assert isinstance(reply, c.Pulse)
+        return pb.HeartbeatResponse(
+            generation=reply.generation,
+            heartbeat_interval_ms=self.config.heartbeat_interval_ms,
+            live_workers=reply.live_workers,
+        )
+
+    def _deregister_worker(self, request: pb.DeregisterRequest, now: float) -> Answer:
+        return encode.reply(self._apply(decode.deregister(request), now))
+
+    # Datasets
+
+    def _register_dataset(self, request: pb.DatasetInfo, now: float) -> Answer:
+        return encode.reply(self._apply(decode.register_dataset(request), now))
+
+    def _get_data_shard(self, request: pb.ShardRequest, now: float) -> Answer:
+        job = self.machine.job(request.job or DEFAULT_JOB)
+        rank = self._rank_of(job.name, request.worker_id, request.incarnation, now)
+        dataset, order = job.datasets.shards_for(request.dataset_id, rank, request.epoch)
+        if request.index >= len(order):
+            raise Refused(
+                "unknown_rank",
+                f"worker {request.worker_id!r} has {len(order)} shards of {request.dataset_id!r}; "
+                f"there is no shard number {request.index}",
+            )
+        shard_id = int(order[request.index])
+        return encode.shard(dataset, shard_id, len(order), job.roster.generation)
+
+    def _list_shards(self, request: pb.ShardListRequest, now: float) -> Answer:
+        job = self.machine.job(decode.job_name(request.job))
+        if request.worker_id:
+            rank = self._rank_of(job.name, request.worker_id, request.incarnation, now)
+        elif request.HasField("rank"):
+            rank = request.rank
+        else:
+            raise decode.refuse("name the worker by worker_id or by rank")
+        dataset, order = job.datasets.shards_for(
+            request.dataset_id, rank, request.epoch, request.world_size
+        )
+        generation = job.roster.generation
+        shards = [encode.shard(dataset, int(i), len(order), generation) for i in order]
+        return pb.ShardList(shards=shards, generation=generation)
+
+    def _list_datasets(self, request: pb.JobRequest, now: float) -> Answer:
+        job = self.machine.job(decode.job_name(request.job))
+        records = job.datasets.records()
+        return pb.DatasetList(datasets=[encode.dataset(r, job.name) for r in records])
+
+    def _rank_of(self, job: str, worker_id: str, incarnation: int, now: float) -> int:
+        if incarnation:
+            _, member = self.machine.member(job, worker_id, incarnation)
+        else:
+            known = self.machine.job(job).roster.by_id.get(worker_id)
+            if known is None or not known.live:
+                raise Refused("unknown_rank", f"worker {worker_id!r} is not a member of {job!r}")
+            member = known
+        self._limits.check_worker(job, worker_id, now)
+        return member.rank
+
+    # Calls that are held
+
+    def _wait_barrier(self, request: pb.BarrierRequest, now: float) -> Answer:
+        return self._hold(decode.arrive(request, self._next_call), now)
+
+    def _notify_checkpoint(self, request: pb.CheckpointInfo, now: float) -> Answer:
+        return self._hold(decode.notify_checkpoint(request, self._next_call), now)
+
+    def _hold(self, command: c.Arrive | c.NotifyCheckpoint, now: float) -> Answer:
+        self._next_call += 1
+        reply = self._apply(command, now)
+        self._limits.check_worker(command.job, command.worker_id, now)
+        if reply is not HELD:
+            return encode.reply(reply)
+        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._held[command.call] = future
+        future.add_done_callback(lambda done: self._ended(command.job, command.call, done))
+        return future
+
+    def _ended(self, job: str, call: int, future: asyncio.Future[Message]) -> None:
+        self._held.pop(call, None)
+        if future.cancelled() and not self._closing:
+            _, effects = self.machine.apply(c.Hangup(job, call), self.clock())
+            if effects:
+                self._carry_out(effects)
+
+    # Checkpoints and observation
+
+    def _get_latest_checkpoint(self, request: pb.RecoveryRequest, now: float) -> Answer:
+        job = self.machine.jobs.get(decode.job_name(request.job))
+        if job is None:
+            return pb.RecoveryInfo(found=False)
+        latest = job.checkpoints.latest
+        if latest is None:
+            return pb.RecoveryInfo(found=False, generation=job.roster.generation)
+        return pb.RecoveryInfo(
+            found=True,
+            checkpoint=encode.checkpoint(latest, job.name),
+            generation=job.roster.generation,
+        )
+
+    def _list_checkpoints(self, request: pb.JobRequest, now: float) -> Answer:
+        job = self.machine.job(decode.job_name(request.job))
+        records = job.checkpoints.committed.values()
+        return pb.CheckpointList(checkpoints=[encode.checkpoint(r, job.name) for r in records])
+
+    def _get_status(self, request: pb.StatusRequest, now: float) -> Answer:
+        job = self.machine.job(decode.job_name(request.job))
+        slots = job.roster.slots
+        if request.worker_id:
+            known = job.roster.by_id.get(request.worker_id)
+            if known is None:
+                raise Refused(
+                    "unknown_worker",
+                    f"worker {request.worker_id!r} is not a member of job {job.name!r}",
+                )
+            return encode.job_status(job, [(known.rank, known)], 0, now)
+        first = request.from_rank
+        last = first + min(request.limit or PAGE, PAGE)
+        page = [(rank, slots[rank]) for rank in range(first, min(last, len(slots)))]
+        if not job.roster.world_size:
+            page = [(rank, member) for rank, member in page if member is not None]
+        return encode.job_status(job, page, last if last < len(slots) else 0, now)
+
+    def _list_jobs(self, request: pb.ListJobsRequest, now: float) -> Answer:
+        return pb.JobList(
+            jobs=[
+                pb.JobSummary(
+                    job=job.name,
+                    generation=job.roster.generation,
+                    world_size=job.roster.world_size,
+                    live_workers=job.roster.live_count,
+                )
+                for job in self.machine.jobs.values()
+            ]
+        )
+
+    def _get_server_info(self, request: pb.ServerInfoRequest, now: float) -> Answer:
+        return pb.ServerInfo(
+            version=__version__,
+            term=self._store.term,
+            started_at=self.started_at,
+            now=now,
+            transport=self.transport,
+            heartbeat_interval_ms=self.config.heartbeat_interval_ms,
+            heartbeat_timeout_ms=self.config.heartbeat_timeout_ms,
+            methods=[
+                pb.MethodMetrics(
+                    method=name,
+                    calls=stats.latency.count,
+                    errors=stats.errors,
+                    p50_seconds=stats.latency.quantile(0.5),
+                    p99_seconds=stats.latency.quantile(0.99),
+                    bucket_bounds=stats.latency.bounds,
+                    bucket_counts=stats.latency.counts,
+                    total_seconds=stats.latency.total,
+                )
+                for name, stats in self.stats.items()
+            ],
+        )
+
+    # Effects
+
+    def _apply(self, command: c.Command, now: float) -> c.Reply:
+        reply, effects = self.machine.apply(command, now)
+        if effects:
+            self._carry_out(effects)
+        return reply
+
+    def _carry_out(self, effects: Sequence[Effect]) -> None:
+        """Store what is durable, then answer held calls."""
+        releases = [effect for effect in effects if isinstance(effect, Release)]
+        if len(releases) < len(effects):
+            self._store.submit([effect for effect in effects if not isinstance(effect, Release)])
+            self._announce(effects)
+        if not releases:
+            return
+        if self._store.dirty:
+            task = asyncio.get_running_loop().create_task(self._release_later(releases))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        else:
+            self._release(releases)
+
+    def _announce(self, effects: Sequence[Effect]) -> None:
+        emitted = [effect.event for effect in effects if isinstance(effect, Emit)]
+        for event in emitted:
+            level = log.warning if event.kind in _ALARMS else log.info
+            level(event.kind, job=event.job, **event.fields)
+        if emitted:
+            self._appended.set()
+            self._appended = asyncio.Event()
+
+    async def _release_later(self, releases: list[Release]) -> None:
+        try:
+            await self._store.flush()
+        except StorageError as exc:
+            releases = [Release(r.call, Refused("storage", str(exc))) for r in releases]
+        self._release(releases)
+
+    def _release(self, releases: list[Release]) -> None:
+        previous: object = None
+        message: Message | None = None
+        for release in releases:
+            future = self._held.get(release.call)
+            if future is None or future.done():
+                continue
+            if isinstance(release.reply, Refused):
+                future.set_exception(release.reply)
+                continue
+            if release.reply is not previous or message is None:
+                previous, message = release.reply, encode.reply(release.reply)
+            future.set_result(message)
+
+    def _after_flush(self, answer: Message) -> asyncio.Future[Message]:
+        return asyncio.ensure_future(self._flushed(answer))
+
+    async def _flushed(self, answer: Message) -> Message:
+        try:
+            await self._store.flush()
+        except StorageError as exc:
+            raise Refused("storage", str(exc)) from exc
+        return answer
+
+    def _shutting_down(self) -> Refused:
+        return Refused("shutting_down", "the coordinator is shutting down: try again soon")
+
+
+_ALARMS = frozenset(
+    {"worker.dead", "barrier.timed_out", "checkpoint.aborted", "coordinator.stalled"}
+)
+
+
+def _observe(stats: MethodStats, started: float, done: asyncio.Future[Message]) -> None:
+    if done.cancelled() or done.exception() is not None:
+        stats.errors += 1
+    stats.latency.observe(time.perf_counter() - started)

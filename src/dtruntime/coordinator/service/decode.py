@@ -1,0 +1,235 @@
+"""Requests from the wire: every field checked, then turned into commands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from ...rpc.gen import coordinator_pb2 as pb
+from ...types import DEFAULT_JOB, GpuUsage, ResourceUsage, WorkerState, check_id
+from ..state import Refused
+from ..state import commands as c
+
+METADATA_ENTRIES = 64
+METADATA_KEY = 128
+METADATA_VALUE = 4096
+METRICS_ENTRIES = 64
+PATH_LENGTH = 4096
+TEXT_LENGTH = 512
+MAX_GPUS = 64
+MAX_COUNT = 2**63 - 1
+MAX_WAIT_SECONDS = 24 * 3600.0
+FORMATS = ("", "parquet", "csv", "tfrecord")
+
+_STATES = [
+    WorkerState.IDLE,
+    WorkerState.IDLE,
+    WorkerState.LOADING,
+    WorkerState.TRAINING,
+    WorkerState.CHECKPOINTING,
+    WorkerState.WAITING,
+    WorkerState.RECOVERING,
+    WorkerState.FINISHED,
+]
+
+
+def refuse(message: str) -> Refused:
+    """A refusal for a field that is wrong."""
+    return Refused("invalid", message)
+
+
+def identifier(kind: str, value: str) -> str:
+    """A checked identifier."""
+    try:
+        return check_id(kind, value)
+    except ValueError as exc:
+        raise refuse(str(exc)) from None
+
+
+def job_name(value: str) -> str:
+    """A checked job; empty means the default one."""
+    return identifier("job", value) if value else DEFAULT_JOB
+
+
+def register(request: pb.WorkerInfo, max_workers: int) -> c.Register:
+    """A registration."""
+    rank = request.rank if request.HasField("rank") else None
+    if rank is not None and rank >= max_workers:
+        raise refuse(f"rank {rank} is too large: a job has at most {max_workers} workers")
+    if request.world_size > max_workers:
+        raise refuse(f"world_size {request.world_size} is more than {max_workers}")
+    if request.port > 65535:
+        raise refuse(f"port {request.port} is more than 65535")
+    return c.Register(
+        job=job_name(request.job),
+        worker_id=identifier("worker id", request.worker_id) if request.worker_id else "",
+        session=identifier("session", request.session) if request.session else "",
+        rank=rank,
+        world_size=request.world_size,
+        attempt=request.attempt,
+        hostname=_text("hostname", request.hostname),
+        port=request.port,
+        process=_text("process", request.process),
+        gpu_count=_at_most("gpu_count", request.gpu_count, 1024),
+        memory_bytes=_at_most("memory_bytes", request.memory_bytes, MAX_COUNT),
+        metadata=_metadata(request.metadata),
+    )
+
+
+def heartbeat(request: pb.HeartbeatRequest) -> c.Heartbeat:
+    """A heartbeat. The ids need no check: an unknown one is refused by the machine."""
+    state = request.state
+    if not 0 <= state < len(_STATES):
+        raise refuse(f"worker state {state} is unknown")
+    resources = _resources(request.resources) if request.HasField("resources") else None
+    metrics = _metrics(request.metrics) if request.metrics else None
+    step = request.step if request.HasField("step") else None
+    if request.epoch > MAX_COUNT or (step or 0) > MAX_COUNT:
+        raise refuse("step and epoch must be below 2**63")
+    return c.Heartbeat(
+        request.job or DEFAULT_JOB,
+        request.worker_id,
+        request.incarnation,
+        _STATES[state],
+        step,
+        request.epoch,
+        resources,
+        metrics,
+    )
+
+
+def deregister(request: pb.DeregisterRequest) -> c.Deregister:
+    """A goodbye."""
+    return c.Deregister(
+        job=job_name(request.job),
+        worker_id=identifier("worker id", request.worker_id),
+        incarnation=_incarnation(request.incarnation),
+        reason=_text("reason", request.reason),
+    )
+
+
+def arrive(request: pb.BarrierRequest, call: int) -> c.Arrive:
+    """An arrival at a barrier."""
+    return c.Arrive(
+        request.job or DEFAULT_JOB,
+        request.worker_id,
+        _incarnation(request.incarnation),
+        identifier("barrier", request.barrier_id),
+        call,
+        _seconds(request.timeout_ms),
+        request.generation,
+        request.ticket,
+    )
+
+
+def register_dataset(request: pb.DatasetInfo) -> c.RegisterDataset:
+    """A dataset."""
+    if not request.total_samples:
+        raise refuse(f"dataset {request.dataset_id!r} has no samples: total_samples must be given")
+    if not request.shard_size:
+        raise refuse(f"dataset {request.dataset_id!r}: shard_size must be at least 1")
+    if request.format not in FORMATS:
+        raise refuse(
+            f"dataset {request.dataset_id!r}: format {request.format[:40]!r} is unknown; "
+            "use parquet, csv or tfrecord"
+        )
+    return c.RegisterDataset(
+        job=job_name(request.job),
+        dataset_id=identifier("dataset", request.dataset_id),
+        total_samples=_at_most("total_samples", request.total_samples, MAX_COUNT),
+        shard_size=request.shard_size,
+        path=_text("path", request.path, PATH_LENGTH),
+        format=request.format,
+        shuffle=request.shuffle,
+        seed=request.seed,
+        metadata=_metadata(request.metadata),
+    )
+
+
+def notify_checkpoint(request: pb.CheckpointInfo, call: int) -> c.NotifyCheckpoint:
+    """A checkpoint, or a part of one."""
+    return c.NotifyCheckpoint(
+        job=job_name(request.job),
+        worker_id=identifier("worker id", request.worker_id),
+        incarnation=_incarnation(request.incarnation),
+        checkpoint_id=identifier("checkpoint", request.checkpoint_id),
+        step=_at_most("step", request.step, MAX_COUNT),
+        epoch=_at_most("epoch", request.epoch, MAX_COUNT),
+        path=_text("path", request.path, PATH_LENGTH),
+        size_bytes=_at_most("size_bytes", request.size_bytes, MAX_COUNT),
+        is_full=request.is_full,
+        generation=request.generation,
+        partial=request.partial,
+        call=call,
+        timeout=_seconds(request.timeout_ms),
+        metadata=_metadata(request.metadata),
+    )
+
+
+def _incarnation(value: int) -> int:
+    if not value:
+        raise refuse("the incarnation is missing: send the one that RegisterWorker returned")
+    return value
+
+
+def _seconds(milliseconds: int) -> float:
+    return min(milliseconds / 1000, MAX_WAIT_SECONDS)
+
+
+def _at_most(name: str, value: int, limit: int) -> int:
+    if value > limit:
+        raise refuse(f"{name} {value} is more than {limit}")
+    return value
+
+
+def _text(name: str, value: str, limit: int = TEXT_LENGTH) -> str:
+    if len(value) > limit:
+        raise refuse(f"{name} has {len(value)} characters, more than {limit}")
+    if not value.isprintable():
+        raise refuse(f"{name} {value[:40]!r} contains characters that cannot be printed")
+    return value
+
+
+def _metadata(pairs: Mapping[str, str]) -> dict[str, str]:
+    if len(pairs) > METADATA_ENTRIES:
+        raise refuse(f"{len(pairs)} metadata entries are more than {METADATA_ENTRIES}")
+    for key, value in pairs.items():
+        if not key or len(key) > METADATA_KEY or len(value) > METADATA_VALUE:
+            raise refuse(
+                f"metadata {key[:40]!r}: keys have 1 to {METADATA_KEY} characters, values up to "
+                f"{METADATA_VALUE}"
+            )
+    return dict(pairs)
+
+
+def _metrics(pairs: Mapping[str, float]) -> dict[str, float]:
+    if len(pairs) > METRICS_ENTRIES:
+        raise refuse(f"{len(pairs)} metrics are more than {METRICS_ENTRIES}")
+    if any(not key or len(key) > METADATA_KEY for key in pairs):
+        raise refuse(f"metric names have 1 to {METADATA_KEY} characters")
+    return dict(pairs)
+
+
+def _resources(usage: pb.ResourceUsage) -> ResourceUsage:
+    gpus = usage.gpus
+    if len(gpus) > MAX_GPUS:
+        raise refuse(f"{len(gpus)} GPUs in one heartbeat are more than {MAX_GPUS}")
+    if not math.isfinite(usage.cpu_percent):
+        raise refuse(f"cpu_percent {usage.cpu_percent} is not a number")
+    return ResourceUsage(
+        usage.cpu_percent,
+        usage.memory_used_bytes,
+        usage.memory_total_bytes,
+        tuple(
+            GpuUsage(
+                gpu.index,
+                gpu.utilization_percent,
+                gpu.memory_used_bytes,
+                gpu.memory_total_bytes,
+                gpu.temperature_celsius,
+            )
+            for gpu in gpus
+        )
+        if gpus
+        else (),
+    )

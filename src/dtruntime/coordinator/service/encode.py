@@ -1,0 +1,257 @@
+"""Replies and views of the state, as messages for the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from google.protobuf.message import Message
+
+from ...rpc.gen import coordinator_pb2 as pb
+from ...types import Membership, ResourceUsage, WorkerState
+from ..state import Event, Job
+from ..state import commands as c
+from ..state.barriers import NAMES_CUT, Round
+from ..state.datasets import Dataset
+from ..state.records import CheckpointRecord, DatasetRecord
+from ..state.roster import Member
+
+_STATES: dict[WorkerState, Any] = {
+    state: pb.WorkerState.Value(f"WORKER_STATE_{state.name}") for state in WorkerState
+}
+_MEMBERSHIPS: dict[str, Any] = {
+    m.value: pb.Membership.Value(f"MEMBERSHIP_{m.name}") for m in Membership
+}
+
+
+def passed(reply: c.Passed) -> pb.BarrierResponse:
+    """A completed round."""
+    return pb.BarrierResponse(
+        outcome=pb.BARRIER_OUTCOME_COMPLETED,
+        round=reply.round,
+        generation=reply.generation,
+        participants=reply.participants,
+    )
+
+
+def membership_changed(reply: c.MembershipChanged) -> pb.BarrierResponse:
+    """A wait that a loss has ended."""
+    return pb.BarrierResponse(
+        outcome=pb.BARRIER_OUTCOME_MEMBERSHIP_CHANGED,
+        generation=reply.generation,
+        lost=[
+            pb.LostWorker(worker_id=x.worker_id, rank=x.rank, reason=x.reason) for x in reply.lost
+        ],
+        survivors=reply.survivors,
+    )
+
+
+def timed_out(reply: c.TimedOut) -> pb.BarrierResponse:
+    """A wait whose time was up."""
+    return pb.BarrierResponse(
+        outcome=pb.BARRIER_OUTCOME_TIMED_OUT,
+        round=reply.round,
+        generation=reply.generation,
+        participants=reply.arrived,
+        missing=[_missing(m) for m in reply.missing],
+        missing_count=reply.missing_count,
+    )
+
+
+def pulse(reply: c.Pulse) -> pb.DeregisterResponse:
+    """A goodbye."""
+    return pb.DeregisterResponse(generation=reply.generation)
+
+
+def dataset_registered(reply: c.DatasetRegistered) -> pb.DatasetRegistration:
+    """A known dataset."""
+    return pb.DatasetRegistration(
+        dataset_id=reply.dataset_id, shard_count=reply.shard_count, created=reply.created
+    )
+
+
+def committed(reply: c.Committed) -> pb.CheckpointResponse:
+    """A committed checkpoint."""
+    return pb.CheckpointResponse(
+        status=pb.CHECKPOINT_STATUS_COMMITTED,
+        checkpoint_id=reply.checkpoint_id,
+        generation=reply.generation,
+    )
+
+
+def aborted(reply: c.Aborted) -> pb.CheckpointResponse:
+    """A checkpoint that will never commit."""
+    return pb.CheckpointResponse(
+        status=pb.CHECKPOINT_STATUS_ABORTED,
+        checkpoint_id=reply.checkpoint_id,
+        generation=reply.generation,
+        detail=reply.detail,
+    )
+
+
+def pending(reply: c.Pending) -> pb.CheckpointResponse:
+    """A checkpoint that lacks parts."""
+    return pb.CheckpointResponse(
+        status=pb.CHECKPOINT_STATUS_PENDING,
+        checkpoint_id=reply.checkpoint_id,
+        generation=reply.generation,
+        missing_ranks=reply.missing_ranks,
+    )
+
+
+_ENCODERS: dict[type[c.Reply], Callable[[Any], Message]] = {
+    c.Passed: passed,
+    c.MembershipChanged: membership_changed,
+    c.TimedOut: timed_out,
+    c.Pulse: pulse,
+    c.DatasetRegistered: dataset_registered,
+    c.Committed: committed,
+    c.Aborted: aborted,
+    c.Pending: pending,
+}
+
+
+def reply(answer: c.Reply) -> Message:
+    """The message of any reply that needs nothing but itself."""
+    return _ENCODERS[type(answer)](answer)
+
+
+def shard(dataset: Dataset, shard_id: int, count: int, generation: int) -> pb.ShardAssignment:
+    """One shard of a worker."""
+    found = dataset.shard(shard_id)
+    return pb.ShardAssignment(
+        shard_id=shard_id,
+        file_paths=found.file_paths,
+        start_sample=found.start,
+        end_sample=found.end,
+        shard_count=count,
+        generation=generation,
+    )
+
+
+def dataset(record: DatasetRecord, job: str) -> pb.DatasetInfo:
+    """A registered dataset."""
+    return pb.DatasetInfo(
+        dataset_id=record.dataset_id,
+        path=record.path,
+        format=record.format,
+        total_samples=record.total_samples,
+        shard_size=record.shard_size,
+        shuffle=record.shuffle,
+        seed=record.seed,
+        metadata=record.metadata,
+        job=job,
+    )
+
+
+def checkpoint(record: CheckpointRecord, job: str) -> pb.CheckpointInfo:
+    """A committed checkpoint."""
+    return pb.CheckpointInfo(
+        checkpoint_id=record.checkpoint_id,
+        worker_id=record.worker_id,
+        step=record.step,
+        epoch=record.epoch,
+        path=record.path,
+        size_bytes=record.size_bytes,
+        is_full=record.is_full,
+        metadata=record.metadata,
+        job=job,
+        committed_at=record.committed_at,
+        parts=record.parts,
+    )
+
+
+def event(entry: Event) -> pb.Event:
+    """A journal entry."""
+    return pb.Event(id=entry.id, at=entry.at, job=entry.job, kind=entry.kind, fields=entry.fields)
+
+
+def worker(rank: int, member: Member | None, now: float) -> pb.WorkerStatus:
+    """What is known about a rank."""
+    if member is None:
+        return pb.WorkerStatus(
+            worker_id=f"worker-{rank}", rank=rank, membership=_MEMBERSHIPS[Membership.EXPECTED]
+        )
+    record, beat = member.record, member.pulse
+    status = pb.WorkerStatus(
+        worker_id=record.worker_id,
+        rank=rank,
+        incarnation=record.incarnation,
+        membership=_MEMBERSHIPS[record.membership],
+        heartbeat_age_seconds=max(0.0, now - member.last_seen),
+        hostname=record.hostname,
+        port=record.port,
+        gpu_count=record.gpu_count,
+        memory_bytes=record.memory_bytes,
+        metadata=record.metadata,
+        registered_at=record.registered_at,
+        detail=record.detail,
+        process=record.process,
+        state=_STATES[beat.state if beat else WorkerState.IDLE],
+        step=beat.step if beat else None,
+        epoch=beat.epoch if beat else 0,
+        metrics=(beat.metrics if beat else None) or {},
+    )
+    if beat is not None and beat.resources is not None:
+        status.resources.CopyFrom(_resources(beat.resources))
+    return status
+
+
+def job_status(
+    job: Job, members: list[tuple[int, Member | None]], next_rank: int, now: float
+) -> pb.JobStatus:
+    """A job, with one page of its workers."""
+    roster, latest = job.roster, job.checkpoints.latest
+    status = pb.JobStatus(
+        job=job.name,
+        generation=roster.generation,
+        world_size=roster.world_size,
+        live_workers=roster.live_count,
+        dead_workers=sum(1 for m in roster.slots if m and m.record.membership == Membership.DEAD),
+        workers=[worker(rank, member, now) for rank, member in members],
+        next_rank=next_rank,
+        barriers=[_barrier(job, round_, now) for round_ in job.barriers.open.values()],
+        epoch=roster.epoch,
+        completed_epochs=roster.completed_epochs,
+        dataset_count=len(job.datasets),
+        checkpoint_count=len(job.checkpoints.committed),
+    )
+    if latest is not None:
+        status.latest_checkpoint.CopyFrom(checkpoint(latest, job.name))
+    return status
+
+
+def _barrier(job: Job, round_: Round, now: float) -> pb.BarrierStatus:
+    missing = job.barriers.missing(round_)[:NAMES_CUT]
+    return pb.BarrierStatus(
+        barrier_id=round_.barrier_id,
+        round=round_.number,
+        arrived=len(round_.arrived),
+        expected=len(round_.expected),
+        open_seconds=max(0.0, now - round_.opened_at),
+        missing=[_missing(m) for m in missing],
+    )
+
+
+def _missing(m: c.Missing) -> pb.MissingWorker:
+    return pb.MissingWorker(
+        worker_id=m.worker_id, rank=m.rank, last_step=m.last_step, registered=m.registered
+    )
+
+
+def _resources(usage: ResourceUsage) -> pb.ResourceUsage:
+    return pb.ResourceUsage(
+        cpu_percent=usage.cpu_percent,
+        memory_used_bytes=usage.memory_used_bytes,
+        memory_total_bytes=usage.memory_total_bytes,
+        gpus=[
+            pb.GpuUsage(
+                index=gpu.index,
+                utilization_percent=gpu.utilization_percent,
+                memory_used_bytes=gpu.memory_used_bytes,
+                memory_total_bytes=gpu.memory_total_bytes,
+                temperature_celsius=gpu.temperature_celsius,
+            )
+            for gpu in usage.gpus
+        ],
+    )

@@ -1,0 +1,77 @@
+"""Token buckets, per worker and per peer address."""
+
+from __future__ import annotations
+
+from ..state import Refused
+
+WORKER_BURST = 4.0
+PEER_BURST = 2.0
+IDLE_SECONDS = 60.0
+"""A bucket unused for this long is full again and can be forgotten."""
+
+
+class TokenBuckets:
+    """One bucket per key: ``rate`` calls a second, ``burst`` seconds' worth at once."""
+
+    __slots__ = ("_buckets", "_capacity", "_rate", "_what")
+
+    def __init__(self, what: str, rate: float, burst: float) -> None:
+        self._what = what
+        self._rate = rate
+        self._capacity = max(1.0, rate * burst)
+        self._buckets: dict[str, list[float]] = {}
+
+    def take(self, key: str, now: float) -> None:
+        """Take one token, or refuse with the time until there is one."""
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            self._buckets[key] = [self._capacity - 1.0, now]
+            return
+        tokens = bucket[0] + (now - bucket[1]) * self._rate
+        if tokens > self._capacity:
+            tokens = self._capacity
+        bucket[1] = now
+        if tokens < 1.0:
+            bucket[0] = tokens
+            self._refuse(key, tokens)
+        bucket[0] = tokens - 1.0
+
+    def forget_idle(self, now: float) -> None:
+        """Drop buckets that nobody has used for a while."""
+        stale = [key for key, (_, used) in self._buckets.items() if now - used > IDLE_SECONDS]
+        for key in stale:
+            del self._buckets[key]
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def _refuse(self, key: str, tokens: float) -> None:
+        raise Refused(
+            "rate_limited",
+            f"{self._what} {key} makes more than {self._rate:g} calls a second: wait as the "
+            f"retry hint says, or raise {self._what}_rate_limit in [coordinator]",
+            retry_after=(1.0 - tokens) / self._rate,
+        )
+
+
+class RateLimits:
+    """Both limits of the service."""
+
+    __slots__ = ("_peers", "_workers")
+
+    def __init__(self, worker_rate: float, peer_rate: float) -> None:
+        self._workers = TokenBuckets("worker", worker_rate, WORKER_BURST)
+        self._peers = TokenBuckets("peer", peer_rate, PEER_BURST)
+
+    def check_peer(self, peer: str, now: float) -> None:
+        """Count a call of an address; ``peer`` is ``ipv4:ADDRESS:PORT``."""
+        self._peers.take(peer.rpartition(":")[0], now)
+
+    def check_worker(self, job: str, worker_id: str, now: float) -> None:
+        """Count a call of a worker that is known to exist."""
+        self._workers.take(f"{job}/{worker_id}", now)
+
+    def forget_idle(self, now: float) -> None:
+        """Drop buckets that nobody has used for a while."""
+        self._workers.forget_idle(now)
+        self._peers.forget_idle(now)

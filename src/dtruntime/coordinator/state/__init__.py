@@ -1,0 +1,21 @@
+"""The coordinator's pure state machine: commands in, replies and effects out."""
+
+from .commands import HELD, Refused, Reply
+from .machine import Job, Machine
+from .records import RECORD_TYPES, Delete, Effect, Emit, Event, Put, Record, Release
+
+__all__ = [
+    "HELD",
+    "RECORD_TYPES",
+    "Delete",
+    "Effect",
+    "Emit",
+    "Event",
+    "Job",
+    "Machine",
+    "Put",
+    "Record",
+    "Refused",
+    "Release",
+    "Reply",
+]

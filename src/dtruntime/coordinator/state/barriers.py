@@ -1,0 +1,274 @@
+"""Barriers with rounds and outcomes."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from .commands import (
+    HELD,
+    Arrive,
+    Lost,
+    MembershipChanged,
+    Missing,
+    Passed,
+    Refused,
+    Reply,
+    TimedOut,
+)
+from .outbox import Outbox
+from .records import RoundRecord
+from .roster import Member, Roster
+
+NAMES_CUT = 256
+"""How many workers a reply names."""
+ROUNDS_KEPT = 64
+TIMEOUTS_KEPT = 4096
+OPEN_LIMIT = 1024
+
+
+class Arrival:
+    """One rank that waits in a round, with the calls that wait for it."""
+
+    __slots__ = ("calls", "member", "ticket")
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.calls: dict[int, int] = {}
+        """Call to ticket."""
+        self.ticket = 0
+
+
+class Round:
+    """A round that is open."""
+
+    __slots__ = ("arrived", "barrier_id", "expected", "gave_up", "number", "opened_at")
+
+    def __init__(self, barrier_id: str, number: int, expected: set[int], now: float) -> None:
+        self.barrier_id = barrier_id
+        self.number = number
+        self.expected = expected
+        """Ranks; fixed when the round opens, so that a newcomer does not hold up the others."""
+        self.arrived: dict[int, Arrival] = {}
+        self.gave_up: set[int] = set()
+        """Ranks that waited until their time was up."""
+        self.opened_at = now
+
+    def missing_ranks(self) -> list[int]:
+        """Ranks that have not arrived; those that gave up only where nobody else is missing."""
+        absent = self.expected - self.arrived.keys()
+        return sorted(absent - self.gave_up or absent)
+
+
+class Barriers:
+    """The barriers of one job."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self.open: dict[str, Round] = {}
+        self._completed: OrderedDict[str, RoundRecord] = OrderedDict()
+        self._timed_out: OrderedDict[tuple[int, str], tuple[int, TimedOut]] = OrderedDict()
+        self._calls: dict[int, tuple[Round, Arrival]] = {}
+        self._sequence = 0
+
+    @property
+    def held_calls(self) -> set[int]:
+        """Calls that wait for an answer."""
+        return set(self._calls)
+
+    def arrive(self, c: Arrive, member: Member, out: Outbox) -> Reply:
+        """Count an arrival; completes the round when it is the last."""
+        done = self._completed.get(c.barrier_id)
+        if done and 0 < c.ticket <= done.tickets.get(member.incarnation, 0):
+            return Passed(done.round, done.generation, done.participants)
+        ticket, timed_out = self._timed_out.get((member.incarnation, c.barrier_id), (0, None))
+        if timed_out is not None and 0 < c.ticket <= ticket:
+            return timed_out
+        lost = self._roster.untold(member, c.generation)
+        if lost:
+            return self._changed(lost)
+        round_ = self._round(c.barrier_id, out.now)
+        round_.expected.add(member.rank)
+        arrival = round_.arrived.get(member.rank)
+        if arrival is None:
+            arrival = round_.arrived[member.rank] = Arrival(member)
+        arrival.ticket = max(arrival.ticket, c.ticket)
+        if len(round_.arrived) == len(round_.expected):
+            return self._complete(round_, out)
+        arrival.calls[c.call] = c.ticket
+        self._calls[c.call] = round_, arrival
+        return HELD
+
+    def time_out(self, calls: Iterable[int], out: Outbox) -> None:
+        """The waits of these calls are over; calls that do not wait here are left alone."""
+        by_round: dict[str, list[int]] = {}
+        for call in calls:
+            if call in self._calls:
+                by_round.setdefault(self._calls[call][0].barrier_id, []).append(call)
+        for barrier_id, expired in by_round.items():
+            self._time_out_round(self.open[barrier_id], expired, out)
+
+    def _time_out_round(self, round_: Round, expired: list[int], out: Outbox) -> None:
+        missing = self.missing(round_)
+        reply = TimedOut(
+            round_.number,
+            self._roster.generation,
+            len(round_.arrived),
+            tuple(missing[:NAMES_CUT]),
+            len(missing),
+        )
+        for call in expired:
+            if call in self._calls:
+                self._give_up(round_, self._calls[call][1], call, reply, out)
+        out.emit(
+            self._roster.job,
+            "barrier.timed_out",
+            barrier=round_.barrier_id,
+            round=round_.number,
+            missing=", ".join(m.worker_id for m in missing[:8]),
+            missing_count=len(missing),
+        )
+
+    def _give_up(
+        self, round_: Round, arrival: Arrival, call: int, reply: TimedOut, out: Outbox
+    ) -> None:
+        """End a call and all that carry its ticket: it never counts again."""
+        ticket = arrival.calls[call]
+        ended = [x for x, t in arrival.calls.items() if x == call or 0 < t <= ticket]
+        for one in ended:
+            self._withdraw(one)
+            out.release(one, reply)
+        if not arrival.calls:
+            round_.gave_up.add(arrival.member.rank)
+        if ticket:
+            key = arrival.member.incarnation, round_.barrier_id
+            self._timed_out[key] = ticket, reply
+            self._timed_out.move_to_end(key)
+            if len(self._timed_out) > TIMEOUTS_KEPT:
+                self._timed_out.popitem(last=False)
+
+    def hang_up(self, call: int) -> None:
+        """The caller is gone: its arrival does not count any more."""
+        if call in self._calls:
+            self._withdraw(call)
+
+    def lose(self, losses: list[Lost], out: Outbox) -> None:
+        """End the waits of those who worked with a lost member, and of the lost themselves."""
+        if not self.open:
+            return
+        gone = {loss.rank for loss in losses}
+        by_heard = sorted(losses, key=lambda loss: loss.last_heard)
+        heard = [loss.last_heard for loss in by_heard]
+        replies: dict[int, MembershipChanged] = {}
+        for round_ in list(self.open.values()):
+            for arrival in list(round_.arrived.values()):
+                unknown = bisect_right(heard, arrival.member.incarnation)
+                if not arrival.member.live:
+                    self._fail(round_, arrival, self._fenced(arrival.member), out)
+                elif unknown < len(losses):
+                    if unknown not in replies:
+                        replies[unknown] = self._changed(by_heard[unknown:])
+                    self._fail(round_, arrival, replies[unknown], out)
+            self._settle(round_, gone, out)
+
+    def restore(self, records: list[RoundRecord]) -> None:
+        """Take back completed rounds that were stored."""
+        for record in sorted(records, key=lambda r: r.sequence):
+            self._completed[record.barrier_id] = record
+            self._sequence = max(self._sequence, record.sequence)
+
+    def missing(self, round_: Round) -> list[Missing]:
+        """Who has not arrived, with the last step each reported."""
+        return [self._describe(rank) for rank in round_.missing_ranks()]
+
+    def _round(self, barrier_id: str, now: float) -> Round:
+        round_ = self.open.get(barrier_id)
+        if round_ is None:
+            if len(self.open) >= OPEN_LIMIT:
+                raise Refused(
+                    "too_many_barriers",
+                    f"job {self._roster.job!r} has {OPEN_LIMIT} open barriers: workers disagree "
+                    f"about barrier names, e.g. {next(iter(self.open))!r} and {barrier_id!r}",
+                )
+            before = self._completed.get(barrier_id)
+            number = before.round + 1 if before else 1
+            round_ = Round(barrier_id, number, set(self._roster.present_ranks()), now)
+            self.open[barrier_id] = round_
+        return round_
+
+    def _complete(self, round_: Round, out: Outbox) -> Passed:
+        generation, participants = self._roster.generation, len(round_.arrived)
+        passed = Passed(round_.number, generation, participants)
+        tickets: dict[int, int] = {}
+        for arrival in round_.arrived.values():
+            if arrival.ticket:
+                tickets[arrival.member.incarnation] = arrival.ticket
+            for call in arrival.calls:
+                del self._calls[call]
+                out.release(call, passed)
+        del self.open[round_.barrier_id]
+        self._remember(
+            RoundRecord(
+                barrier_id=round_.barrier_id,
+                round=round_.number,
+                generation=generation,
+                participants=participants,
+                tickets=tickets,
+                sequence=self._sequence + 1,
+            ),
+            out,
+        )
+        return passed
+
+    def _remember(self, record: RoundRecord, out: Outbox) -> None:
+        self._sequence = record.sequence
+        self._completed[record.barrier_id] = record
+        self._completed.move_to_end(record.barrier_id)
+        out.put("round", self._roster.job, record.barrier_id, record)
+        if len(self._completed) > ROUNDS_KEPT:
+            name, _ = self._completed.popitem(last=False)
+            out.delete("round", self._roster.job, name)
+
+    def _withdraw(self, call: int) -> None:
+        round_, arrival = self._calls.pop(call)
+        del arrival.calls[call]
+        if not arrival.calls:
+            del round_.arrived[arrival.member.rank]
+        if not round_.arrived:
+            del self.open[round_.barrier_id]
+
+    def _fenced(self, member: Member) -> Refused:
+        try:
+            self._roster.find(member.worker_id, member.incarnation)
+        except Refused as refusal:
+            return refusal
+        raise AssertionError(f"{member.worker_id} is live and cannot be fenced")
+
+    def _fail(self, round_: Round, arrival: Arrival, reply: object, out: Outbox) -> None:
+        del round_.arrived[arrival.member.rank]
+        for call in arrival.calls:
+            del self._calls[call]
+            out.release(call, reply)
+
+    def _settle(self, round_: Round, gone: set[int], out: Outbox) -> None:
+        """After a loss: drop an empty round, expect the ranks that can still come."""
+        if not round_.arrived:
+            del self.open[round_.barrier_id]
+            return
+        round_.expected = {
+            rank for rank in round_.expected if rank not in gone or self._roster.is_present(rank)
+        }.union(self._roster.vacant_ranks())
+        if round_.arrived.keys() >= round_.expected:
+            self._complete(round_, out)
+
+    def _changed(self, lost: Iterable[Lost]) -> MembershipChanged:
+        survivors = tuple(self._roster.present_ranks())
+        newest = sorted(lost, key=lambda loss: loss.generation)[-NAMES_CUT:]
+        return MembershipChanged(self._roster.generation, tuple(newest), survivors)
+
+    def _describe(self, rank: int) -> Missing:
+        member = self._roster.slots[rank] if rank < len(self._roster.slots) else None
+        if member is None or not member.live:
+            return Missing(f"worker-{rank}", rank, None, registered=False)
+        return Missing(member.worker_id, rank, member.last_step, registered=True)

@@ -1,0 +1,238 @@
+"""What the machine can be told, and what it answers."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ...types import ResourceUsage, WorkerState
+
+
+class Command(msgspec.Struct, frozen=True):
+    """Something that happened outside: a request, or the passing of time."""
+
+
+class Register(Command, frozen=True):
+    """A worker asks for a rank."""
+
+    job: str
+    worker_id: str = ""
+    session: str = ""
+    rank: int | None = None
+    world_size: int = 0
+    attempt: int = 0
+    """How often the launcher has restarted the group; a higher one replaces the whole world."""
+    hostname: str = ""
+    port: int = 0
+    process: str = ""
+    gpu_count: int = 0
+    memory_bytes: int = 0
+    metadata: dict[str, str] = {}
+
+
+class Heartbeat(Command, frozen=True):
+    """A worker is alive, and says how far it is."""
+
+    job: str
+    worker_id: str
+    incarnation: int
+    state: WorkerState = WorkerState.IDLE
+    step: int | None = None
+    epoch: int = 0
+    resources: ResourceUsage | None = None
+    metrics: dict[str, float] | None = None
+
+
+class Deregister(Command, frozen=True):
+    """A worker says goodbye."""
+
+    job: str
+    worker_id: str
+    incarnation: int
+    reason: str = ""
+
+
+class Arrive(Command, frozen=True):
+    """A worker reaches a barrier and waits; the call is held."""
+
+    job: str
+    worker_id: str
+    incarnation: int
+    barrier_id: str
+    call: int
+    timeout: float
+    generation: int = 0
+    """The newest generation the worker's program was told of; 0: not checked."""
+    ticket: int = 0
+    """Numbers the worker's barrier calls; a retry repeats it. 0: never a retry."""
+
+
+class Hangup(Command, frozen=True):
+    """The caller of a held call is gone."""
+
+    job: str
+    call: int
+
+
+class RegisterDataset(Command, frozen=True):
+    """A dataset becomes known."""
+
+    job: str
+    dataset_id: str
+    total_samples: int
+    shard_size: int
+    path: str = ""
+    format: str = ""
+    shuffle: bool = False
+    seed: int = 0
+    metadata: dict[str, str] = {}
+
+
+class NotifyCheckpoint(Command, frozen=True):
+    """A worker has written a checkpoint, or its part of one."""
+
+    job: str
+    worker_id: str
+    incarnation: int
+    checkpoint_id: str
+    step: int
+    epoch: int = 0
+    path: str = ""
+    size_bytes: int = 0
+    is_full: bool = True
+    generation: int = 0
+    partial: bool = False
+    call: int = 0
+    timeout: float = 0.0
+    metadata: dict[str, str] = {}
+
+
+class Tick(Command, frozen=True):
+    """Time has passed: detect failures, end waits."""
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """An answer to a command."""
+
+
+class Held(Reply, frozen=True):
+    """No answer yet: a `Release` effect will carry it."""
+
+
+HELD = Held()
+
+
+class Done(Reply, frozen=True):
+    """Nothing more to say."""
+
+
+DONE = Done()
+
+
+class Registered(Reply, frozen=True):
+    """A worker's identity: what every further call must carry."""
+
+    job: str
+    worker_id: str
+    rank: int
+    incarnation: int
+    generation: int
+    world_size: int
+    live_workers: int
+
+
+class Pulse(Reply, frozen=True):
+    """The answer to a heartbeat; one object serves a whole generation."""
+
+    generation: int
+    live_workers: int
+
+
+class Missing(msgspec.Struct, frozen=True):
+    """A worker that a barrier waits for."""
+
+    worker_id: str
+    rank: int
+    last_step: int | None
+    registered: bool
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """A member that died, left or was replaced."""
+
+    generation: int
+    worker_id: str
+    rank: int
+    reason: str
+    incarnation: int = 0
+    last_heard: int = 0
+    """The job's next incarnation when it was last heard: whoever has a lower one knew it."""
+
+
+class Passed(Reply, frozen=True):
+    """The round completed: every expected member had arrived."""
+
+    round: int
+    generation: int
+    participants: int
+
+
+class MembershipChanged(Reply, frozen=True):
+    """A member was lost since the caller was last told of the membership."""
+
+    generation: int
+    lost: tuple[Lost, ...]
+    survivors: tuple[int, ...]
+
+
+class TimedOut(Reply, frozen=True):
+    """The caller's time is up; its arrival is withdrawn."""
+
+    round: int
+    generation: int
+    arrived: int
+    missing: tuple[Missing, ...]
+    missing_count: int
+
+
+class DatasetRegistered(Reply, frozen=True):
+    """A dataset is known; ``created`` is false for a repetition."""
+
+    dataset_id: str
+    shard_count: int
+    created: bool
+
+
+class Committed(Reply, frozen=True):
+    """The checkpoint is committed, durably."""
+
+    checkpoint_id: str
+    generation: int
+
+
+class Aborted(Reply, frozen=True):
+    """The checkpoint will never commit."""
+
+    checkpoint_id: str
+    generation: int
+    detail: str
+
+
+class Pending(Reply, frozen=True):
+    """The checkpoint still lacks parts when the caller's time is up."""
+
+    checkpoint_id: str
+    generation: int
+    missing_ranks: tuple[int, ...]
+
+
+class Refused(Exception):
+    """The machine refuses a command, and nothing has changed.
+
+    ``reason`` is a stable word for programs; the message is for people.
+    ``retry_after`` is set, in seconds, when the same command may succeed later.
+    """
+
+    def __init__(self, reason: str, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.retry_after = retry_after

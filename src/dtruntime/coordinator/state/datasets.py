@@ -1,0 +1,169 @@
+"""Datasets of a job, and which shards each rank reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...sharding import Permutation, SlotTable
+from .commands import DatasetRegistered, Refused, RegisterDataset
+from .outbox import Outbox
+from .records import DatasetRecord
+from .roster import Roster
+
+DATASETS_LIMIT = 10_000
+SHARDS_LIMIT = 100_000_000
+ORDERS_KEPT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A range of samples and the files that hold it."""
+
+    shard_id: int
+    start: int
+    end: int
+    file_paths: tuple[str, ...]
+
+
+class Dataset:
+    """A registered dataset and its assignment to slots."""
+
+    def __init__(self, record: DatasetRecord) -> None:
+        self.record = record
+        self._table = SlotTable(record.shard_count, seed=record.seed)
+        self._orders: dict[tuple[int, int], NDArray[np.int64]] = {}
+        self._orders_of: tuple[int, frozenset[int]] | None = None
+
+    def order(self, rank: int, epoch: int, view: tuple[int, frozenset[int]]) -> NDArray[np.int64]:
+        """The shards of a rank in the order of an epoch."""
+        if view != self._orders_of or len(self._orders) > ORDERS_KEPT:
+            self._orders.clear()
+            self._orders_of = view
+        order = self._orders.get((rank, epoch))
+        if order is None:
+            order = self._orders[rank, epoch] = self._compute(rank, epoch, view)
+        return order
+
+    def shard(self, shard_id: int) -> Shard:
+        """Where a shard lies."""
+        record = self.record
+        start = shard_id * record.shard_size
+        end = min(start + record.shard_size, record.total_samples)
+        return Shard(shard_id, start, end, self._files(shard_id))
+
+    def _compute(
+        self, rank: int, epoch: int, view: tuple[int, frozenset[int]]
+    ) -> NDArray[np.int64]:
+        slot_count, holes = view
+        shards = self._table.shards_of(rank, slot_count, holes)
+        if not self.record.shuffle:
+            return shards
+        permutation = Permutation(len(shards), self.record.seed, epoch, rank)
+        return shards[permutation.slice(0, len(shards))]
+
+    def _files(self, shard_id: int) -> tuple[str, ...]:
+        record = self.record
+        if not record.path:
+            return ()
+        return (f"{record.path.rstrip('/')}/shard_{shard_id}.{record.format}",)
+
+
+class Datasets:
+    """The datasets of one job."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._by_id: dict[str, Dataset] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def records(self) -> list[DatasetRecord]:
+        """All of them, by id."""
+        return [self._by_id[key].record for key in sorted(self._by_id)]
+
+    def get(self, dataset_id: str) -> Dataset:
+        """The dataset, or a refusal."""
+        dataset = self._by_id.get(dataset_id)
+        if dataset is None:
+            known = ", ".join(sorted(self._by_id)[:8]) or "none"
+            raise Refused(
+                "unknown_dataset",
+                f"dataset {dataset_id!r} is not registered in job {self._roster.job!r} "
+                f"(registered: {known}): call DatasetRegistry.register() first",
+            )
+        return dataset
+
+    def register(self, c: RegisterDataset, out: Outbox) -> DatasetRegistered:
+        """Make a dataset known; the same again is a no-op, another one a refusal."""
+        record = DatasetRecord(
+            dataset_id=c.dataset_id,
+            path=c.path,
+            format=c.format,
+            total_samples=c.total_samples,
+            shard_size=c.shard_size,
+            shuffle=c.shuffle,
+            seed=c.seed,
+            metadata=c.metadata,
+        )
+        known = self._by_id.get(c.dataset_id)
+        if known is not None:
+            self._check_same(known.record, record)
+            return DatasetRegistered(c.dataset_id, record.shard_count, created=False)
+        self._check_limits(record)
+        self.restore(record)
+        out.put("dataset", self._roster.job, c.dataset_id, record)
+        out.emit(
+            self._roster.job,
+            "dataset.registered",
+            dataset=c.dataset_id,
+            samples=record.total_samples,
+            shards=record.shard_count,
+        )
+        return DatasetRegistered(c.dataset_id, record.shard_count, created=True)
+
+    def shards_for(
+        self, dataset_id: str, rank: int, epoch: int, world_hint: int = 0
+    ) -> tuple[Dataset, NDArray[np.int64]]:
+        """The shards of a rank in an epoch, in reading order."""
+        dataset = self.get(dataset_id)
+        view = self._roster.view()
+        if not view[0]:
+            view = self._roster.world_size or world_hint or 1, frozenset()
+        if rank >= view[0] or rank in view[1]:
+            raise Refused(
+                "unknown_rank",
+                f"rank {rank} of job {self._roster.job!r} is not present: "
+                f"{view[0] - len(view[1])} of {view[0]} ranks are",
+            )
+        return dataset, dataset.order(rank, epoch, view)
+
+    def restore(self, record: DatasetRecord) -> None:
+        """Take back a dataset that was stored."""
+        self._by_id[record.dataset_id] = Dataset(record)
+
+    def _check_limits(self, record: DatasetRecord) -> None:
+        if len(self._by_id) >= DATASETS_LIMIT:
+            raise Refused("too_many_datasets", f"a job has at most {DATASETS_LIMIT} datasets")
+        if record.shard_count > SHARDS_LIMIT:
+            raise Refused(
+                "invalid",
+                f"dataset {record.dataset_id!r} would have {record.shard_count} shards, more than "
+                f"{SHARDS_LIMIT}: use a larger shard_size",
+            )
+
+    def _check_same(self, known: DatasetRecord, wanted: DatasetRecord) -> None:
+        differences = [
+            f"{field}: registered {getattr(known, field)!r}, given {getattr(wanted, field)!r}"
+            for field in known.__struct_fields__
+            if getattr(known, field) != getattr(wanted, field)
+        ]
+        if differences:
+            raise Refused(
+                "dataset_conflict",
+                f"dataset {known.dataset_id!r} is already registered with other parameters "
+                f"({'; '.join(differences)}): use the same parameters, or another id",
+            )

@@ -1,0 +1,251 @@
+"""The coordinator's brain: a pure state machine.
+
+``apply(command, now)`` is the one door for changes. It returns a reply and the effects
+that the caller has to carry out: records to store before any reply leaves, events, and
+answers to calls that were held. Time is an argument; there is no I/O and no clock here.
+What is promised is written down in ``docs/state-machine.md``.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ...types import Membership
+from . import commands as c
+from .barriers import Barriers
+from .checkpoints import Checkpoints
+from .commands import Lost, Refused, Reply
+from .datasets import Datasets
+from .journal import Journal
+from .outbox import Outbox
+from .records import (
+    CheckpointRecord,
+    DatasetRecord,
+    Effect,
+    Event,
+    JobRecord,
+    PartRecord,
+    PendingRecord,
+    Record,
+    RoundRecord,
+    WorkerRecord,
+)
+from .roster import Member, Roster
+
+JOBS_LIMIT = 1000
+STALL = 1.0
+"""A tick this late, in seconds, means that the coordinator itself stood still."""
+
+Result = tuple[Reply, Sequence[Effect]]
+
+
+class Job:
+    """One job: its members and what they share."""
+
+    def __init__(self, name: str, record: JobRecord | None = None) -> None:
+        self.name = name
+        self.roster = Roster(name, record)
+        self.barriers = Barriers(self.roster)
+        self.checkpoints = Checkpoints(self.roster)
+        self.datasets = Datasets(self.roster)
+
+
+class Machine:
+    """All jobs of one coordinator."""
+
+    def __init__(self, heartbeat_timeout: float, events: Iterable[Event] = ()) -> None:
+        self.heartbeat_timeout = heartbeat_timeout
+        self.jobs: dict[str, Job] = {}
+        self.journal = Journal(events)
+        self._out = Outbox(self.journal)
+        self._watch: list[tuple[float, int, Member, Job]] = []
+        self._watched = 0
+        self._waits: list[tuple[float, int, str]] = []
+        self._last_tick: float | None = None
+        self._no_deaths_before = 0.0
+        self._handlers: dict[type[Any], Callable[[Any], Reply]] = {
+            c.Heartbeat: self._heartbeat,
+            c.Arrive: self._arrive,
+            c.Hangup: self._hang_up,
+            c.Register: self._register,
+            c.Deregister: self._deregister,
+            c.RegisterDataset: self._register_dataset,
+            c.NotifyCheckpoint: self._notify_checkpoint,
+            c.Tick: self._tick,
+        }
+
+    def apply(self, command: c.Command, now: float) -> Result:
+        """Carry out a command. Raises `Refused`, with nothing changed."""
+        self._out.now = now
+        try:
+            reply = self._handlers[type(command)](command)
+        except Refused:
+            self._out.take()
+            raise
+        return reply, self._out.take()
+
+    # Queries
+
+    def job(self, name: str) -> Job:
+        """A job that exists, or a refusal."""
+        job = self.jobs.get(name)
+        if job is None:
+            known = ", ".join(sorted(self.jobs)[:8]) or "none"
+            raise Refused("unknown_job", f"job {name!r} does not exist (known: {known})")
+        return job
+
+    def member(self, job: str, worker_id: str, incarnation: int) -> tuple[Job, Member]:
+        """The live member that a call names, or a refusal."""
+        known = self.jobs.get(job)
+        if known is None:
+            raise Refused(
+                "unknown_worker",
+                f"worker {worker_id!r} of job {job!r} is not known here: the coordinator has no "
+                "such job (another coordinator, or a new data directory?); call register() again",
+            )
+        return known, known.roster.find(worker_id, incarnation)
+
+    # Restoring
+
+    def restore(self, records: Iterable[tuple[str, str, str, Record]], now: float) -> list[str]:
+        """Take back stored (kind, job, key, record) rows; returns what had to be left out.
+
+        Every live member gets a whole heartbeat timeout to be heard again.
+        """
+        rows = list(records)
+        for kind, name, _, record in rows:
+            if kind == "job" and isinstance(record, JobRecord):
+                self.jobs[name] = Job(name, record)
+        orphans = [f"{kind} {name}/{key}" for kind, name, key, _ in rows if name not in self.jobs]
+        for name, job in self.jobs.items():
+            self._restore_job(job, [record for _, owner, _, record in rows if owner == name], now)
+        return orphans
+
+    def _restore_job(self, job: Job, records: list[Record], now: float) -> None:
+        def of(kind: type[Any]) -> list[Any]:
+            return [record for record in records if isinstance(record, kind)]
+
+        for worker in sorted(of(WorkerRecord), key=lambda r: r.rank):
+            member = job.roster.restore(worker, now)
+            if member.live:
+                self._watch_over(job, member)
+        for dataset in of(DatasetRecord):
+            job.datasets.restore(dataset)
+        job.checkpoints.restore(of(CheckpointRecord), of(PendingRecord), of(PartRecord))
+        job.barriers.restore(of(RoundRecord))
+
+    # Commands
+
+    def _heartbeat(self, command: c.Heartbeat) -> Reply:
+        job, member = self.member(command.job, command.worker_id, command.incarnation)
+        member.last_seen = self._out.now
+        member.pulse = command
+        if command.epoch != member.epoch:
+            job.roster.see_epoch(member, command.epoch, self._out)
+        return job.roster.pulse()
+
+    def _register(self, command: c.Register) -> Reply:
+        job = self._job_or_new(command.job)
+        incarnations = job.roster.next_incarnation
+        registered, lost = job.roster.register(command, self._out)
+        self.jobs[command.job] = job
+        if registered.incarnation >= incarnations:
+            self._watch_over(job, job.roster.by_id[registered.worker_id])
+        self._spread_loss(job, lost)
+        return registered
+
+    def _deregister(self, command: c.Deregister) -> Reply:
+        job, member = self.member(command.job, command.worker_id, command.incarnation)
+        reason = command.reason or "deregistered"
+        self._spread_loss(job, [job.roster.lose(member, Membership.LEFT, reason, self._out)])
+        return c.Pulse(job.roster.generation, job.roster.live_count)
+
+    def _arrive(self, command: c.Arrive) -> Reply:
+        job, member = self.member(command.job, command.worker_id, command.incarnation)
+        member.last_seen = self._out.now
+        reply = job.barriers.arrive(command, member, self._out)
+        if reply is c.HELD:
+            self._wait(command.timeout, command.call, command.job)
+        return reply
+
+    def _notify_checkpoint(self, command: c.NotifyCheckpoint) -> Reply:
+        job, member = self.member(command.job, command.worker_id, command.incarnation)
+        member.last_seen = self._out.now
+        reply = job.checkpoints.notify(command, member, self._out)
+        if reply is c.HELD:
+            self._wait(command.timeout, command.call, command.job)
+        return reply
+
+    def _register_dataset(self, command: c.RegisterDataset) -> Reply:
+        job = self._job_or_new(command.job)
+        registered = job.datasets.register(command, self._out)
+        if command.job not in self.jobs:
+            self.jobs[command.job] = job
+            self._out.put("job", command.job, "", job.roster.record())
+        return registered
+
+    def _hang_up(self, command: c.Hangup) -> Reply:
+        job = self.jobs.get(command.job)
+        if job is not None:
+            job.barriers.hang_up(command.call)
+            job.checkpoints.hang_up(command.call)
+        return c.DONE
+
+    def _tick(self, _: c.Tick) -> Reply:
+        now = self._out.now
+        stall = now - self._last_tick if self._last_tick is not None else 0.0
+        if stall > STALL:
+            self._no_deaths_before = now + min(stall, self.heartbeat_timeout)
+            self._out.emit("", "coordinator.stalled", seconds=round(stall, 3))
+        self._last_tick = now
+        self._end_waits(now)
+        if now >= self._no_deaths_before:
+            self._detect_deaths(now)
+        return c.DONE
+
+    # Time
+
+    def _watch_over(self, job: Job, member: Member) -> None:
+        deadline = member.last_seen + self.heartbeat_timeout
+        self._watched += 1
+        heapq.heappush(self._watch, (deadline, self._watched, member, job))
+
+    def _detect_deaths(self, now: float) -> None:
+        dead: dict[str, list[Lost]] = {}
+        while self._watch and self._watch[0][0] <= now:
+            _, _, member, job = heapq.heappop(self._watch)
+            if not member.live:
+                continue
+            if member.last_seen + self.heartbeat_timeout > now:
+                self._watch_over(job, member)
+                continue
+            silent = now - member.last_seen
+            reason = f"no heartbeat for {silent:.1f} s"
+            loss = job.roster.lose(member, Membership.DEAD, reason, self._out)
+            dead.setdefault(job.name, []).append(loss)
+        for name, losses in dead.items():
+            self._spread_loss(self.jobs[name], losses)
+
+    def _wait(self, timeout: float, call: int, job: str) -> None:
+        heapq.heappush(self._waits, (self._out.now + timeout, call, job))
+
+    def _end_waits(self, now: float) -> None:
+        while self._waits and self._waits[0][0] <= now:
+            _, call, name = heapq.heappop(self._waits)
+            job = self.jobs.get(name)
+            if job is not None:
+                job.barriers.time_out(call, self._out)
+                job.checkpoints.time_out(call, self._out)
+
+    def _job_or_new(self, name: str) -> Job:
+        job = self.jobs.get(name)
+        if job is None and len(self.jobs) >= JOBS_LIMIT:
+            raise Refused("too_many_jobs", f"the coordinator has {JOBS_LIMIT} jobs already")
+        return job or Job(name)
+
+    def _spread_loss(self, job: Job, lost: list[Lost]) -> None:
+        if lost:
+            job.barriers.lose(lost, self._out)
+            job.checkpoints.lose(lost, self._out)

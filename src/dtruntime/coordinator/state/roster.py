@@ -1,0 +1,462 @@
+"""Who is a member of a job: ranks as slots, incarnations, generations."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, OrderedDict
+from typing import NoReturn
+
+import msgspec
+
+from ...types import Membership
+from .commands import Heartbeat, Lost, Pulse, Refused, Register, Registered
+from .losses import Losses
+from .outbox import Outbox
+from .records import JobRecord, WorkerRecord
+
+SUPERSEDED_KEPT = 1024
+RETRY_SECONDS = 1.0
+"""When to ask again after a refusal that ends when ghosts are declared dead."""
+
+
+class Member:
+    """The current or last holder of a rank."""
+
+    __slots__ = ("epoch", "heard", "incarnation", "last_seen", "live", "pulse", "rank", "record")
+
+    def __init__(self, record: WorkerRecord, heard: int, now: float) -> None:
+        self.record = record
+        self.rank = record.rank
+        self.incarnation = record.incarnation
+        self.live = record.membership == Membership.LIVE
+        self.last_seen = now
+        self.heard = heard
+        """The job's next incarnation when it was last heard: the order of events, by no clock."""
+        self.pulse: Heartbeat | None = None
+        self.epoch: int | None = None
+
+    @property
+    def worker_id(self) -> str:
+        """The name it registered under."""
+        return self.record.worker_id
+
+    @property
+    def last_step(self) -> int | None:
+        """The newest step it reported."""
+        return self.pulse.step if self.pulse else None
+
+    def knew(self, other: Member) -> bool:
+        """Whether ``other`` was heard from while this member was registered."""
+        return other.heard > self.incarnation
+
+
+class Roster:
+    """The members of one job.
+
+    A slot is *vacant* (``None``), or holds a member that is live, dead or has left.
+    In a fixed world vacant slots are expected and count as present.
+    """
+
+    def __init__(self, job: str, record: JobRecord | None = None) -> None:
+        start = record or JobRecord(
+            world_size=0, generation=0, loss_generation=0, next_incarnation=1
+        )
+        self.job = job
+        self.world_size = start.world_size
+        self.generation = start.generation
+        self.next_incarnation = start.next_incarnation
+        self.attempt = start.attempt
+        self.epoch = start.epoch
+        self.completed_epochs = start.completed_epochs
+        self.slots: list[Member | None] = [None] * self.world_size
+        self.by_id: dict[str, Member] = {}
+        self.live_count = 0
+        self.losses = Losses(start.loss_generation, start.next_incarnation)
+        self._oldest: list[tuple[int, Member]] = []
+        self._gone: list[tuple[int, int, Member]] = []
+        self._by_session: dict[str, Member] = {}
+        self._ended_sessions: OrderedDict[str, str] = OrderedDict()
+        self._free: list[int] = list(range(self.world_size))
+        self._superseded: OrderedDict[str, str] = OrderedDict()
+        self._epochs: Counter[int] = Counter()
+        self._view: tuple[int, frozenset[int]] | None = None
+        self._pulse: Pulse | None = None
+
+    # Queries
+
+    def record(self) -> JobRecord:
+        """The durable part of this roster, without its members."""
+        return JobRecord(
+            world_size=self.world_size,
+            generation=self.generation,
+            loss_generation=self.losses.newest_generation,
+            next_incarnation=self.next_incarnation,
+            attempt=self.attempt,
+            epoch=self.epoch,
+            completed_epochs=self.completed_epochs,
+        )
+
+    def pulse(self) -> Pulse:
+        """The answer to a heartbeat."""
+        if self._pulse is None:
+            self._pulse = Pulse(self.generation, self.live_count)
+        return self._pulse
+
+    def is_present(self, rank: int) -> bool:
+        """Whether a rank takes part: live, or expected in a fixed world."""
+        if rank >= len(self.slots):
+            return False
+        member = self.slots[rank]
+        return self.world_size > 0 if member is None else member.live
+
+    def present_ranks(self) -> list[int]:
+        """The ranks that take part, ascending."""
+        fixed = self.world_size > 0
+        return [r for r, m in enumerate(self.slots) if (fixed if m is None else m.live)]
+
+    def vacant_ranks(self) -> list[int]:
+        """The ranks of a fixed world that are expected and held by nobody, ascending."""
+        return [r for r, m in enumerate(self.slots) if m is None] if self.world_size else []
+
+    def view(self) -> tuple[int, frozenset[int]]:
+        """Slots and holes for shard assignment; slots after the last present one do not count."""
+        if self._view is None:
+            present = self.present_ranks()
+            count = present[-1] + 1 if present else 0
+            self._view = count, frozenset(range(count)).difference(present)
+        return self._view
+
+    def find(self, worker_id: str, incarnation: int) -> Member:
+        """The live member that a call names, or a refusal that says what became of it."""
+        member = self.by_id.get(worker_id)
+        if member is not None and member.live and member.incarnation == incarnation:
+            return member
+        return self._refuse_stranger(worker_id, incarnation, member)
+
+    def untold(
+        self, member: Member, told_generation: int, until: int | None = None
+    ) -> tuple[Lost, ...]:
+        """Losses since ``told_generation`` that concern ``member``; 0 checks nothing."""
+        if not told_generation:
+            return ()
+        return tuple(self.losses.since(told_generation, member.incarnation, until))
+
+    # Changes
+
+    def hear(self, member: Member, now: float) -> None:
+        """A member showed that it is alive."""
+        member.last_seen = now
+        member.heard = self.next_incarnation
+
+    def register(self, c: Register, out: Outbox) -> tuple[Registered, list[Lost]]:
+        """Give a rank; also returns the losses of those that the newcomer replaces."""
+        known = self._by_session.get(c.session) if c.session else None
+        if known is not None:
+            self.hear(known, out.now)
+            return self._registered(known), []
+        self._check_attempt(c)
+        new_world = c.attempt > self.attempt or self.live_count == 0
+        self._check_world_size(c, c.world_size if new_world else self.world_size)
+        if new_world:
+            displaced = [m for m in self.slots if m is not None and m.live]
+        else:
+            displaced = self._displaced_by(c, self._choose_rank(c))
+        self._check_session(c, displaced)
+        reason = f"replaced by {c.worker_id or 'a newcomer'}"
+        lost = [self._remove(member, Membership.DEAD, reason, out) for member in displaced]
+        if new_world:
+            self._begin_world(c, out)
+        return self._registered(self._seat(c, self._choose_rank(c), out)), lost
+
+    def lose(self, member: Member, how: Membership, reason: str, out: Outbox) -> Lost:
+        """A member died or left."""
+        loss = self._remove(member, how, reason, out)
+        self._expect_anew(out)
+        out.put("job", self.job, "", self.record())
+        return loss
+
+    def see_epoch(self, member: Member, epoch: int, out: Outbox) -> None:
+        """A member entered another epoch."""
+        self._count_epoch(member, -1)
+        member.epoch = epoch
+        self._count_epoch(member, 1)
+        current, completed = max(self._epochs), min(self._epochs)
+        if self._epochs.total() < self.live_count:
+            completed = min(completed, self.completed_epochs)
+        if (current, completed) == (self.epoch, self.completed_epochs):
+            return
+        if completed > self.completed_epochs:
+            out.emit(self.job, "epoch.completed", epoch=completed - 1)
+        self.epoch, self.completed_epochs = current, completed
+        out.put("job", self.job, "", self.record())
+
+    def restore(self, record: WorkerRecord, now: float) -> Member:
+        """Take back a member that was stored."""
+        live = record.membership == Membership.LIVE
+        member = Member(record, self.next_incarnation if live else record.last_heard, now)
+        while len(self.slots) <= member.rank:
+            self._add_slot()
+        self.slots[member.rank] = member
+        namesake = self.by_id.get(member.worker_id)
+        if namesake is None or namesake.incarnation < member.incarnation:
+            self.by_id[member.worker_id] = member
+        if member.live:
+            self.live_count += 1
+            heapq.heappush(self._oldest, (member.incarnation, member))
+            if record.session:
+                self._by_session[record.session] = member
+        else:
+            self._bury(member)
+        self._changed()
+        return member
+
+    # Registration, step by step
+
+    def _check_attempt(self, c: Register) -> None:
+        if c.attempt < self.attempt and self.live_count:
+            raise Refused(
+                "superseded",
+                f"this process belongs to restart {c.attempt} of job {self.job!r}, which is at "
+                f"restart {self.attempt}: stop this process",
+                retry_after=RETRY_SECONDS,
+            )
+
+    def _check_world_size(self, c: Register, size: int) -> None:
+        if size and c.rank is not None and c.rank >= size:
+            raise Refused("invalid", f"rank {c.rank} does not exist in a world of {size} workers")
+        if c.world_size in (0, size):
+            return
+        running = f"world_size={size}" if size else "an elastic world"
+        raise Refused(
+            "world_size_conflict",
+            f"job {self.job!r} runs with {running} and {self.live_count} live workers, but this "
+            f"worker asked for world_size={c.world_size}: use the same size, wait for the others "
+            "to end, or choose another job",
+            retry_after=RETRY_SECONDS,
+        )
+
+    def _check_session(self, c: Register, displaced: list[Member]) -> None:
+        """A session that has ended may come back from the dead, but displaces nobody."""
+        ended = self._ended_sessions.get(c.session) if c.session else None
+        if ended == Membership.LEFT or (ended and displaced):
+            raise Refused(
+                "superseded",
+                f"this registration in job {self.job!r} has ended ({ended}) and its rank is "
+                "another's: stop this process, or call register() again to join as a new member",
+            )
+
+    def _choose_rank(self, c: Register) -> int:
+        if c.rank is not None:
+            return c.rank
+        known = self.by_id.get(c.worker_id) if c.worker_id else None
+        if known is not None:
+            return known.rank
+        while self._free and not self._is_free(self._free[0]):
+            heapq.heappop(self._free)
+        if self._free:
+            return self._free[0]
+        if not self.world_size:
+            return len(self.slots)
+        raise Refused(
+            "job_full",
+            f"all {self.world_size} ranks of job {self.job!r} are held by live workers: wait until "
+            "one leaves or is declared dead, or start fewer workers",
+            retry_after=RETRY_SECONDS,
+        )
+
+    def _displaced_by(self, c: Register, rank: int) -> list[Member]:
+        holder = self.slots[rank] if rank < len(self.slots) else None
+        namesake = self.by_id.get(c.worker_id) if c.worker_id else None
+        both = [m for m in (holder, namesake) if m is not None and m.live]
+        return both[:1] if len(both) == 2 and both[0] is both[1] else both
+
+    def _begin_world(self, c: Register, out: Outbox) -> None:
+        """Start over with nobody, in the size that the first newcomer names."""
+        for rank, member in enumerate(self.slots):
+            if member is not None:
+                self._drop_id(member, "")
+                out.delete("worker", self.job, str(rank))
+        self.world_size = c.world_size
+        self.attempt = c.attempt
+        self.slots = [None] * c.world_size
+        self._free = list(range(c.world_size))
+        self._gone.clear()
+        if self.world_size:
+            self.generation += 1
+        self._changed()
+
+    def _seat(self, c: Register, rank: int, out: Outbox) -> Member:
+        while len(self.slots) <= rank:
+            self._add_slot()
+        before = self.slots[rank]
+        worker_id = c.worker_id or self._free_id(rank)
+        if before is not None:
+            self._drop_id(before, worker_id)
+        if not (self.world_size and before is None):
+            self.generation += 1
+        record = WorkerRecord(
+            worker_id=worker_id,
+            rank=rank,
+            incarnation=self.next_incarnation,
+            session=c.session,
+            membership=Membership.LIVE,
+            registered_at=out.now,
+            hostname=c.hostname,
+            port=c.port,
+            process=c.process,
+            gpu_count=c.gpu_count,
+            memory_bytes=c.memory_bytes,
+            metadata=c.metadata,
+        )
+        self.next_incarnation += 1
+        member = self.restore(record, out.now)
+        self._expect_anew(out)
+        out.put("worker", self.job, str(rank), record)
+        out.put("job", self.job, "", self.record())
+        out.emit(
+            self.job,
+            "worker.registered",
+            worker=worker_id,
+            rank=rank,
+            incarnation=record.incarnation,
+            generation=self.generation,
+        )
+        return member
+
+    def _free_id(self, rank: int) -> str:
+        name, suffix = f"worker-{rank}", 1
+        while (taken := self.by_id.get(name)) is not None and taken.live:
+            suffix += 1
+            name = f"worker-{rank}.{suffix}"
+        return name
+
+    def _registered(self, member: Member) -> Registered:
+        return Registered(
+            self.job,
+            member.worker_id,
+            member.rank,
+            member.incarnation,
+            self.generation,
+            self.world_size,
+            self.live_count,
+        )
+
+    # Loss, step by step
+
+    def _remove(self, member: Member, how: Membership, reason: str, out: Outbox) -> Lost:
+        self.generation += 1
+        loss = Lost(
+            self.generation,
+            member.worker_id,
+            member.rank,
+            reason,
+            member.incarnation,
+            member.heard,
+        )
+        self.losses.add(loss)
+        member.live = False
+        member.record = msgspec.structs.replace(
+            member.record, membership=how, detail=reason, last_heard=member.heard
+        )
+        self._bury(member)
+        self.live_count -= 1
+        self._count_epoch(member, -1)
+        self._by_session.pop(member.record.session, None)
+        heapq.heappush(self._free, member.rank)
+        if max(map(len, (self._free, self._oldest, self._gone))) > 2 * len(self.slots) + 64:
+            self._compact()
+        self._changed()
+        out.put("worker", self.job, str(member.rank), member.record)
+        out.emit(
+            self.job,
+            "worker.left" if how == Membership.LEFT else "worker.dead",
+            worker=member.worker_id,
+            rank=member.rank,
+            incarnation=member.incarnation,
+            generation=self.generation,
+            reason=reason,
+        )
+        return loss
+
+    def _bury(self, member: Member) -> None:
+        if self.world_size:
+            heapq.heappush(self._gone, (member.heard, member.incarnation, member))
+        if member.record.session:
+            self._ended_sessions[member.record.session] = member.record.membership
+            if len(self._ended_sessions) > SUPERSEDED_KEPT:
+                self._ended_sessions.popitem(last=False)
+
+    def _expect_anew(self, out: Outbox) -> None:
+        """In a fixed world, expect again the ranks whose lost holders no live member knew.
+
+        What the oldest live member did not know, nobody did.
+        """
+        while self._oldest and not self._oldest[0][1].live:
+            heapq.heappop(self._oldest)
+        while self._oldest and self._gone and self._gone[0][0] <= self._oldest[0][0]:
+            member = heapq.heappop(self._gone)[2]
+            if self.slots[member.rank] is member:
+                self.slots[member.rank] = None
+                self._drop_id(member, "")
+                self._changed()
+                out.delete("worker", self.job, str(member.rank))
+
+    def _drop_id(self, member: Member, successor: str) -> None:
+        """Forget the name of a member that holds no rank any more."""
+        if self.by_id.get(member.worker_id) is not member:
+            return
+        del self.by_id[member.worker_id]
+        if member.worker_id != successor:
+            self._superseded[member.worker_id] = successor
+            if len(self._superseded) > SUPERSEDED_KEPT:
+                self._superseded.popitem(last=False)
+
+    def _refuse_stranger(self, worker_id: str, incarnation: int, known: Member | None) -> NoReturn:
+        again = "stop this process, or call register() again to join as a new member"
+        who = f"worker {worker_id!r} of job {self.job!r}"
+        if known is None:
+            if not 0 < incarnation < self.next_incarnation:
+                raise Refused("unknown_worker", f"{who} is not a member: {again}")
+            successor = self._superseded.get(worker_id)
+            by = f" by {successor!r}" if successor else ""
+            raise Refused("superseded", f"{who} was replaced{by}: {again}")
+        if known.incarnation != incarnation:
+            raise Refused(
+                "superseded",
+                f"{who} was registered again as incarnation {known.incarnation} by process "
+                f"{known.record.process or '?'}; this call carries incarnation {incarnation}: "
+                f"{again}",
+            )
+        word = "has left" if known.record.membership == Membership.LEFT else "was declared dead"
+        raise Refused("superseded", f"{who} {word} ({known.record.detail}): {again}")
+
+    # Bookkeeping
+
+    def _is_free(self, rank: int) -> bool:
+        if rank >= len(self.slots):
+            return False
+        member = self.slots[rank]
+        return member is None or not member.live
+
+    def _add_slot(self) -> None:
+        heapq.heappush(self._free, len(self.slots))
+        self.slots.append(None)
+
+    def _compact(self) -> None:
+        """Rebuild the heaps without the entries that are out of date."""
+        held = [member for member in self.slots if member is not None]
+        self._free = [rank for rank in range(len(self.slots)) if self._is_free(rank)]
+        self._oldest = sorted((m.incarnation, m) for m in held if m.live)
+        if self.world_size:
+            self._gone = sorted((m.heard, m.incarnation, m) for m in held if not m.live)
+
+    def _count_epoch(self, member: Member, change: int) -> None:
+        if member.epoch is None:
+            return
+        self._epochs[member.epoch] += change
+        if self._epochs[member.epoch] <= 0:
+            del self._epochs[member.epoch]
+
+    def _changed(self) -> None:
+        self._view = None
+        self._pulse = None

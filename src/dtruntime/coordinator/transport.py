@@ -1,0 +1,272 @@
+"""The gRPC server under the service: pygrpc-native when it is there, grpc.aio otherwise.
+
+Both bring unary calls to one function. On the native front an answer goes out by its
+call id, without a task or a context per call; what it does not serve (streams, health,
+reflection) it hands to a grpc.aio server behind a Unix socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib.util
+import shutil
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, Literal, Protocol
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from ..errors import ConnectionError
+from ..rpc.methods import METHODS, SERVICE, Method
+from ..rpc.status import CODES, trailing_metadata
+from ..telemetry import EventLog
+from .state import Refused
+
+log = EventLog("transport")
+
+Choice = Literal["auto", "pygrpc-native", "grpc.aio"]
+Answer = Message | asyncio.Future[Message]
+
+
+class Service(Protocol):
+    """What a transport needs of the service."""
+
+    def handle(self, method: str, request: Any, peer: str) -> Answer:
+        """Answer a unary call, now or later."""
+        ...
+
+    def watch(self, request: Any) -> AsyncIterator[Message]:
+        """Answer the streaming call."""
+        ...
+
+    def refuse_oversized(self, method: str, size: int) -> Refused:
+        """The refusal of a request that is too large."""
+        ...
+
+
+class Transport(Protocol):
+    """A gRPC server."""
+
+    name: str
+    port: int
+
+    async def start(self) -> None:
+        """Begin to serve."""
+        ...
+
+    async def stop(self, grace: float) -> None:
+        """End; calls in flight have ``grace`` seconds."""
+        ...
+
+
+def native_is_installed() -> bool:
+    """Whether pygrpc-native can be used."""
+    return importlib.util.find_spec("pygrpc_native") is not None
+
+
+def open_transport(
+    service: Service, address: str, max_request_bytes: int, choice: Choice = "auto"
+) -> Transport:
+    """The one place that decides which server is used; the port is bound on return."""
+    if choice == "pygrpc-native" and not native_is_installed():
+        raise ConnectionError(
+            "transport pygrpc-native was asked for but is not installed: "
+            "pip install 'dtruntime[fast]', or use --transport grpc.aio"
+        )
+    use_native = choice == "pygrpc-native" or (choice == "auto" and native_is_installed())
+    kind = NativeTransport if use_native else AioTransport
+    try:
+        return kind(service, address, max_request_bytes)
+    except (RuntimeError, OSError) as exc:
+        raise ConnectionError(
+            f"cannot listen on {address}: {exc}. Is another coordinator (or another program) using "
+            "the port? Stop it, or choose another address"
+        ) from exc
+
+
+def _status_of(error: BaseException) -> tuple[grpc.StatusCode, str, list[tuple[str, str | bytes]]]:
+    if isinstance(error, Refused):
+        trailing = trailing_metadata(error.reason, error.retry_after)
+        return CODES[error.reason], str(error), trailing
+    log.error("call.failed", error=repr(error))
+    return grpc.StatusCode.INTERNAL, f"internal error: {type(error).__name__}: {error}", []
+
+
+def _stream_handler(service: Service, method: Method) -> grpc.RpcMethodHandler[Any, Any]:
+    async def call(request: Any, context: Any) -> AsyncIterator[Message]:
+        try:
+            async for message in service.watch(request):
+                yield message
+        except Refused as exc:
+            await context.abort(*_status_of(exc))
+
+    return grpc.unary_stream_rpc_method_handler(
+        call,
+        request_deserializer=method.request.FromString,
+        response_serializer=method.reply.SerializeToString,
+    )
+
+
+def _unary_handler(service: Service, method: Method) -> grpc.RpcMethodHandler[Any, Any]:
+    async def call(request: Any, context: Any) -> Message:
+        try:
+            answer = service.handle(method.name, request, context.peer())
+            return answer if isinstance(answer, Message) else await answer
+        except Exception as exc:
+            await context.abort(*_status_of(exc))
+            raise
+
+    return grpc.unary_unary_rpc_method_handler(
+        call,
+        request_deserializer=method.request.FromString,
+        response_serializer=method.reply.SerializeToString,
+    )
+
+
+class _AioServer:
+    """A grpc.aio server with some of the service's methods, health and reflection."""
+
+    def __init__(self, service: Service, methods: Iterable[Method], max_request_bytes: int) -> None:
+        self.server = grpc.aio.server(
+            options=[
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", max_request_bytes),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+                ("grpc.http2.max_ping_strikes", 0),
+            ]
+        )
+        handlers = {
+            m.name: (_stream_handler if m.streams else _unary_handler)(service, m) for m in methods
+        }
+        self.server.add_registered_method_handlers(SERVICE, handlers)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
+        names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self.server)
+
+    async def start(self) -> None:
+        await self.server.start()
+        await self._set_health("SERVING")
+
+    async def stop(self, grace: float) -> None:
+        await self._set_health("NOT_SERVING")
+        await self.server.stop(grace)
+
+    async def _set_health(self, word: str) -> None:
+        status = health_pb2.HealthCheckResponse.ServingStatus.Value(word)
+        for name in ("", SERVICE):
+            await self._health.set(name, status)
+
+
+class AioTransport:
+    """Serves with grpc.aio."""
+
+    name = "grpc.aio"
+
+    def __init__(self, service: Service, address: str, max_request_bytes: int) -> None:
+        self._aio = _AioServer(service, METHODS.values(), max_request_bytes)
+        self.port: int = self._aio.server.add_insecure_port(address)
+
+    async def start(self) -> None:
+        """Begin to serve."""
+        await self._aio.start()
+
+    async def stop(self, grace: float) -> None:
+        """End; calls in flight have ``grace`` seconds."""
+        await self._aio.stop(grace)
+
+
+class NativeTransport:
+    """Serves unary calls with pygrpc-native's front, and the rest with grpc.aio behind it."""
+
+    name = "pygrpc-native"
+
+    def __init__(self, service: Service, address: str, max_request_bytes: int) -> None:
+        from pygrpc_native import EVENT_CANCEL, NativeGrpcFront
+
+        unary = [m for m in METHODS.values() if not m.streams]
+        self._service = service
+        self._limit = max_request_bytes
+        self._cancel = EVENT_CANCEL
+        self._table = [(m.name, m.request.FromString) for m in unary]
+        paths = [(m.path, False) for m in unary]
+        self._front = NativeGrpcFront(address, paths, call_details=True)
+        self.port: int = self._front.bound_port
+        self._waiting: dict[int, asyncio.Future[Message]] = {}
+        self._folder = tempfile.mkdtemp(prefix="strata-")
+        streams = [m for m in METHODS.values() if m.streams]
+        self._behind = _AioServer(service, streams, max_request_bytes)
+
+    async def start(self) -> None:
+        """Begin to serve."""
+        path = f"{self._folder}/side.sock"
+        self._behind.server.add_insecure_port(f"unix:{path}")
+        await self._behind.start()
+        self._front.set_fallback(path)
+        self._front.start()
+        loop = asyncio.get_running_loop()
+        threading.Thread(
+            target=self._receive, args=(loop,), name="strata-receive", daemon=True
+        ).start()
+
+    async def stop(self, grace: float) -> None:
+        """End; calls in flight have ``grace`` seconds."""
+        if self._waiting and grace:
+            await asyncio.wait(self._waiting.values(), timeout=grace)
+        await asyncio.sleep(0)
+        await self._behind.stop(grace)
+        await asyncio.get_running_loop().run_in_executor(None, self._front.close)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _receive(self, loop: asyncio.AbstractEventLoop) -> None:
+        while (events := self._front.recv_batch_details(256)) is not None:
+            try:
+                loop.call_soon_threadsafe(self._on_events, events)
+            except RuntimeError:
+                return
+
+    def _on_events(self, events: list[Any]) -> None:
+        handle, respond, table = self._service.handle, self._front.respond, self._table
+        for kind, call, method, payload, _, details in events:
+            if kind == self._cancel:
+                self._hang_up(call)
+                continue
+            name, parse = table[method]
+            try:
+                if len(payload) > self._limit:
+                    raise self._service.refuse_oversized(name, len(payload))
+                answer = handle(name, parse(payload), details[1])
+            except Exception as exc:
+                self._fail(call, exc)
+                continue
+            if isinstance(answer, Message):
+                respond(call, answer.SerializeToString())
+            else:
+                self._waiting[call] = answer
+                answer.add_done_callback(functools.partial(self._answer, call))
+
+    def _hang_up(self, call: int) -> None:
+        future = self._waiting.pop(call, None)
+        if future is not None:
+            future.cancel()
+
+    def _answer(self, call: int, future: asyncio.Future[Message]) -> None:
+        if self._waiting.pop(call, None) is None or future.cancelled():
+            return
+        error = future.exception()
+        if error is not None:
+            self._fail(call, error)
+        else:
+            self._front.respond(call, future.result().SerializeToString())
+
+    def _fail(self, call: int, error: BaseException) -> None:
+        if isinstance(error, DecodeError):
+            error = Refused("invalid", f"the request cannot be parsed: {error}")
+        code, message, trailing = _status_of(error)
+        self._front.fail(call, code.value[0], message, trailing_metadata=trailing)

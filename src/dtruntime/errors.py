@@ -1,0 +1,80 @@
+"""The errors that Strata raises.
+
+    StrataError
+    ├── ConnectionError           also builtins.ConnectionError
+    ├── StorageError              also OSError
+    │   └── CheckpointNotFoundError   also FileNotFoundError
+    ├── SyncError                 barrier outcomes, fenced workers
+    ├── ShardError                invalid dataset or shard request
+    │   └── ShardNotFoundError        also LookupError
+    └── ConfigError               also ValueError
+
+Wrong argument types and values raise plain ``TypeError`` and ``ValueError`` before
+anything is sent. Every message says what happened, to which object, and what to do.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping
+from typing import Literal
+
+SyncReason = Literal["timeout", "membership_changed", "superseded"]
+
+
+class StrataError(Exception):
+    """The root of every error that Strata raises by itself."""
+
+
+class ConnectionError(StrataError, builtins.ConnectionError):  # noqa: A001 - the public contract
+    """The coordinator could not be reached, or refused the call."""
+
+
+class StorageError(StrataError, OSError):
+    """A read or write of durable data failed."""
+
+
+class CheckpointNotFoundError(StorageError, FileNotFoundError):
+    """No committed checkpoint matches the request."""
+
+
+class SyncError(StrataError):
+    """A barrier ended without completing, or this worker is no longer a member.
+
+    ``reason`` is ``"timeout"``, ``"membership_changed"`` or ``"superseded"``.
+    ``missing`` maps each worker that had not arrived to the last step it reported
+    (``None`` when it reported none); it is cut at 256 entries, ``missing_count`` is exact.
+    ``lost`` maps each worker that died or left since this worker was last told to why.
+    ``survivors`` are the ranks that remain; ``generation`` is the membership's number.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: SyncReason,
+        missing: Mapping[str, int | None] | None = None,
+        missing_count: int | None = None,
+        lost: Mapping[str, str] | None = None,
+        survivors: tuple[int, ...] = (),
+        generation: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.reason: SyncReason = reason
+        self.missing: dict[str, int | None] = dict(missing or {})
+        self.missing_count = len(self.missing) if missing_count is None else missing_count
+        self.lost: dict[str, str] = dict(lost or {})
+        self.survivors = survivors
+        self.generation = generation
+
+
+class ShardError(StrataError):
+    """A dataset or shard request is invalid, or contradicts what is registered."""
+
+
+class ShardNotFoundError(ShardError, LookupError):
+    """The dataset or shard named in the request does not exist."""
+
+
+class ConfigError(StrataError, ValueError):
+    """A configuration file, variable or argument is unknown or has a bad value."""

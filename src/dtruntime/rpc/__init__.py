@@ -1,0 +1,1 @@
+"""The wire: generated messages, status codes and errors, and the client's channel."""

@@ -1,0 +1,166 @@
+"""A worker's line to the coordinator: one channel, one retry policy, one voice in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from ..config import split_address
+from ..errors import ConfigError, ConnectionError
+from ..retry import Backoff
+from ..telemetry import EventLog
+from .methods import METHODS
+from .status import Failure, failure_of
+
+log = EventLog("rpc")
+
+R = TypeVar("R", bound=Message)
+
+ATTEMPT_SECONDS = 10.0
+"""How long one attempt may take beyond the time that the coordinator may hold it."""
+HELD_A_WHILE = 1.0
+"""A connection that broke after this long was good: the outage begins with its end."""
+
+_OPTIONS = [
+    ("grpc.enable_retries", 0),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+def target_of(url: str) -> str:
+    """The gRPC target of a coordinator URL, or a `ConfigError`."""
+    if url.startswith("https://"):
+        raise ConfigError(f"coordinator URL {url!r}: TLS is not supported; use http://HOST:PORT")
+    host, port = split_address(url)
+    return f"{host}:{port}"
+
+
+def _checked(answer: object, reply: type[R]) -> R:
+    if not isinstance(answer, reply):
+        raise TypeError(f"expected a {reply.__name__}, got a {type(answer).__name__}")
+    return answer
+
+
+class Channel:
+    """Calls to one coordinator, retried while it is away.
+
+    Every method of the service may be repeated safely (registrations carry a session,
+    barriers a ticket, commits an id), so every call is retried. Use it on the I/O thread.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._target = target_of(url)
+        self._channel: grpc.aio.Channel | None = None
+        self._stubs: dict[str, Callable[..., Any]] = {}
+        self._away_since: float | None = None
+
+    async def call(
+        self,
+        method: str,
+        request: Any,
+        reply: type[R],
+        *,
+        patience: float,
+        hold: float | None = None,
+    ) -> R:
+        """Call ``method``; while the coordinator is away, try again for ``patience`` seconds.
+
+        ``hold`` is how many seconds the coordinator may hold the call; it goes into the
+        request's ``timeout_ms``, and time during which the coordinator is away does not use
+        it up.
+        """
+        delays = Backoff().delays()
+        trying_since: float | None = None
+        while True:
+            if hold is not None:
+                request.timeout_ms = round(hold * 1000)
+            started = time.monotonic()
+            try:
+                answer = await self._stub(method)(request, timeout=ATTEMPT_SECONDS + (hold or 0.0))
+            except grpc.aio.AioRpcError as exc:
+                failure = failure_of(exc)
+            else:
+                self._note_back()
+                return _checked(answer, reply)
+            now = time.monotonic()
+            if hold is not None:
+                hold = max(0.0, hold - (now - started))
+            if trying_since is None or (failure.broke_off and now - started > HELD_A_WHILE):
+                trying_since, delays = now, Backoff().delays()
+            delay = self._delay_before_retry(failure, next(delays), method)
+            if now + delay > trying_since + patience:
+                raise self._give_up(failure, patience)
+            await asyncio.sleep(delay)
+
+    async def stream(self, method: str, request: Message) -> AsyncIterator[Any]:
+        """Call a streaming method once."""
+        try:
+            async for item in self._stub(method)(request):
+                yield item
+        except grpc.aio.AioRpcError as exc:
+            failure = failure_of(exc)
+            raise self._give_up(failure, 0) if failure.means_absent else failure.error() from exc
+
+    async def close(self) -> None:
+        """Close the connection."""
+        channel, self._channel = self._channel, None
+        self._stubs.clear()
+        if channel is not None:
+            await channel.close()
+
+    def _stub(self, method: str) -> Callable[..., Any]:
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(self._target, options=_OPTIONS)
+        stub = self._stubs.get(method)
+        if stub is None:
+            known = METHODS[method]
+            make = self._channel.unary_stream if known.streams else self._channel.unary_unary
+            stub = self._stubs[method] = make(
+                known.path,
+                request_serializer=known.request.SerializeToString,
+                response_deserializer=known.reply.FromString,
+            )
+        return stub
+
+    def _delay_before_retry(self, failure: Failure, backoff: float, method: str) -> float:
+        if failure.means_absent:
+            self._note_away(failure)
+            return backoff
+        self._note_back()
+        if failure.retry_after is None:
+            raise failure.error()
+        log.debug("call.postponed", method=method, reason=failure.reason)
+        return failure.retry_after + backoff
+
+    def _give_up(self, failure: Failure, patience: float) -> Exception:
+        if not failure.means_absent:
+            return failure.error()
+        return ConnectionError(
+            f"the coordinator at {self.url} could not be reached for {patience:.0f} s "
+            f"({failure.message}): check that it runs ('strata status --url {self.url}'), that "
+            "COORDINATOR_URL is right, and that the network lets this host reach it"
+        )
+
+    def _note_away(self, failure: Failure) -> None:
+        if self._away_since is None:
+            self._away_since = time.monotonic()
+            log.warning("coordinator.unreachable", url=self.url, reason=failure.message)
+
+    def _note_back(self) -> None:
+        if self._away_since is not None:
+            away = time.monotonic() - self._away_since
+            self._away_since = None
+            log.info("coordinator.back", url=self.url, away_seconds=round(away, 1))

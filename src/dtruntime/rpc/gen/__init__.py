@@ -1,0 +1,1 @@
+"""Message classes generated from `proto/` by `make proto`; not to be edited."""

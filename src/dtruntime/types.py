@@ -1,0 +1,169 @@
+"""Value types of the public interface, and the one way to validate an identifier."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import msgspec
+
+DEFAULT_JOB = "default"
+"""The job of callers that name none."""
+
+MAX_ID_LENGTH = 200
+_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ .:@/+=#-]{0,199}")
+
+
+def check_id(kind: str, value: str) -> str:
+    """Return ``value`` if it is usable as an identifier, else raise ``ValueError``.
+
+    The same rule holds for jobs, workers, barriers, datasets and checkpoints.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{kind} must be a str, not {type(value).__name__}")
+    if not _ID.fullmatch(value) or ".." in value:
+        raise ValueError(
+            f"{kind} {value[:80]!r} is not a valid identifier: use 1 to {MAX_ID_LENGTH} letters, "
+            "digits, spaces or any of _ . : @ / + = # -, starting with a letter, digit or _, "
+            "without '..'"
+        )
+    return value
+
+
+class WorkerState(StrEnum):
+    """What a worker says it is doing."""
+
+    IDLE = "idle"
+    LOADING = "loading"
+    TRAINING = "training"
+    CHECKPOINTING = "checkpointing"
+    WAITING = "waiting"
+    RECOVERING = "recovering"
+    FINISHED = "finished"
+
+
+class Membership(StrEnum):
+    """What the coordinator knows about a rank."""
+
+    EXPECTED = "expected"
+    """Part of a fixed world, not registered yet; counts as present."""
+    LIVE = "live"
+    DEAD = "dead"
+    LEFT = "left"
+
+
+class GpuUsage(msgspec.Struct, frozen=True):
+    """One GPU as its worker sees it."""
+
+    index: int
+    utilization_percent: float = 0.0
+    memory_used_bytes: int = 0
+    memory_total_bytes: int = 0
+    temperature_celsius: float = 0.0
+
+
+class ResourceUsage(msgspec.Struct, frozen=True):
+    """What a worker's process and its machine use.
+
+    A ``Struct`` rather than a dataclass, since one is made for every heartbeat.
+    """
+
+    cpu_percent: float = 0.0
+    """CPU of the worker's process; 100 is one core."""
+    memory_used_bytes: int = 0
+    """Resident memory of the worker's process."""
+    memory_total_bytes: int = 0
+    """Memory of its machine."""
+    gpus: tuple[GpuUsage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """One shard of a dataset: a range of samples and the files that hold it."""
+
+    shard_id: int
+    start_index: int
+    end_index: int
+    """Exclusive."""
+    file_paths: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return self.end_index - self.start_index
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """A committed checkpoint."""
+
+    checkpoint_id: str
+    step: int
+    epoch: int = 0
+    path: str = ""
+    size_bytes: int = 0
+    is_full: bool = True
+    worker_id: str = ""
+    parts: int = 1
+    """How many workers wrote it."""
+    committed_at: float = 0.0
+    """Seconds since 1970."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A worker as the coordinator sees it."""
+
+    worker_id: str
+    rank: int
+    incarnation: int
+    membership: Membership
+    state: WorkerState
+    step: int | None
+    epoch: int
+    heartbeat_age: float
+    """Seconds since the coordinator last heard from it."""
+    hostname: str = ""
+    port: int = 0
+    process: str = ""
+    gpu_count: int = 0
+    memory_bytes: int = 0
+    registered_at: float = 0.0
+    resources: ResourceUsage = field(default_factory=ResourceUsage)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    detail: str = ""
+    """Why it is dead or has left."""
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierStatus:
+    """An open barrier round."""
+
+    barrier_id: str
+    round: int
+    arrived: int
+    expected: int
+    open_seconds: float
+    missing: Mapping[str, int | None] = field(default_factory=dict)
+    """Workers that have not arrived, with the last step each reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """A job as the coordinator sees it."""
+
+    job: str
+    generation: int
+    world_size: int
+    """0 when the job is elastic."""
+    live_workers: int
+    dead_workers: int
+    epoch: int
+    completed_epochs: int
+    dataset_count: int
+    checkpoint_count: int
+    workers: tuple[WorkerStatus, ...] = ()
+    barriers: tuple[BarrierStatus, ...] = ()
+    latest_checkpoint: CheckpointInfo | None = None
