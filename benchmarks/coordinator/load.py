@@ -33,6 +33,11 @@ class Shape:
     connections: int
     streams: int
 
+    @property
+    def in_flight(self) -> int:
+        """Calls that wait for an answer at any time."""
+        return self.connections * self.streams
+
 
 SATURATING = Shape(connections=8, streams=16)
 LIGHT = Shape(connections=8, streams=1)

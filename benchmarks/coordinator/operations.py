@@ -97,15 +97,17 @@ class Registrations:
     bench: Bench
     name: str = "registration"
     unit: str = "calls/s"
-    kinds: Sequence[Kind] = (Kind.STRATA_NATIVE, Kind.STRATA_AIO)
+    kinds: Sequence[Kind] = tuple(Kind)
     _measurements: int = 0
 
     def sample(self, kind: Kind) -> Sample:
-        """Register the profile's number of workers, and count the members."""
+        """Register the profile's number of workers; an echo server gets as many bare calls."""
+        bench, count = self.bench, self.bench.profile.registrations
+        if kind.is_echo:
+            server, shape = bench.servers[kind], load.SATURATING
+            return load.run(bench.tools, server, echo_heartbeat(), shape, count, bench.scratch)
         self._measurements += 1
-        return register_workers(
-            self.bench, kind, f"registration-{self._measurements}", self.bench.profile.registrations
-        )
+        return register_workers(bench, kind, f"registration-{self._measurements}", count)
 
 
 def register_workers(bench: Bench, kind: Kind, job: str, count: int) -> Sample:

@@ -12,7 +12,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from .results import Measured, Results
+from .results import LIGHT_SUFFIX, Measured, Results
 from .servers import Kind
 
 STRATA, STRATA_AIO, REFERENCE, ECHO = "#1f6feb", "#9ec5fe", "#b8b8b8", "#6e7781"
@@ -24,7 +24,7 @@ def draw(results: Results, path: Path) -> None:
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(13, 5.2), width_ratios=(3, 2), layout="constrained"
     )
-    _draw_operations(left, [m for m in results.operations if not m.name.endswith("light")])
+    _draw_operations(left, [m for m in results.operations if not m.name.endswith(LIGHT_SUFFIX)])
     heartbeat = results.find("heartbeat")
     if heartbeat is not None:
         _draw_ceilings(right, heartbeat)
@@ -40,7 +40,7 @@ def _draw_operations(axes: Axes, operations: list[Measured]) -> None:
     for row, measured in enumerate(operations):
         ours = measured.strata.rate
         bars = [(STRATA, ours, f"{_rate(ours)}  p99 {measured.strata.p99_ms:.1f} ms")]
-        aio, ratio = measured.summaries.get(Kind.STRATA_AIO), measured.ratio_to_own_aio()
+        aio, ratio = measured.summaries.get(Kind.STRATA_AIO), measured.ratio_to(Kind.STRATA_AIO)
         if aio is not None and ratio is not None:
             bars.append((STRATA_AIO, aio.rate, f"{_rate(aio.rate)}  Strata is {ratio:.1f}×"))
         if (claim := measured.published) is not None:
@@ -59,12 +59,11 @@ def _draw_operations(axes: Axes, operations: list[Measured]) -> None:
 
 
 def _draw_ceilings(axes: Axes, heartbeat: Measured) -> None:
-    own = {kind: summary.rate for kind, summary in heartbeat.summaries.items()}
-    rates = sorted({**heartbeat.echo_rates, **own}.items(), key=lambda item: -item[1])
-    ours = heartbeat.strata.rate
+    found = {kind: summary.rate for kind, summary in heartbeat.summaries.items()}
+    rates = sorted(found.items(), key=lambda item: -item[1])
     for row, (kind, rate) in enumerate(rates):
         colour = ECHO if kind.is_echo else STRATA if kind is Kind.STRATA_NATIVE else STRATA_AIO
-        note = "" if kind is Kind.STRATA_NATIVE else f"  Strata is {ours / rate:.2g}×"
+        note = "" if kind is Kind.STRATA_NATIVE else f"  Strata is {heartbeat.ratio_to(kind):.2g}×"
         _bar(axes, row, rate, colour, _rate(rate) + note, height=0.55)
     axes.set_yticks(range(len(rates)), [kind.value for kind, _ in rates])
     axes.invert_yaxis()

@@ -26,19 +26,19 @@ class Profile:
 
 
 FULL = Profile(
-    rounds=5,
-    seconds=2.0,
-    registrations=6000,
-    barrier_seconds=3.0,
+    rounds=9,
+    seconds=1.0,
+    registrations=3000,
+    barrier_seconds=2.0,
     large_barrier_runs=2,
     large_barrier_rounds=25,
     verified_calls=4000,
 )
 QUICK = Profile(
-    rounds=2,
-    seconds=0.7,
-    registrations=2000,
-    barrier_seconds=1.5,
+    rounds=3,
+    seconds=0.4,
+    registrations=1000,
+    barrier_seconds=1.0,
     large_barrier_runs=1,
     large_barrier_rounds=10,
     verified_calls=1000,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .memory import Memory
-from .samples import Summary
+from .samples import Sample, Summary, summarize
 from .servers import Kind
 from .verify import Verdict
 
 MEGABYTE = 1e6
+LIGHT_SUFFIX = ", light"
+"""Marks an operation measured with few calls in flight: for its latency, not its rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,40 +39,37 @@ class Measured:
     name: str
     unit: str
     in_flight: int
-    summaries: Mapping[Kind, Summary]
-    echo_rates: Mapping[Kind, float]
-    """Of each echo server, under the same load: bare calls, for a barrier divided by its size."""
-    verdict: Verdict | None = None
+    samples: Mapping[Kind, Sequence[Sample]]
+    """Of each server, one per round. An echo server did as many bare calls instead."""
+    verdict: Verdict
+
+    @property
+    def summaries(self) -> dict[Kind, Summary]:
+        """The medians of each server."""
+        return {kind: summarize(samples) for kind, samples in self.samples.items()}
 
     @property
     def strata(self) -> Summary:
         """The coordinator as it is deployed."""
-        return self.summaries[Kind.STRATA_NATIVE]
-
-    @property
-    def operation(self) -> str:
-        """The name without the load it was measured under."""
-        return self.name.partition(",")[0] if self.unit == "calls/s" else self.name
+        return summarize(self.samples[Kind.STRATA_NATIVE])
 
     @property
     def published(self) -> Published | None:
         """The reference's claim."""
-        return PUBLISHED.get(self.operation)
+        return PUBLISHED.get(self.name.removesuffix(LIGHT_SUFFIX))
 
-    def ratio_to_own_aio(self) -> float | None:
-        """Against the same coordinator on grpc.aio."""
-        other = self.summaries.get(Kind.STRATA_AIO)
-        return self.strata.rate / other.rate if other else None
-
-    def ratio_to_echo(self, kind: Kind) -> float | None:
-        """Against a handler that does nothing, on the given transport."""
-        rate = self.echo_rates.get(kind)
-        return self.strata.rate / rate if rate else None
+    def ratio_to(self, kind: Kind) -> float | None:
+        """The rate against another server's: the median over rounds, in which both ran within
+        seconds of each other, so that a busy machine slows down both."""
+        if kind not in self.samples:
+            return None
+        pairs = zip(self.samples[Kind.STRATA_NATIVE], self.samples[kind], strict=True)
+        return statistics.median(ours.rate / other.rate for ours, other in pairs)
 
     def failed(self) -> int:
         """Calls that failed, on any server and under either generator."""
-        by_load = sum(summary.failed for summary in self.summaries.values())
-        return by_load + (self.verdict.failed if self.verdict else 0)
+        by_load = sum(sample.failed for found in self.samples.values() for sample in found)
+        return by_load + self.verdict.failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +111,11 @@ class Results:
         if measured is None:
             return []
         targets = []
-        over_aio = measured.ratio_to_echo(Kind.ECHO_AIO)
+        over_aio = measured.ratio_to(Kind.ECHO_AIO)
         if over_aio is not None:
             met = over_aio >= 8
             targets.append(Target("heartbeat / echo on grpc.aio", "≥ 8×", f"{over_aio:.1f}×", met))
-        of_echo = measured.ratio_to_echo(Kind.ECHO_NATIVE)
+        of_echo = measured.ratio_to(Kind.ECHO_NATIVE)
         if of_echo is not None:
             met = of_echo >= 0.8
             targets.append(

@@ -10,7 +10,7 @@ from pathlib import Path
 from . import durability, load, memory, messages
 from .client import connect
 from .environment import describe
-from .load import Shape
+from .load import Request
 from .operations import (
     Barrier,
     Bench,
@@ -21,8 +21,8 @@ from .operations import (
     echo_heartbeat,
 )
 from .profiles import Profile
-from .results import Measured, Results
-from .samples import Sample, Summary, summarize
+from .results import LIGHT_SUFFIX, Measured, Results
+from .samples import Sample
 from .servers import Kind, start
 from .tools import Tools
 from .verify import Verdict, Verifier
@@ -65,7 +65,6 @@ class Session:
     chosen: Sequence[str]
     announce: Announce
     _jobs: Mapping[Kind, SmallJob] = field(default_factory=dict)
-    _echoes: dict[Shape, dict[Kind, float]] = field(default_factory=dict)
 
     def run(self) -> list[Measured]:
         """Measure every chosen operation."""
@@ -80,36 +79,42 @@ class Session:
         return [m for name, step in steps.items() if name in self.chosen for m in step()]
 
     def _heartbeats(self) -> list[Measured]:
-        requests = {kind: echo_heartbeat() for kind in ECHOES}
-        requests |= {kind: job.heartbeat_load() for kind, job in self._jobs.items()}
+        requests = {kind: job.heartbeat_load() for kind, job in self._jobs.items()}
         job = self._jobs[Kind.STRATA_NATIVE]
-        each = self.bench.profile.verified_calls // VIRTUAL_USERS
-        verdict = self._verifier.heartbeats(job.heartbeat(), job.pulse, VIRTUAL_USERS, each)
-        measured = []
-        for shape in (load.SATURATING, load.LIGHT):
-            operation = RepeatedCall(self.bench, "heartbeat", requests, shape)
-            summaries = self._measure(operation)
-            self._echoes[shape] = {kind: summaries[kind].rate for kind in ECHOES}
-            measured.append(self._call(operation, summaries, shape, verdict))
-        return measured
+        self.announce("verifying heartbeat")
+        verdict = self._verifier.heartbeats(
+            job.heartbeat(), job.pulse, VIRTUAL_USERS, self._verified_each
+        )
+        return self._repeated("heartbeat", requests, verdict)
 
     def _shards(self) -> list[Measured]:
         requests = {kind: job.shard_load() for kind, job in self._jobs.items()}
         job = self._jobs[Kind.STRATA_NATIVE]
-        each = self.bench.profile.verified_calls // VIRTUAL_USERS
-        verdict = self._verifier.shards(job.shard_request(), job.shards, VIRTUAL_USERS, each)
+        self.announce("verifying get shard")
+        verdict = self._verifier.shards(
+            job.shard_request(), job.shards, VIRTUAL_USERS, self._verified_each
+        )
+        return self._repeated("get shard", requests, verdict)
+
+    def _repeated(
+        self, name: str, requests: Mapping[Kind, Request], verdict: Verdict
+    ) -> list[Measured]:
+        """A call under saturating load, for its rate, and under light load, for its latency."""
+        with_echoes = {**{kind: echo_heartbeat() for kind in ECHOES}, **requests}
         measured = []
-        for shape in (load.SATURATING, load.LIGHT):
-            operation = RepeatedCall(self.bench, "get shard", requests, shape)
-            measured.append(self._call(operation, self._measure(operation), shape, verdict))
+        for shape, suffix in ((load.SATURATING, ""), (load.LIGHT, LIGHT_SUFFIX)):
+            operation = RepeatedCall(self.bench, name + suffix, with_echoes, shape)
+            measured.append(self._measured(operation, shape.in_flight, verdict))
         return measured
 
     def _registrations(self) -> list[Measured]:
-        operation = Registrations(self.bench)
-        each = self.bench.profile.verified_calls // VIRTUAL_USERS
+        self.announce("verifying registration")
         with connect(self.bench.servers[Kind.STRATA_NATIVE].address) as client:
-            verdict = self._verifier.registrations(client, "verified", VIRTUAL_USERS, each)
-        return [self._call(operation, self._measure(operation), load.SATURATING, verdict)]
+            verdict = self._verifier.registrations(
+                client, "verified", VIRTUAL_USERS, self._verified_each
+            )
+        operation = Registrations(self.bench)
+        return [self._measured(operation, load.SATURATING.in_flight, verdict)]
 
     def _barriers(self) -> list[Measured]:
         operation = Barrier(self.bench, SMALL_BARRIER, (*ECHOES, *STRATA))
@@ -121,23 +126,9 @@ class Session:
         operation = Barrier(self.bench, LARGE_BARRIER, STRATA, profile.large_barrier_rounds)
         return [self._barrier(operation, profile.large_barrier_runs, VERIFIED_LARGE_ROUNDS)]
 
-    def _call(
-        self,
-        operation: Operation,
-        summaries: Mapping[Kind, Summary],
-        shape: Shape,
-        verdict: Verdict,
-    ) -> Measured:
-        in_flight = shape.connections * shape.streams
-        name = f"{operation.name}, light" if shape == load.LIGHT else operation.name
-        echoes = self._echoes.get(shape, {})
-        return Measured(name, operation.unit, in_flight, summaries, echoes, verdict)
-
     def _barrier(self, operation: Barrier, rounds: int, verified_rounds: int) -> Measured:
         verdict = self._verify_barrier(operation.size, verified_rounds)
-        summaries = self._measure(operation, rounds)
-        echoes = {kind: summaries[kind].rate for kind in ECHOES if kind in summaries}
-        return Measured(operation.name, operation.unit, operation.size, summaries, echoes, verdict)
+        return self._measured(operation, operation.size, verdict, rounds)
 
     def _verify_barrier(self, size: int, rounds: int) -> Verdict:
         self.announce(f"verifying barrier({size:,})")
@@ -147,7 +138,9 @@ class Session:
         arrivals = [messages.arrival(job, "verified", w, generation) for w in workers]
         return self._verifier.barriers(arrivals, rounds)
 
-    def _measure(self, operation: Operation, rounds: int | None = None) -> dict[Kind, Summary]:
+    def _measured(
+        self, operation: Operation, in_flight: int, verdict: Verdict, rounds: int | None = None
+    ) -> Measured:
         """Sample the servers one after another, round after round."""
         rounds = rounds or self.bench.profile.rounds
         samples: dict[Kind, list[Sample]] = {kind: [] for kind in operation.kinds}
@@ -155,7 +148,11 @@ class Session:
             for kind in operation.kinds:
                 self.announce(f"{operation.name}, round {number} of {rounds}: {kind.value}")
                 samples[kind].append(operation.sample(kind))
-        return {kind: summarize(found) for kind, found in samples.items()}
+        return Measured(operation.name, operation.unit, in_flight, samples, verdict)
+
+    @property
+    def _verified_each(self) -> int:
+        return self.bench.profile.verified_calls // VIRTUAL_USERS
 
     @property
     def _verifier(self) -> Verifier:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ._version import __version__
-
 if TYPE_CHECKING:
+    from ._version import __version__
     from .client import DatasetRegistry, TrainingOrchestrator, WorkerConfig
     from .config import Config
     from .errors import (
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
+    "_version": ("__version__",),
     "client": ("DatasetRegistry", "TrainingOrchestrator", "WorkerConfig"),
     "config": ("Config",),
     "errors": (

@@ -17,7 +17,6 @@ SOURCE = ROOT / "src" / "dtruntime"
 
 CONTRACT = {
     "CheckpointInfo",
-    "CheckpointManager",
     "CheckpointNotFoundError",
     "ConnectionError",
     "DatasetRegistry",

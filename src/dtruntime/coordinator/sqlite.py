@@ -149,8 +149,8 @@ class SqliteStore:
 
     @property
     def dirty(self) -> bool:
-        """Whether something submitted is not stored yet; replies wait until it is."""
-        return self._current is not None
+        """Whether something submitted is not stored (yet); replies wait until it is."""
+        return self._current is not None or self.failure is not None
 
     def submit(self, effects: Sequence[Effect]) -> None:
         """Store records; events alone may be stored later."""

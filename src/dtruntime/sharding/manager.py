@@ -105,16 +105,17 @@ class ShardManager:
 
         A worker that is a member keeps its slot.
         """
+        slot = self._admit(_identifier(worker_id, "worker_id"))
         self._declared = True
-        return self._admit(_identifier(worker_id, "worker_id"))
+        return slot
 
     def remove_worker(self, worker_id: str) -> None:
         """Let a worker leave; its shards go to the others until another takes its slot.
 
         Raises ``ShardNotFoundError`` when it is not a member.
         """
+        slot = self._member(_identifier(worker_id, "worker_id"))
         self._declared = True
-        slot = self._slot(_identifier(worker_id, "worker_id"))
         del self._slots[worker_id]
         self._holes.add(slot)
         while self._slot_count - 1 in self._holes:
@@ -170,7 +171,8 @@ class ShardManager:
         params, table = self._dataset(dataset_id)
         if as_int(epoch) < 0:
             raise ValueError(f"epoch must not be negative, not {epoch}")
-        slot = self._slot(_identifier(worker_id, "worker_id"))
+        _identifier(worker_id, "worker_id")
+        slot = self._member(worker_id) if self._declared else self._admit(worker_id)
         shards = table.shards_of(slot, self._slot_count, self._holes)
         if not params.shuffle:
             return shards
@@ -191,9 +193,7 @@ class ShardManager:
     def _slot_count(self) -> int:
         return len(self._slots) + len(self._holes)
 
-    def _slot(self, worker_id: str) -> int:
-        if not self._declared:
-            return self._admit(worker_id)
+    def _member(self, worker_id: str) -> int:
         if worker_id not in self._slots:
             raise ShardNotFoundError(
                 f"worker {worker_id!r} is not a member: add_worker lets it join"

@@ -101,7 +101,7 @@ class LocalCoordinator:
         self.kill()
         raise StrataError(f"the coordinator did not start; its log:\n{self.log[-2000:]}")
 
-    def signal(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to it."""
         os.kill(self.pid, number)
 

@@ -107,6 +107,16 @@ def test_an_unknown_worker_is_refused_once_workers_are_declared():
     assert manager.workers == {"a": 0}
 
 
+def test_a_failed_removal_declares_nothing():
+    manager = ShardManager("data", 100)
+    with pytest.raises(ShardNotFoundError, match="'a' is not a member"):
+        manager.remove_worker("a")
+    assert len(manager.assign_shards(0, "a")) == 100
+    manager.remove_worker("a")
+    with pytest.raises(ShardNotFoundError, match="'a' is not a member"):
+        manager.assign_shards(0, "a")
+
+
 def test_registering_the_same_again_is_a_no_op_and_a_difference_is_shown():
     manager = ShardManager()
     manager.register_dataset_params("data", 100, 10, True, 1)

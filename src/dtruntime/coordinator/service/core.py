@@ -189,10 +189,8 @@ class CoordinatorService:
 
     def _heartbeat(self, request: pb.HeartbeatRequest, now: float) -> Answer:
         command = decode.heartbeat(request)
-        reply, effects = self.machine.apply(command, now)
-        self._limits.check_worker(command.job, command.worker_id, now)
-        if effects:
-            self._carry_out(effects)
+        self._limit_worker(command.job, command.worker_id, now)
+        reply = self._apply(command, now)
         assert isinstance(reply, c.Pulse)
         return pb.HeartbeatResponse(
             generation=reply.generation,
@@ -242,6 +240,7 @@ class CoordinatorService:
         return pb.DatasetList(datasets=[encode.dataset(r, job.name) for r in records])
 
     def _rank_of(self, job: str, worker_id: str, incarnation: int, now: float) -> int:
+        self._limit_worker(job, worker_id, now)
         if incarnation:
             _, member = self.machine.member(job, worker_id, incarnation)
         else:
@@ -249,8 +248,13 @@ class CoordinatorService:
             if known is None or not known.live:
                 raise Refused("unknown_rank", f"worker {worker_id!r} is not a member of {job!r}")
             member = known
-        self._limits.check_worker(job, worker_id, now)
         return member.rank
+
+    def _limit_worker(self, job: str, worker_id: str, now: float) -> None:
+        """Count a call of a member; strangers are counted by their address alone."""
+        known = self.machine.jobs.get(job)
+        if known is not None and worker_id in known.roster.by_id:
+            self._limits.check_worker(job, worker_id, now)
 
     # Calls that are held
 
@@ -262,8 +266,8 @@ class CoordinatorService:
 
     def _hold(self, command: c.Arrive | c.NotifyCheckpoint, now: float) -> Answer:
         self._next_call += 1
+        self._limit_worker(command.job, command.worker_id, now)
         reply = self._apply(command, now)
-        self._limits.check_worker(command.job, command.worker_id, now)
         if reply is not HELD:
             return encode.reply(reply)
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()

@@ -31,13 +31,12 @@ OPEN_LIMIT = 1024
 class Arrival:
     """One rank that waits in a round, with the calls that wait for it."""
 
-    __slots__ = ("calls", "member", "ticket")
+    __slots__ = ("calls", "member")
 
     def __init__(self, member: Member) -> None:
         self.member = member
         self.calls: dict[int, int] = {}
         """Call to ticket."""
-        self.ticket = 0
 
 
 class Round:
@@ -67,8 +66,9 @@ class Barriers:
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
         self.open: dict[str, Round] = {}
-        self._completed: OrderedDict[str, RoundRecord] = OrderedDict()
-        self._timed_out: OrderedDict[tuple[int, str], tuple[int, TimedOut]] = OrderedDict()
+        self.completed: OrderedDict[str, RoundRecord] = OrderedDict()
+        self._timed_out: OrderedDict[tuple[int, int], TimedOut] = OrderedDict()
+        """By incarnation and ticket."""
         self._calls: dict[int, tuple[Round, Arrival]] = {}
         self._sequence = 0
 
@@ -79,11 +79,11 @@ class Barriers:
 
     def arrive(self, c: Arrive, member: Member, out: Outbox) -> Reply:
         """Count an arrival; completes the round when it is the last."""
-        done = self._completed.get(c.barrier_id)
+        done = self.completed.get(c.barrier_id)
         if done and 0 < c.ticket <= done.tickets.get(member.incarnation, 0):
             return Passed(done.round, done.generation, done.participants)
-        ticket, timed_out = self._timed_out.get((member.incarnation, c.barrier_id), (0, None))
-        if timed_out is not None and 0 < c.ticket <= ticket:
+        timed_out = self._timed_out.get((member.incarnation, c.ticket))
+        if timed_out is not None:
             return timed_out
         lost = self._roster.untold(member, c.generation)
         if lost:
@@ -93,11 +93,10 @@ class Barriers:
         arrival = round_.arrived.get(member.rank)
         if arrival is None:
             arrival = round_.arrived[member.rank] = Arrival(member)
-        arrival.ticket = max(arrival.ticket, c.ticket)
-        if len(round_.arrived) == len(round_.expected):
-            return self._complete(round_, out)
         arrival.calls[c.call] = c.ticket
         self._calls[c.call] = round_, arrival
+        if len(round_.arrived) == len(round_.expected):
+            return self._complete(round_, out, answered=c.call)
         return HELD
 
     def time_out(self, calls: Iterable[int], out: Outbox) -> None:
@@ -135,16 +134,14 @@ class Barriers:
     ) -> None:
         """End a call and all that carry its ticket: it never counts again."""
         ticket = arrival.calls[call]
-        ended = [x for x, t in arrival.calls.items() if x == call or 0 < t <= ticket]
+        ended = [x for x, t in arrival.calls.items() if x == call or (ticket and t == ticket)]
         for one in ended:
             self._withdraw(one)
             out.release(one, reply)
         if not arrival.calls:
             round_.gave_up.add(arrival.member.rank)
         if ticket:
-            key = arrival.member.incarnation, round_.barrier_id
-            self._timed_out[key] = ticket, reply
-            self._timed_out.move_to_end(key)
+            self._timed_out[arrival.member.incarnation, ticket] = reply
             if len(self._timed_out) > TIMEOUTS_KEPT:
                 self._timed_out.popitem(last=False)
 
@@ -175,7 +172,7 @@ class Barriers:
     def restore(self, records: list[RoundRecord]) -> None:
         """Take back completed rounds that were stored."""
         for record in sorted(records, key=lambda r: r.sequence):
-            self._completed[record.barrier_id] = record
+            self.completed[record.barrier_id] = record
             self._sequence = max(self._sequence, record.sequence)
 
     def missing(self, round_: Round) -> list[Missing]:
@@ -191,22 +188,23 @@ class Barriers:
                     f"job {self._roster.job!r} has {OPEN_LIMIT} open barriers: workers disagree "
                     f"about barrier names, e.g. {next(iter(self.open))!r} and {barrier_id!r}",
                 )
-            before = self._completed.get(barrier_id)
+            before = self.completed.get(barrier_id)
             number = before.round + 1 if before else 1
             round_ = Round(barrier_id, number, set(self._roster.present_ranks()), now)
             self.open[barrier_id] = round_
         return round_
 
-    def _complete(self, round_: Round, out: Outbox) -> Passed:
+    def _complete(self, round_: Round, out: Outbox, answered: int = 0) -> Passed:
         generation, participants = self._roster.generation, len(round_.arrived)
         passed = Passed(round_.number, generation, participants)
         tickets: dict[int, int] = {}
         for arrival in round_.arrived.values():
-            if arrival.ticket:
-                tickets[arrival.member.incarnation] = arrival.ticket
+            if ticket := max(arrival.calls.values()):
+                tickets[arrival.member.incarnation] = ticket
             for call in arrival.calls:
                 del self._calls[call]
-                out.release(call, passed)
+                if call != answered:
+                    out.release(call, passed)
         del self.open[round_.barrier_id]
         self._remember(
             RoundRecord(
@@ -223,11 +221,11 @@ class Barriers:
 
     def _remember(self, record: RoundRecord, out: Outbox) -> None:
         self._sequence = record.sequence
-        self._completed[record.barrier_id] = record
-        self._completed.move_to_end(record.barrier_id)
+        self.completed[record.barrier_id] = record
+        self.completed.move_to_end(record.barrier_id)
         out.put("round", self._roster.job, record.barrier_id, record)
-        if len(self._completed) > ROUNDS_KEPT:
-            name, _ = self._completed.popitem(last=False)
+        if len(self.completed) > ROUNDS_KEPT:
+            name, _ = self.completed.popitem(last=False)
             out.delete("round", self._roster.job, name)
 
     def _withdraw(self, call: int) -> None:

@@ -210,7 +210,7 @@ class Committed(Reply, frozen=True):
 
 
 class Aborted(Reply, frozen=True):
-    """The checkpoint will never commit."""
+    """The part that the caller sent will never be committed."""
 
     checkpoint_id: str
     generation: int

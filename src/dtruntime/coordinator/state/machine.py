@@ -9,6 +9,7 @@ What is promised is written down in ``docs/state-machine.md``.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -37,6 +38,9 @@ from .roster import Member, Roster
 JOBS_LIMIT = 1000
 STALL = 1.0
 """A tick this late, in seconds, means that the coordinator itself stood still."""
+STALLS_KEPT = 1024
+WAITS_SLACK = 4096
+"""How many ended waits may stay on the heap before it is rebuilt."""
 
 Result = tuple[Reply, Sequence[Effect]]
 
@@ -51,6 +55,11 @@ class Job:
         self.checkpoints = Checkpoints(self.roster)
         self.datasets = Datasets(self.roster)
 
+    @property
+    def held_calls(self) -> set[int]:
+        """Calls that wait for an answer."""
+        return self.barriers.held_calls | self.checkpoints.held_calls
+
 
 class Machine:
     """All jobs of one coordinator."""
@@ -63,8 +72,11 @@ class Machine:
         self._watch: list[tuple[float, int, Member, Job]] = []
         self._watched = 0
         self._waits: list[tuple[float, int, str]] = []
+        self._waits_limit = WAITS_SLACK
         self._last_tick: float | None = None
-        self._no_deaths_before = 0.0
+        self._stall = min(STALL, heartbeat_timeout / 4)
+        self._stalls: deque[tuple[float, float]] = deque(maxlen=STALLS_KEPT)
+        """When each stall ended, and how long nobody could be heard."""
         self._handlers: dict[type[Any], Callable[[Any], Reply]] = {
             c.Heartbeat: self._heartbeat,
             c.Arrive: self._arrive,
@@ -81,7 +93,7 @@ class Machine:
         self._out.now = now
         try:
             reply = self._handlers[type(command)](command)
-        except Refused:
+        except BaseException:
             self._out.take()
             raise
         return reply, self._out.take()
@@ -114,13 +126,21 @@ class Machine:
 
         Every live member gets a whole heartbeat timeout to be heard again.
         """
+        self._out.now = now
+        by_job: dict[str, list[Record]] = {}
+        orphans: list[str] = []
         rows = list(records)
-        for kind, name, _, record in rows:
-            if kind == "job" and isinstance(record, JobRecord):
+        for _, name, _, record in rows:
+            if isinstance(record, JobRecord):
                 self.jobs[name] = Job(name, record)
-        orphans = [f"{kind} {name}/{key}" for kind, name, key, _ in rows if name not in self.jobs]
-        for name, job in self.jobs.items():
-            self._restore_job(job, [record for _, owner, _, record in rows if owner == name], now)
+                by_job[name] = []
+        for kind, name, key, record in rows:
+            if name in by_job:
+                by_job[name].append(record)
+            else:
+                orphans.append(f"{kind} {name}/{key}")
+        for name, owned in by_job.items():
+            self._restore_job(self.jobs[name], owned, now)
         return orphans
 
     def _restore_job(self, job: Job, records: list[Record], now: float) -> None:
@@ -140,7 +160,7 @@ class Machine:
 
     def _heartbeat(self, command: c.Heartbeat) -> Reply:
         job, member = self.member(command.job, command.worker_id, command.incarnation)
-        member.last_seen = self._out.now
+        job.roster.hear(member, self._out.now)
         member.pulse = command
         if command.epoch != member.epoch:
             job.roster.see_epoch(member, command.epoch, self._out)
@@ -158,22 +178,23 @@ class Machine:
 
     def _deregister(self, command: c.Deregister) -> Reply:
         job, member = self.member(command.job, command.worker_id, command.incarnation)
+        job.roster.hear(member, self._out.now)
         reason = command.reason or "deregistered"
         self._spread_loss(job, [job.roster.lose(member, Membership.LEFT, reason, self._out)])
         return c.Pulse(job.roster.generation, job.roster.live_count)
 
     def _arrive(self, command: c.Arrive) -> Reply:
         job, member = self.member(command.job, command.worker_id, command.incarnation)
-        member.last_seen = self._out.now
         reply = job.barriers.arrive(command, member, self._out)
+        job.roster.hear(member, self._out.now)
         if reply is c.HELD:
             self._wait(command.timeout, command.call, command.job)
         return reply
 
     def _notify_checkpoint(self, command: c.NotifyCheckpoint) -> Reply:
         job, member = self.member(command.job, command.worker_id, command.incarnation)
-        member.last_seen = self._out.now
         reply = job.checkpoints.notify(command, member, self._out)
+        job.roster.hear(member, self._out.now)
         if reply is c.HELD:
             self._wait(command.timeout, command.call, command.job)
         return reply
@@ -195,22 +216,33 @@ class Machine:
 
     def _tick(self, _: c.Tick) -> Reply:
         now = self._out.now
-        stall = now - self._last_tick if self._last_tick is not None else 0.0
-        if stall > STALL:
-            self._no_deaths_before = now + min(stall, self.heartbeat_timeout)
-            self._out.emit("", "coordinator.stalled", seconds=round(stall, 3))
-        self._last_tick = now
+        self._note_stall(now)
         self._end_waits(now)
-        if now >= self._no_deaths_before:
-            self._detect_deaths(now)
+        self._detect_deaths(now)
         return c.DONE
 
     # Time
 
+    def _note_stall(self, now: float) -> None:
+        """Remember the time during which nobody could be heard: it is not their silence."""
+        passed = now - self._last_tick if self._last_tick is not None else 0.0
+        self._last_tick = now
+        if passed > self._stall:
+            self._stalls.append((now, passed - self._stall))
+        if passed > STALL:
+            self._out.emit("", "coordinator.stalled", seconds=round(passed, 3))
+
+    def deadline(self, member: Member) -> float:
+        """When a member that stays silent is declared dead."""
+        heard = member.last_seen
+        deaf = sum(min(seconds, at - heard) for at, seconds in self._stalls if at > heard)
+        return heard + self.heartbeat_timeout + deaf
+
     def _watch_over(self, job: Job, member: Member) -> None:
-        deadline = member.last_seen + self.heartbeat_timeout
+        if self._last_tick is None:
+            self._last_tick = self._out.now
         self._watched += 1
-        heapq.heappush(self._watch, (deadline, self._watched, member, job))
+        heapq.heappush(self._watch, (self.deadline(member), self._watched, member, job))
 
     def _detect_deaths(self, now: float) -> None:
         dead: dict[str, list[Lost]] = {}
@@ -218,11 +250,10 @@ class Machine:
             _, _, member, job = heapq.heappop(self._watch)
             if not member.live:
                 continue
-            if member.last_seen + self.heartbeat_timeout > now:
+            if self.deadline(member) > now:
                 self._watch_over(job, member)
                 continue
-            silent = now - member.last_seen
-            reason = f"no heartbeat for {silent:.1f} s"
+            reason = f"no heartbeat for {now - member.last_seen:.1f} s"
             loss = job.roster.lose(member, Membership.DEAD, reason, self._out)
             dead.setdefault(job.name, []).append(loss)
         for name, losses in dead.items():
@@ -230,14 +261,19 @@ class Machine:
 
     def _wait(self, timeout: float, call: int, job: str) -> None:
         heapq.heappush(self._waits, (self._out.now + timeout, call, job))
+        if len(self._waits) > self._waits_limit:
+            held = {x for j in self.jobs.values() for x in j.held_calls}
+            self._waits = sorted(wait for wait in self._waits if wait[1] in held)
+            self._waits_limit = max(WAITS_SLACK, 2 * len(self._waits))
 
     def _end_waits(self, now: float) -> None:
+        expired: dict[str, list[int]] = {}
         while self._waits and self._waits[0][0] <= now:
             _, call, name = heapq.heappop(self._waits)
-            job = self.jobs.get(name)
-            if job is not None:
-                job.barriers.time_out(call, self._out)
-                job.checkpoints.time_out(call, self._out)
+            expired.setdefault(name, []).append(call)
+        for name, calls in expired.items():
+            self.jobs[name].barriers.time_out(calls, self._out)
+            self.jobs[name].checkpoints.time_out(calls, self._out)
 
     def _job_or_new(self, name: str) -> Job:
         job = self.jobs.get(name)

@@ -78,6 +78,8 @@ class CheckpointRecord(Record, frozen=True):
     metadata: dict[str, str] = {}
     sequence: int = 0
     """Order of commits within the job."""
+    newest_part: int = 0
+    """The highest incarnation that sent a part; 0: committed by one writer."""
 
 
 class PartRecord(Record, frozen=True):
@@ -101,6 +103,8 @@ class PendingRecord(Record, frozen=True):
     step: int
     expected: dict[int, int]
     """Incarnation to rank."""
+    generation: int = 0
+    """The generation in which it was begun."""
 
 
 class RoundRecord(Record, frozen=True):
@@ -136,11 +140,12 @@ RECORD_TYPES: dict[str, type[Record]] = {
 }
 """Record types by the kind they are stored under."""
 
-CRASH_SAFE_KINDS = frozenset({"round", "pending"})
+CRASH_SAFE_KINDS = frozenset({"round", "pending", "part"})
 """Kinds that must outlive the coordinator's process but not its machine's power supply.
 
-A round that is lost with the machine ends as a barrier timeout, never as a wrong answer, and
-a pending checkpoint as an abort; a barrier that waited for the disk would be slow every time.
+Parts are sent again by those who wait for the commit, and the commit itself waits for the disk.
+A barrier that waited for the disk would be slow every time; what a lost round can do is written
+down in ``docs/state-machine.md``.
 """
 
 

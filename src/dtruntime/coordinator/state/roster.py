@@ -363,7 +363,7 @@ class Roster:
         self._count_epoch(member, -1)
         self._by_session.pop(member.record.session, None)
         heapq.heappush(self._free, member.rank)
-        if max(map(len, (self._free, self._oldest, self._gone))) > 2 * len(self.slots) + 64:
+        if max(len(self._free), len(self._oldest), len(self._gone)) > 2 * len(self.slots) + 64:
             self._compact()
         self._changed()
         out.put("worker", self.job, str(member.rank), member.record)

@@ -1,0 +1,252 @@
+"""What holds in every state of the machine, as code: for tests, simulations and post-mortems.
+
+`violations` looks at one state. `durable_rows` says what the store has to hold for it,
+`snapshot` is all of it, for comparing two states. Promises across time are written down
+in ``docs/state-machine.md`` and checked by the tests named there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from ...types import Membership
+from .barriers import OPEN_LIMIT, ROUNDS_KEPT, Barriers, Round
+from .checkpoints import CHECKPOINTS_KEPT, PENDING_LIMIT, Checkpoints, part_key
+from .losses import LOSSES_KEPT
+from .machine import JOBS_LIMIT, Job, Machine
+from .records import Record
+from .roster import Member, Roster
+
+Rows = dict[tuple[str, str, str], Record]
+
+
+def violations(machine: Machine) -> list[str]:
+    """What is wrong in this state; empty when all invariants hold."""
+    found = list(_machine(machine))
+    for job in machine.jobs.values():
+        for part in (_roster, _losses, _barriers, _checkpoints):
+            found.extend(f"job {job.name}: {problem}" for problem in part(job))
+    return found
+
+
+def durable_rows(machine: Machine) -> Rows:
+    """What the store holds, by (kind, job, key), when it has taken every effect so far."""
+    rows: Rows = {}
+    for name, job in machine.jobs.items():
+        rows["job", name, ""] = job.roster.record()
+        for member in job.roster.slots:
+            if member is not None:
+                rows["worker", name, str(member.rank)] = member.record
+        for dataset in job.datasets.records():
+            rows["dataset", name, dataset.dataset_id] = dataset
+        for key, checkpoint in job.checkpoints.committed.items():
+            rows["checkpoint", name, key] = checkpoint
+        for key, pending in job.checkpoints.pending.items():
+            rows["pending", name, key] = pending.record
+            for part in pending.parts.values():
+                rows["part", name, part_key(part)] = part
+        for key, done in job.barriers.completed.items():
+            rows["round", name, key] = done
+    return rows
+
+
+def snapshot(machine: Machine) -> dict[str, Any]:
+    """Everything that can influence a later answer, durable and soft."""
+    state: dict[str, Any] = {"rows": durable_rows(machine), "events": machine.journal.last_id}
+    for name, job in machine.jobs.items():
+        members = [m for m in job.roster.slots if m is not None]
+        state[f"members of {name}"] = [
+            (m.incarnation, m.last_seen, m.heard, m.epoch, m.pulse) for m in members
+        ]
+        state[f"rounds of {name}"] = {
+            key: (round_.number, set(round_.expected), _arrivals(round_))
+            for key, round_ in job.barriers.open.items()
+        }
+        state[f"calls of {name}"] = job.held_calls
+    return state
+
+
+def _arrivals(round_: Round) -> dict[int, dict[int, int]]:
+    return {rank: dict(arrival.calls) for rank, arrival in round_.arrived.items()}
+
+
+def _machine(machine: Machine) -> Iterator[str]:
+    if len(machine.jobs) > JOBS_LIMIT:
+        yield f"{len(machine.jobs)} jobs"
+    watched: dict[int, float] = {}
+    for deadline, _, member, _ in machine._watch:
+        watched[id(member)] = min(deadline, watched.get(id(member), deadline))
+    waits = {call for _, call, _ in machine._waits}
+    calls: Counter[int] = Counter()
+    for job in machine.jobs.values():
+        calls.update(job.barriers.held_calls)
+        calls.update(job.checkpoints.held_calls)
+        for member in filter(None, job.roster.slots):
+            if member.live and watched.get(id(member), float("inf")) > machine.deadline(member):
+                yield f"nobody watches over {member.worker_id} of {job.name}"
+    for call, count in calls.items():
+        if count > 1:
+            yield f"call {call} is held {count} times"
+        if call not in waits:
+            yield f"call {call} has no end"
+
+
+def _roster(job: Job) -> Iterator[str]:
+    roster = job.roster
+    members = [member for member in roster.slots if member is not None]
+    live = [member for member in members if member.live]
+    if roster.world_size and len(roster.slots) != roster.world_size:
+        yield f"{len(roster.slots)} slots in a world of {roster.world_size}"
+    if not roster.world_size and roster.slots and roster.slots[-1] is None:
+        yield "the last slot of an elastic world was never held"
+    if roster.live_count != len(live):
+        yield f"live_count is {roster.live_count}, not {len(live)}"
+    if not 0 <= roster.losses.newest_generation <= roster.generation:
+        yield f"loss at {roster.losses.newest_generation} after generation {roster.generation}"
+    for rank, member in enumerate(roster.slots):
+        if member is not None:
+            yield from _member(roster, rank, member)
+    for what, values in (
+        ("incarnation", [m.incarnation for m in members]),
+        ("worker id", [m.worker_id for m in live]),
+        ("session", [m.record.session for m in live if m.record.session]),
+    ):
+        yield from (f"{what} {x} is held twice" for x, n in Counter(values).items() if n > 1)
+    yield from _roster_indexes(roster, members, live)
+
+
+def _member(roster: Roster, rank: int, member: Member) -> Iterator[str]:
+    who = f"{member.worker_id} ({member.incarnation})"
+    if member.rank != rank or member.record.rank != rank:
+        yield f"{who} sits in slot {rank} with rank {member.rank}"
+    if member.incarnation != member.record.incarnation:
+        yield f"{who} is stored as incarnation {member.record.incarnation}"
+    if not 0 < member.incarnation < member.heard <= roster.next_incarnation:
+        yield f"{who} was heard at {member.heard}, the next one is {roster.next_incarnation}"
+    if member.live != (member.record.membership == Membership.LIVE):
+        yield f"{who} is stored as {member.record.membership}, live is {member.live}"
+    if not member.live and member.record.last_heard != member.heard:
+        yield f"{who} is stored as heard at {member.record.last_heard}, not {member.heard}"
+    if member.live and roster.by_id.get(member.worker_id) is not member:
+        yield f"{who} is live and not found by its id"
+
+
+def _roster_indexes(roster: Roster, members: list[Member], live: list[Member]) -> Iterator[str]:
+    held = {id(member) for member in members}
+    for worker_id, member in roster.by_id.items():
+        if id(member) not in held or member.worker_id != worker_id:
+            yield f"id {worker_id} leads to a member without a slot"
+    if roster._by_session != {m.record.session: m for m in live if m.record.session}:
+        yield "sessions do not lead to the live members"
+    free = set(roster._free)
+    for rank, holder in enumerate(roster.slots):
+        if (holder is None or not holder.live) and rank not in free:
+            yield f"rank {rank} is free and would not be given out"
+    epochs = Counter(m.epoch for m in live if m.epoch is not None)
+    if epochs != roster._epochs:
+        yield f"epochs are counted as {dict(roster._epochs)}, not {dict(epochs)}"
+    yield from _caches(roster)
+    oldest = min(live, key=lambda m: m.incarnation, default=None)
+    if roster.world_size and oldest is not None:
+        for member in members:
+            if not member.live and not oldest.knew(member):
+                yield f"rank {member.rank} is not expected, and no live member knows why"
+
+
+def _caches(roster: Roster) -> Iterator[str]:
+    kept, pulse = roster.view(), roster.pulse()
+    roster._view = None
+    if kept != roster.view():
+        yield f"the kept view {kept} should be {roster.view()}"
+    if (pulse.generation, pulse.live_workers) != (roster.generation, roster.live_count):
+        yield f"the kept pulse {pulse} is out of date"
+
+
+def _losses(job: Job) -> Iterator[str]:
+    losses = job.roster.losses
+    generations = [loss.generation for loss in losses._kept]
+    if len(generations) > LOSSES_KEPT:
+        yield f"{len(generations)} losses are kept"
+    if generations != sorted(set(generations)):
+        yield "losses are out of order"
+    newest = generations[-1] if generations else losses._forgotten_generation
+    if newest != losses.newest_generation:
+        yield f"the newest loss is {newest}, not {losses.newest_generation}"
+
+
+def _barriers(job: Job) -> Iterator[str]:
+    barriers = job.barriers
+    if len(barriers.open) > OPEN_LIMIT or len(barriers.completed) > ROUNDS_KEPT:
+        yield f"{len(barriers.open)} open and {len(barriers.completed)} completed rounds"
+    calls: set[int] = set()
+    for barrier_id, round_ in barriers.open.items():
+        yield from _round(job.roster, barriers, barrier_id, round_)
+        for arrival in round_.arrived.values():
+            calls.update(arrival.calls)
+    if calls != barriers.held_calls:
+        yield f"calls {calls} wait, but {barriers.held_calls} are held"
+    sequences = [record.sequence for record in barriers.completed.values()]
+    if sequences != sorted(set(sequences)):
+        yield f"completed rounds are kept in the order {sequences}"
+    for record in barriers.completed.values():
+        if any(who >= job.roster.next_incarnation for who in record.tickets):
+            yield f"round {record.round} of {record.barrier_id} has a participant of the future"
+
+
+def _round(roster: Roster, barriers: Barriers, barrier_id: str, round_: Round) -> Iterator[str]:
+    name = f"round {round_.number} of {barrier_id}"
+    before = barriers.completed.get(barrier_id)
+    if round_.barrier_id != barrier_id or round_.number != (before.round + 1 if before else 1):
+        yield f"{name} is kept under {barrier_id} after {before}"
+    arrived = set(round_.arrived)
+    if not arrived:
+        yield f"{name} is open and nobody waits"
+    if not arrived < round_.expected:
+        yield f"{name} is open: arrived {sorted(arrived)} of {sorted(round_.expected)}"
+    absent = [rank for rank in round_.expected if not roster.is_present(rank)]
+    if absent:
+        yield f"{name} waits for ranks {absent}, which cannot come"
+    if not round_.expected.issuperset(roster.vacant_ranks()):
+        yield f"{name} does not wait for the vacant ranks {roster.vacant_ranks()}"
+    for rank, arrival in round_.arrived.items():
+        if roster.slots[rank] is not arrival.member or not arrival.member.live:
+            yield f"{name} counts {arrival.member.worker_id}, which does not hold rank {rank}"
+        if not arrival.calls:
+            yield f"{name} counts {arrival.member.worker_id}, which has no call"
+
+
+def _checkpoints(job: Job) -> Iterator[str]:
+    checkpoints = job.checkpoints
+    records = list(checkpoints.committed.values())
+    if len(records) > CHECKPOINTS_KEPT or len(checkpoints.pending) > PENDING_LIMIT:
+        yield f"{len(records)} committed and {len(checkpoints.pending)} pending checkpoints"
+    sequences = [record.sequence for record in records]
+    if sequences != sorted(set(sequences)):
+        yield "commits are out of order"
+    latest = max(records, key=lambda r: (r.step, r.sequence), default=None)
+    if latest is not checkpoints.latest:
+        yield f"the latest checkpoint is {latest}, not {checkpoints.latest}"
+    both = checkpoints.committed.keys() & checkpoints.pending.keys()
+    if both:
+        yield f"checkpoints {sorted(both)} are committed and pending"
+    yield from _pending(job.roster, checkpoints)
+
+
+def _pending(roster: Roster, checkpoints: Checkpoints) -> Iterator[str]:
+    live = {m.incarnation: m.rank for m in roster.slots if m is not None and m.live}
+    calls: set[int] = set()
+    for key, pending in checkpoints.pending.items():
+        calls |= pending.calls
+        expected, parts = pending.record.expected, pending.parts
+        if not parts.keys() < expected.keys():
+            yield f"checkpoint {key} is pending with parts {sorted(parts)} of {sorted(expected)}"
+        gone = [who for who in expected if who not in parts and live.get(who) != expected[who]]
+        if gone:
+            yield f"checkpoint {key} waits for {gone}, which cannot send a part"
+        for who, part in parts.items():
+            if (part.incarnation, part.checkpoint_id, part.step) != (who, key, pending.record.step):
+                yield f"checkpoint {key} keeps a part of {part.checkpoint_id} from {who}"
+    if calls != checkpoints.held_calls:
+        yield f"calls {calls} wait for a commit, but {checkpoints.held_calls} are held"
