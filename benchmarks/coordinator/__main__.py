@@ -7,6 +7,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import grpc
+import psutil
 from rich.console import Console
 
 from . import plot, report, session
@@ -56,13 +58,21 @@ def main() -> int:
                 status.update,
             )
     except (SetupError, LoadError) as exc:
-        progress.print(f"[red]error:[/] {exc}", highlight=False)
-        return 1
+        return _give_up(progress, str(exc))
+    except psutil.NoSuchProcess as exc:
+        return _give_up(progress, f"a server ended while it was measured ({exc})")
+    except grpc.RpcError as exc:
+        return _give_up(progress, f"a call that prepares the load failed: {exc}")
     report.show(results, console)
     report.save(results, options.results / "coordinator.json")
     if results.operations:
         plot.draw(results, options.results / "coordinator.png")
     return 1 if any(measured.failed() for measured in results.operations) else 0
+
+
+def _give_up(console: Console, message: str) -> int:
+    console.print(f"error: {message}", style="red", markup=False, highlight=False)
+    return 1
 
 
 if __name__ == "__main__":

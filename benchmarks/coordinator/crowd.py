@@ -24,6 +24,8 @@ WARM_UP_PART = 5
 """One round in so many is warm-up: processes start one after another."""
 START_SECONDS = 0.02
 """What starting one process of a free crowd takes, at most, while the others run."""
+STRAGGLERS = 5
+"""Per cent of a free crowd that may start late or end early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,9 @@ class Crowd:
             calls=calls,
             failed=self.failed,
             server_cpu_us=self.usage.server_seconds / calls * 1e6,
+            server_share=self.usage.server_share,
             foreign_share=self.usage.foreign_share,
+            load_share=self.usage.load_share,
         )
 
 
@@ -79,7 +83,7 @@ def run_barriers(
 def run_freely(
     tools: Tools, server: Server, request: Request, size: int, seconds: float, scratch: Path
 ) -> Sample:
-    """Calls per second of `size` processes that do not wait for each other, while all run."""
+    """Calls per second of `size` processes that do not wait for each other, once they all run."""
 
     def failed(printout: Printout, calls: int) -> int:
         return max(0, calls - printout.data_bytes // request.reply_bytes)
@@ -87,12 +91,13 @@ def run_freely(
     limit = ("-D", f"{seconds + size * START_SECONDS:.0f}")
     bodies = [request.body] * size
     crowd = _run(tools, server, request.method, bodies, limit, failed, scratch)
-    since = max(float(starts[0]) for starts in crowd.starts)
+    begun = [starts[0] for starts in crowd.starts]
+    ended = [s[-1] + d[-1] for s, d in zip(crowd.starts, crowd.durations, strict=True)]
+    since, until = np.percentile(begun, 100 - STRAGGLERS), np.percentile(ended, STRAGGLERS)
     starts, durations = np.concatenate(crowd.starts), np.concatenate(crowd.durations)
-    until = min(float(s[-1] + d[-1]) for s, d in zip(crowd.starts, crowd.durations, strict=True))
     inside = (starts >= since) & (starts + durations <= until)
     if not inside.any():
-        raise LoadError("the processes of a crowd never ran at the same time")
+        raise LoadError("the processes of a crowd never ran at the same time: is the machine busy?")
     return crowd.sample(inside.sum() / (until - since) * 1e6, durations[inside])
 
 

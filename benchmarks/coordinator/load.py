@@ -127,7 +127,9 @@ def run(
         calls=count,
         failed=printout.failed(request.reply_bytes),
         server_cpu_us=usage.server_seconds / count * 1e6,
+        server_share=usage.server_share,
         foreign_share=usage.foreign_share,
+        load_share=usage.load_share,
     )
 
 

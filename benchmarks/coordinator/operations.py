@@ -19,7 +19,7 @@ from .samples import Sample
 from .servers import Kind, Server
 from .tools import Tools
 
-WARM_UP_CALLS = 1500
+WARM_UP_CALLS = 800
 WARM_UP_BARRIERS = 10
 JOB_SIZE = 8
 DATASET = "corpus"

@@ -11,6 +11,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
+from matplotlib.ticker import StrMethodFormatter
 
 from .results import LIGHT_SUFFIX, Measured, Results
 from .servers import Kind
@@ -30,7 +31,8 @@ def draw(results: Results, path: Path) -> None:
         _draw_ceilings(right, heartbeat)
     else:
         right.set_axis_off()
-    figure.suptitle("Strata coordinator, one core", x=0.01, ha="left", weight="bold")
+    cores = results.environment["server_cores"]
+    figure.suptitle(f"Strata coordinator on core {cores}", x=0.01, ha="left", weight="bold")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)
@@ -52,7 +54,8 @@ def _draw_operations(axes: Axes, operations: list[Measured]) -> None:
     axes.set_yticks(range(len(operations)), [measured.name for measured in operations])
     axes.invert_yaxis()
     axes.set_xscale("log")
-    axes.set_xlim(1, 10 * max(measured.strata.rate for measured in operations))
+    axes.set_xlim(1, 12 * max(measured.strata.rate for measured in operations))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.set_title("operations per second (log scale)", loc="left", fontsize=10)
     _legend(axes)
     _clean(axes)
@@ -67,7 +70,8 @@ def _draw_ceilings(axes: Axes, heartbeat: Measured) -> None:
         _bar(axes, row, rate, colour, _rate(rate) + note, height=0.55)
     axes.set_yticks(range(len(rates)), [kind.value for kind, _ in rates])
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.45 * max(rate for _, rate in rates))
+    axes.set_xlim(0, 1.5 * max(rate for _, rate in rates))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.set_title("heartbeats per second, same run", loc="left", fontsize=10)
     _clean(axes)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .servers import Kind
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -15,10 +17,14 @@ class Profile:
     """How long one measurement of a repeated call aims to take."""
     registrations: int
     """New workers per measurement."""
+    barrier_runs: int
+    """How often each server is measured with the small barrier."""
     barrier_seconds: float
     """How long one measurement of a barrier aims to take, once its processes run."""
+    large_barrier_kinds: tuple[Kind, ...]
+    """Who is measured with the large barrier: its processes start slowly."""
     large_barrier_runs: int
-    """How often each server is measured with the large barrier: its processes start slowly."""
+    """How often each of them is."""
     large_barrier_rounds: int
     """Rounds of the large barrier in one measurement."""
     verified_calls: int
@@ -29,16 +35,20 @@ FULL = Profile(
     rounds=9,
     seconds=1.0,
     registrations=3000,
+    barrier_runs=5,
     barrier_seconds=2.0,
+    large_barrier_kinds=(Kind.STRATA_NATIVE, Kind.STRATA_AIO),
     large_barrier_runs=2,
     large_barrier_rounds=25,
     verified_calls=4000,
 )
 QUICK = Profile(
-    rounds=3,
+    rounds=2,
     seconds=0.4,
     registrations=1000,
+    barrier_runs=2,
     barrier_seconds=1.0,
+    large_barrier_kinds=(Kind.STRATA_NATIVE,),
     large_barrier_runs=1,
     large_barrier_rounds=10,
     verified_calls=1000,

@@ -22,13 +22,14 @@ NOISE_WORTH_A_WARNING = 0.1
 
 RATES = (
     "operation",
-    "calls\nin flight",
+    "in\nflight",
     "\n/s",
     "p50\nms",
     "p99\nms",
     "CPU µs\n/call",
-    "replies\nverified",
+    "k6\nchecked",
     "\nfailed",
+    "load\ncore",
 )
 RATIOS = (
     "Strata against",
@@ -106,11 +107,12 @@ def _rates(measured: Measured) -> Row:
         measured.name,
         f"{measured.in_flight:,}",
         _number(ours.rate),
-        f"{ours.p50_ms:.2f}",
-        f"{ours.p99_ms:.2f}",
+        _milliseconds(ours.p50_ms),
+        _milliseconds(ours.p99_ms),
         f"{ours.server_cpu_us:.0f}",
         f"{measured.verdict.verified:,}",
         Text(f"{failed:,}", style="red" if failed else ""),
+        f"{ours.load_share:.0%}",
     ]
 
 
@@ -131,6 +133,10 @@ def _number(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
 
 
+def _milliseconds(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+
+
 def _times(ratio: float | None) -> str:
     if ratio is None:
         return ""
@@ -149,7 +155,8 @@ def _notes(results: Results) -> Text:
         f"core {results.environment['server_cores']}, load on "
         f"core {results.environment['load_cores']}. "
         "An echo server does nothing but answer, one bare call for each of Strata's. "
-        "k6 checked status and fields of the verified replies."
+        "k6 checked status and fields of as many replies as shown. "
+        "A load core near 100% means that the generator is the limit, not the server."
     ]
     if results.memory:
         idle, loaded = results.memory.idle_bytes, results.memory.loaded_bytes
@@ -162,12 +169,11 @@ def _notes(results: Results) -> Text:
         lines.append(f"After kill -9: {kept:,} registered workers still known, {lost:,} not.")
     if results.environment["data_on_tmpfs"]:
         lines.append("The data directory is on tmpfs: registration did not wait for a disk.")
-    noise = max(
-        (s.foreign_share for m in results.operations for s in m.summaries.values()), default=0.0
-    )
+    shares = [s.foreign_share for m in results.operations for s in m.summaries.values()]
+    noise = max(shares, default=0.0)
     if noise > NOISE_WORTH_A_WARNING:
         lines.append(
-            f"Other processes took up to {noise:.0%} of the server's core: "
-            "rates are too low, CPU µs/call still holds."
+            f"Other processes took up to {noise:.0%} of the server's core: rates are too low, "
+            "ratios hold better."
         )
     return Text("\n".join(lines), style="dim")

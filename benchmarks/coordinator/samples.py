@@ -25,9 +25,13 @@ class Sample:
     failed: int
     """Calls that the generator lost, or that carried no complete reply."""
     server_cpu_us: float
-    """CPU time the server spent per call, in microseconds: hardly touched by what else runs."""
+    """CPU time the server spent per call, in microseconds."""
+    server_share: float
+    """Part of its cores that the server used."""
     foreign_share: float
     """Part of the server's cores that other processes took meanwhile."""
+    load_share: float
+    """Part of its cores that the generator used: near 1, it is the limit itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,9 @@ class Summary:
     p50_ms: float
     p99_ms: float
     server_cpu_us: float
+    server_share: float
     foreign_share: float
+    load_share: float
     calls: int
     failed: int
     runs: int
@@ -56,7 +62,9 @@ def summarize(samples: Sequence[Sample]) -> Summary:
         p50_ms=statistics.median(sample.p50_ms for sample in samples),
         p99_ms=statistics.median(sample.p99_ms for sample in samples),
         server_cpu_us=statistics.median(sample.server_cpu_us for sample in samples),
+        server_share=statistics.median(sample.server_share for sample in samples),
         foreign_share=statistics.median(sample.foreign_share for sample in samples),
+        load_share=statistics.median(sample.load_share for sample in samples),
         calls=sum(sample.calls for sample in samples),
         failed=sum(sample.failed for sample in samples),
         runs=len(samples),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import grpc
 import psutil
 
 from .client import wait_until_serving
-from .tools import SetupError, Tools
+from .tools import SetupError, Tools, core_numbers
 
 START_TIMEOUT = 30.0
 STOP_TIMEOUT = 20.0
@@ -73,25 +74,41 @@ class Usage:
     """CPU used during a block, filled in when it ends."""
 
     server_seconds: float = 0.0
+    server_share: float = 0.0
+    """Part of the server's cores that the server took."""
     foreign_share: float = 0.0
     """Part of the server's cores that other processes took."""
+    load_share: float = 0.0
+    """Part of the load's cores that the generators took."""
 
 
 @contextmanager
 def metered(server: Server, tools: Tools) -> Iterator[Usage]:
-    """Measure the CPU that a server uses during a block, and what others take from it."""
-    usage, cores = Usage(), tools.server_core_numbers()
-    began, cpu, busy = time.monotonic(), server.cpu_seconds(), _busy_seconds(cores)
+    """Measure the CPU that a server uses during a block, what others take from it, and what the
+    generators use that finish within the block."""
+    usage = Usage()
+    served_on, loaded_from = core_numbers(tools.server_cores), core_numbers(tools.load_cores)
+    began, cpu = time.monotonic(), server.cpu_seconds()
+    busy, loading = _busy_seconds(served_on), _finished_children_seconds()
     yield usage
+    seconds = time.monotonic() - began
     usage.server_seconds = server.cpu_seconds() - cpu
-    available = (time.monotonic() - began) * len(cores)
-    foreign = _busy_seconds(cores) - busy - usage.server_seconds
-    usage.foreign_share = max(0.0, foreign / available)
+    usage.server_share = usage.server_seconds / seconds / len(served_on)
+    taken = (_busy_seconds(served_on) - busy) / seconds / len(served_on)
+    usage.foreign_share = max(0.0, taken - usage.server_share)
+    loaded = _finished_children_seconds() - loading
+    usage.load_share = loaded / seconds / len(loaded_from)
 
 
 def _busy_seconds(cores: Sequence[int]) -> float:
+    """Without interrupts: those of the loopback device belong to both sides."""
     times = psutil.cpu_times(percpu=True)
     return float(sum(times[c].user + times[c].nice + times[c].system for c in cores))
+
+
+def _finished_children_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 @contextmanager

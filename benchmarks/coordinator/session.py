@@ -29,6 +29,7 @@ from .verify import Verdict, Verifier
 
 ECHOES = (Kind.ECHO_NATIVE, Kind.ECHO_AIO)
 STRATA = (Kind.STRATA_NATIVE, Kind.STRATA_AIO)
+NATIVES = (Kind.ECHO_NATIVE, Kind.STRATA_NATIVE)
 OPERATIONS = ("heartbeat", "shard", "registration", "barrier", "large-barrier", "memory")
 SMALL_BARRIER, LARGE_BARRIER = 100, 1_000
 VIRTUAL_USERS = 20
@@ -100,12 +101,14 @@ class Session:
         self, name: str, requests: Mapping[Kind, Request], verdict: Verdict
     ) -> list[Measured]:
         """A call under saturating load, for its rate, and under light load, for its latency."""
-        with_echoes = {**{kind: echo_heartbeat() for kind in ECHOES}, **requests}
-        measured = []
-        for shape, suffix in ((load.SATURATING, ""), (load.LIGHT, LIGHT_SUFFIX)):
-            operation = RepeatedCall(self.bench, name + suffix, with_echoes, shape)
-            measured.append(self._measured(operation, shape.in_flight, verdict))
-        return measured
+        everyone = {**{kind: echo_heartbeat() for kind in ECHOES}, **requests}
+        natives = {kind: everyone[kind] for kind in NATIVES}
+        saturating = RepeatedCall(self.bench, name, everyone, load.SATURATING)
+        light = RepeatedCall(self.bench, name + LIGHT_SUFFIX, natives, load.LIGHT)
+        return [
+            self._measured(saturating, load.SATURATING.in_flight, verdict),
+            self._measured(light, load.LIGHT.in_flight, verdict),
+        ]
 
     def _registrations(self) -> list[Measured]:
         self.announce("verifying registration")
@@ -117,13 +120,15 @@ class Session:
         return [self._measured(operation, load.SATURATING.in_flight, verdict)]
 
     def _barriers(self) -> list[Measured]:
-        operation = Barrier(self.bench, SMALL_BARRIER, (*ECHOES, *STRATA))
+        operation = Barrier(self.bench, SMALL_BARRIER, (Kind.ECHO_NATIVE, *STRATA))
         rounds = max(1, self.bench.profile.verified_calls // SMALL_BARRIER)
-        return [self._barrier(operation, self.bench.profile.rounds, rounds)]
+        return [self._barrier(operation, self.bench.profile.barrier_runs, rounds)]
 
     def _large_barriers(self) -> list[Measured]:
         profile = self.bench.profile
-        operation = Barrier(self.bench, LARGE_BARRIER, STRATA, profile.large_barrier_rounds)
+        operation = Barrier(
+            self.bench, LARGE_BARRIER, profile.large_barrier_kinds, profile.large_barrier_rounds
+        )
         return [self._barrier(operation, profile.large_barrier_runs, VERIFIED_LARGE_ROUNDS)]
 
     def _barrier(self, operation: Barrier, rounds: int, verified_rounds: int) -> Measured:

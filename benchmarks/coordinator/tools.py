@@ -38,20 +38,21 @@ class Tools:
         """`command`, pinned where the load generators run."""
         return [self.taskset, "-c", self.load_cores, *command]
 
-    def server_core_numbers(self) -> list[int]:
-        """The cores of the servers, one by one."""
-        cores: list[int] = []
-        for part in self.server_cores.split(","):
-            first, _, last = part.partition("-")
-            cores.extend(range(int(first), int(last or first) + 1))
-        return cores
-
     def versions(self) -> dict[str, str]:
         """What each load generator says it is."""
         return {
             "h2load": _first_line(self.h2load, "--version"),
             "k6": _first_line(self.k6, "version"),
         }
+
+
+def core_numbers(cores: str) -> list[int]:
+    """The cores in a list as taskset takes it, such as ``0`` or ``1-3,5``."""
+    numbers: list[int] = []
+    for part in cores.split(","):
+        first, _, last = part.partition("-")
+        numbers.extend(range(int(first), int(last or first) + 1))
+    return numbers
 
 
 def find_tools(server_cores: str, load_cores: str) -> Tools:

@@ -16,8 +16,9 @@ anything is sent. Every message says what happened, to which object, and what to
 from __future__ import annotations
 
 import builtins
+import functools
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 SyncReason = Literal["timeout", "membership_changed", "superseded"]
 
@@ -26,7 +27,7 @@ class StrataError(Exception):
     """The root of every error that Strata raises by itself."""
 
 
-class ConnectionError(StrataError, builtins.ConnectionError):  # noqa: A001 - the public contract
+class ConnectionError(StrataError, builtins.ConnectionError):
     """The coordinator could not be reached, or refused the call."""
 
 
@@ -66,6 +67,10 @@ class SyncError(StrataError):
         self.lost: dict[str, str] = dict(lost or {})
         self.survivors = survivors
         self.generation = generation
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors travel between processes; by default only the message would reach __init__.
+        return functools.partial(type(self), reason=self.reason), self.args, self.__dict__
 
 
 class ShardError(StrataError):

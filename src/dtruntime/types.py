@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-import msgspec
-
 DEFAULT_JOB = "default"
 """The job of callers that name none."""
 
@@ -54,7 +52,8 @@ class Membership(StrEnum):
     LEFT = "left"
 
 
-class GpuUsage(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class GpuUsage:
     """One GPU as its worker sees it."""
 
     index: int
@@ -64,11 +63,9 @@ class GpuUsage(msgspec.Struct, frozen=True):
     temperature_celsius: float = 0.0
 
 
-class ResourceUsage(msgspec.Struct, frozen=True):
-    """What a worker's process and its machine use.
-
-    A ``Struct`` rather than a dataclass, since one is made for every heartbeat.
-    """
+@dataclass(frozen=True, slots=True)
+class ResourceUsage:
+    """What a worker's process and its machine use."""
 
     cpu_percent: float = 0.0
     """CPU of the worker's process; 100 is one core."""

@@ -1,2 +1,158 @@
-"""stub"""
-def add_parser(s): pass
+"""``strata demo``: see it work on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ..config import ENVIRONMENT
+from ..display import open_console
+from ..errors import StrataError
+
+KEPT_FOLDER = ".strata-demo"
+LAUNCHER_VARIABLES = (
+    "COORDINATOR_URL",
+    "RANK",
+    "SLURM_RESTART_COUNT",
+    "STRATA_ATTEMPT",
+    "STRATA_JOB",
+    "TORCHELASTIC_RESTART_COUNT",
+    "WORKER_ID",
+    "WORLD_SIZE",
+)
+
+
+def add_parser(subparsers: Any) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "demo",
+        help="train a small model with a coordinator and workers on this machine",
+        description="Start a coordinator and workers as processes on this machine, on loopback "
+        "only. They train a small model on parquet files, and what they did is checked at the "
+        "end: exit code 0 means that every check passed.",
+    )
+    for name, least, most, default, what in (
+        ("--workers", 1, 64, 4, "worker processes"),
+        ("--epochs", 1, 1000, 8, "times that the workers read all data"),
+        ("--samples", 1000, 10_000_000, 60_000, "pictures to train on"),
+        ("--seed", 0, 2**32 - 1, 0, "the same seed gives the same data and the same model"),
+    ):
+        parser.add_argument(
+            name,
+            type=_whole(least, most),
+            default=default,
+            metavar="N",
+            help=f"{what} (default {default})",
+        )
+    parser.add_argument("--dir", metavar="DIR", help="work in DIR and keep it")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help=f"keep data, checkpoints and logs, in {KEPT_FOLDER} unless --dir is given",
+    )
+    parser.add_argument("--plain", action="store_true", help="lines of text, no live picture")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the demonstration; 0 when all its checks passed."""
+    # Here, since no other command should pay for loading numpy and the demo.
+    from ..demo.dataset import require_pyarrow
+    from ..demo.plan import Plan
+    from ..demo.processes import DemoFailed
+    from ..demo.runner import Demonstration
+    from ..demo.view import View
+
+    require_pyarrow()
+    _isolate()
+    console = open_console(colour=not options.plain)
+    folder = options.dir or (KEPT_FOLDER if options.keep else None)
+    with _ending_on_signals(), _workspace(folder) as root:
+        plan = Plan(
+            root=str(root),
+            workers=options.workers,
+            epochs=options.epochs,
+            seed=options.seed,
+            total_samples=options.samples,
+        )
+        view = View(console, plain=options.plain or not console.is_terminal)
+        view.began(plan)
+        try:
+            with view:
+                outcome = Demonstration(plan, view).run()
+        except DemoFailed as failure:
+            view.failed(failure)
+            return 1
+        except (KeyboardInterrupt, SystemExit):
+            view.interrupted()
+            raise
+        view.ended(outcome, kept_at=folder)
+    return 0 if outcome.verdict.passed else 1
+
+
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        value = int(text)
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"must be between {least} and {most}, not {value}")
+        return value
+
+    return number
+
+
+@contextlib.contextmanager
+def _workspace(folder: str | None) -> Iterator[Path]:
+    """A folder for the run: the one named, else a temporary one that is removed."""
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="strata-demo-", ignore_cleanup_errors=True) as name:
+            yield Path(name)
+        return
+    from ..demo.plan import PLAN_FILE
+
+    path = Path(folder).absolute()
+    if path.exists() and not path.is_dir():
+        raise StrataError(f"{folder} is a file: name a folder for the demo")
+    if path.exists() and any(path.iterdir()):
+        if not (path / PLAN_FILE).exists():
+            raise StrataError(
+                f"{folder} is not empty and was not made by the demo: name another folder"
+            )
+        shutil.rmtree(path)
+    path.mkdir(parents=True, exist_ok=True)
+    yield path
+
+
+@contextlib.contextmanager
+def _ending_on_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the run as an exception, so that it cleans up."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, end) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _isolate() -> None:
+    """Keep the surroundings out of the run, here and in the processes it starts.
+
+    Variables of a launcher would place the workers into another run, and gRPC would send even
+    loopback traffic to a proxy.
+    """
+    for name in (*ENVIRONMENT, *LAUNCHER_VARIABLES):
+        os.environ.pop(name, None)
+    os.environ["no_grpc_proxy"] = "127.0.0.1"  # noqa: SIM112 - gRPC knows no other spelling

@@ -98,9 +98,10 @@ class Channel:
             now = time.monotonic()
             if hold is not None:
                 hold = max(0.0, hold - (now - started))
+            first = trying_since is None
             if trying_since is None or (failure.broke_off and now - started > HELD_A_WHILE):
                 trying_since, delays = now, Backoff().delays()
-            delay = self._delay_before_retry(failure, next(delays), method)
+            delay = self._delay_before_retry(failure, next(delays), method, first)
             if now + delay > trying_since + patience:
                 raise self._give_up(failure, patience)
             await asyncio.sleep(delay)
@@ -135,14 +136,18 @@ class Channel:
             )
         return stub
 
-    def _delay_before_retry(self, failure: Failure, backoff: float, method: str) -> float:
+    def _delay_before_retry(
+        self, failure: Failure, backoff: float, method: str, first: bool
+    ) -> float:
         if failure.means_absent:
             self._note_away(failure)
             return backoff
         self._note_back()
         if failure.retry_after is None:
             raise failure.error()
-        log.debug("call.postponed", method=method, reason=failure.reason)
+        if first:
+            say = log.debug if failure.reason == "rate_limited" else log.warning
+            say("call.postponed", method=method, reason=failure.message)
         return failure.retry_after + backoff
 
     def _give_up(self, failure: Failure, patience: float) -> Exception:

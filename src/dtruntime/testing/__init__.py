@@ -1,5 +1,8 @@
-"""Tools for testing programs that use Strata: real processes, started and killed."""
+"""Tools for testing programs that use Strata: real processes, killed, paused and cut off."""
 
 from .cluster import LocalCoordinator
+from .proxy import TcpProxy
+from .waiting import eventually, eventually_async
+from .worker import WorkerProcess
 
-__all__ = ["LocalCoordinator"]
+__all__ = ["LocalCoordinator", "TcpProxy", "WorkerProcess", "eventually", "eventually_async"]

@@ -85,7 +85,11 @@ class LocalCoordinator:
             self._process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
             )
-        self._port = self._wait_for_port(self._process)
+        try:
+            self._port = self._wait_for_port(self._process)
+        except BaseException:
+            self.kill()
+            raise
         return self
 
     def _wait_for_port(self, process: subprocess.Popen[str]) -> int:
@@ -98,7 +102,6 @@ class LocalCoordinator:
                 return int(line.rsplit(":", 1)[1])
             if process.poll() is not None:
                 break
-        self.kill()
         raise StrataError(f"the coordinator did not start; its log:\n{self.log[-2000:]}")
 
     def send_signal(self, number: signal.Signals) -> None:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from ...rpc.gen import coordinator_pb2 as pb
-from ...types import DEFAULT_JOB, GpuUsage, ResourceUsage, WorkerState, check_id
+from ...types import DEFAULT_JOB, WorkerState, check_id
 from ..state import Refused
 from ..state import commands as c
 
 METADATA_ENTRIES = 64
 METADATA_KEY = 128
 METADATA_VALUE = 4096
-METRICS_ENTRIES = 64
+HEARTBEAT_BYTES = 16 * 1024
 PATH_LENGTH = 4096
 TEXT_LENGTH = 512
-MAX_GPUS = 64
 MAX_COUNT = 2**63 - 1
 MAX_WAIT_SECONDS = 24 * 3600.0
 FORMATS = ("", "parquet", "csv", "tfrecord")
@@ -81,8 +79,11 @@ def heartbeat(request: pb.HeartbeatRequest) -> c.Heartbeat:
     state = request.state
     if not 0 <= state < len(_STATES):
         raise refuse(f"worker state {state} is unknown")
-    resources = _resources(request.resources) if request.HasField("resources") else None
-    metrics = _metrics(request.metrics) if request.metrics else None
+    report = request.SerializeToString()
+    if len(report) > HEARTBEAT_BYTES:
+        raise refuse(
+            f"a heartbeat has {len(report)} bytes, more than {HEARTBEAT_BYTES}: report less"
+        )
     step = request.step if request.HasField("step") else None
     if request.epoch > MAX_COUNT or (step or 0) > MAX_COUNT:
         raise refuse("step and epoch must be below 2**63")
@@ -93,8 +94,7 @@ def heartbeat(request: pb.HeartbeatRequest) -> c.Heartbeat:
         _STATES[state],
         step,
         request.epoch,
-        resources,
-        metrics,
+        report,
     )
 
 
@@ -200,36 +200,3 @@ def _metadata(pairs: Mapping[str, str]) -> dict[str, str]:
                 f"{METADATA_VALUE}"
             )
     return dict(pairs)
-
-
-def _metrics(pairs: Mapping[str, float]) -> dict[str, float]:
-    if len(pairs) > METRICS_ENTRIES:
-        raise refuse(f"{len(pairs)} metrics are more than {METRICS_ENTRIES}")
-    if any(not key or len(key) > METADATA_KEY for key in pairs):
-        raise refuse(f"metric names have 1 to {METADATA_KEY} characters")
-    return dict(pairs)
-
-
-def _resources(usage: pb.ResourceUsage) -> ResourceUsage:
-    gpus = usage.gpus
-    if len(gpus) > MAX_GPUS:
-        raise refuse(f"{len(gpus)} GPUs in one heartbeat are more than {MAX_GPUS}")
-    if not math.isfinite(usage.cpu_percent):
-        raise refuse(f"cpu_percent {usage.cpu_percent} is not a number")
-    return ResourceUsage(
-        usage.cpu_percent,
-        usage.memory_used_bytes,
-        usage.memory_total_bytes,
-        tuple(
-            GpuUsage(
-                gpu.index,
-                gpu.utilization_percent,
-                gpu.memory_used_bytes,
-                gpu.memory_total_bytes,
-                gpu.temperature_celsius,
-            )
-            for gpu in gpus
-        )
-        if gpus
-        else (),
-    )

@@ -8,7 +8,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from ...rpc.gen import coordinator_pb2 as pb
-from ...types import Membership, ResourceUsage, WorkerState
+from ...types import Membership, WorkerState
 from ..state import Event, Job
 from ..state import commands as c
 from ..state.barriers import NAMES_CUT, Round
@@ -190,10 +190,11 @@ def worker(rank: int, member: Member | None, now: float) -> pb.WorkerStatus:
         state=_STATES[beat.state if beat else WorkerState.IDLE],
         step=beat.step if beat else None,
         epoch=beat.epoch if beat else 0,
-        metrics=(beat.metrics if beat else None) or {},
     )
-    if beat is not None and beat.resources is not None:
-        status.resources.CopyFrom(_resources(beat.resources))
+    if beat is not None:
+        report = pb.HeartbeatRequest.FromString(beat.report)
+        status.resources.CopyFrom(report.resources)
+        status.metrics.update(report.metrics)
     return status
 
 
@@ -236,22 +237,4 @@ def _barrier(job: Job, round_: Round, now: float) -> pb.BarrierStatus:
 def _missing(m: c.Missing) -> pb.MissingWorker:
     return pb.MissingWorker(
         worker_id=m.worker_id, rank=m.rank, last_step=m.last_step, registered=m.registered
-    )
-
-
-def _resources(usage: ResourceUsage) -> pb.ResourceUsage:
-    return pb.ResourceUsage(
-        cpu_percent=usage.cpu_percent,
-        memory_used_bytes=usage.memory_used_bytes,
-        memory_total_bytes=usage.memory_total_bytes,
-        gpus=[
-            pb.GpuUsage(
-                index=gpu.index,
-                utilization_percent=gpu.utilization_percent,
-                memory_used_bytes=gpu.memory_used_bytes,
-                memory_total_bytes=gpu.memory_total_bytes,
-                temperature_celsius=gpu.temperature_celsius,
-            )
-            for gpu in usage.gpus
-        ],
     )

@@ -295,4 +295,5 @@ def _part(c: NotifyCheckpoint, member: Member) -> PartRecord:
 
 
 def part_key(part: PartRecord) -> str:
+    """What a part is stored under."""
     return f"{part.checkpoint_id}#{part.incarnation}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ...types import ResourceUsage, WorkerState
+from ...types import WorkerState
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -38,8 +38,8 @@ class Heartbeat(Command, frozen=True):
     state: WorkerState = WorkerState.IDLE
     step: int | None = None
     epoch: int = 0
-    resources: ResourceUsage | None = None
-    metrics: dict[str, float] | None = None
+    report: bytes = b""
+    """The whole message as it came; resources and metrics are read from it when somebody looks."""
 
 
 class Deregister(Command, frozen=True):

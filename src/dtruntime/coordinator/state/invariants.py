@@ -8,7 +8,8 @@ in ``docs/state-machine.md`` and checked by the tests named there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 from ...types import Membership
@@ -79,18 +80,23 @@ def _machine(machine: Machine) -> Iterator[str]:
     for deadline, _, member, _ in machine._watch:
         watched[id(member)] = min(deadline, watched.get(id(member), deadline))
     waits = {call for _, call, _ in machine._waits}
-    calls: Counter[int] = Counter()
+    calls: list[int] = []
     for job in machine.jobs.values():
-        calls.update(job.barriers.held_calls)
-        calls.update(job.checkpoints.held_calls)
-        for member in filter(None, job.roster.slots):
-            if member.live and watched.get(id(member), float("inf")) > machine.deadline(member):
-                yield f"nobody watches over {member.worker_id} of {job.name}"
-    for call, count in calls.items():
-        if count > 1:
-            yield f"call {call} is held {count} times"
-        if call not in waits:
-            yield f"call {call} has no end"
+        calls += job.barriers.held_calls
+        calls += job.checkpoints.held_calls
+        for holder in job.roster.slots:
+            if holder is None or not holder.live:
+                continue
+            if watched.get(id(holder), float("inf")) > machine.deadline(holder):
+                yield f"nobody watches over {holder.worker_id} of {job.name}"
+    yield from (f"call {call} is held twice" for call in _repeated(calls))
+    yield from (f"call {call} has no end" for call in calls if call not in waits)
+
+
+def _repeated(values: Sequence[Hashable]) -> list[Hashable]:
+    if len(set(values)) == len(values):
+        return []
+    return [value for value, count in Counter(values).items() if count > 1]
 
 
 def _roster(job: Job) -> Iterator[str]:
@@ -108,12 +114,13 @@ def _roster(job: Job) -> Iterator[str]:
     for rank, member in enumerate(roster.slots):
         if member is not None:
             yield from _member(roster, rank, member)
-    for what, values in (
-        ("incarnation", [m.incarnation for m in members]),
-        ("worker id", [m.worker_id for m in live]),
-        ("session", [m.record.session for m in live if m.record.session]),
-    ):
-        yield from (f"{what} {x} is held twice" for x, n in Counter(values).items() if n > 1)
+    held_once: dict[str, Sequence[Hashable]] = {
+        "incarnation": [m.incarnation for m in members],
+        "worker id": [m.record.worker_id for m in live],
+        "session": [m.record.session for m in live if m.record.session],
+    }
+    for what, values in held_once.items():
+        yield from (f"{what} {value} is held twice" for value in _repeated(values))
     yield from _roster_indexes(roster, members, live)
 
 
@@ -144,9 +151,9 @@ def _roster_indexes(roster: Roster, members: list[Member], live: list[Member]) -
     for rank, holder in enumerate(roster.slots):
         if (holder is None or not holder.live) and rank not in free:
             yield f"rank {rank} is free and would not be given out"
-    epochs = Counter(m.epoch for m in live if m.epoch is not None)
-    if epochs != roster._epochs:
-        yield f"epochs are counted as {dict(roster._epochs)}, not {dict(epochs)}"
+    epochs = [m.epoch for m in live if m.epoch is not None]
+    if sorted(epochs) != sorted(roster._epochs.elements()):
+        yield f"epochs are counted as {dict(roster._epochs)}, not {sorted(epochs)}"
     yield from _caches(roster)
     oldest = min(live, key=lambda m: m.incarnation, default=None)
     if roster.world_size and oldest is not None:
@@ -225,7 +232,7 @@ def _checkpoints(job: Job) -> Iterator[str]:
     sequences = [record.sequence for record in records]
     if sequences != sorted(set(sequences)):
         yield "commits are out of order"
-    latest = max(records, key=lambda r: (r.step, r.sequence), default=None)
+    latest = max(records, key=attrgetter("step", "sequence"), default=None)
     if latest is not checkpoints.latest:
         yield f"the latest checkpoint is {latest}, not {checkpoints.latest}"
     both = checkpoints.committed.keys() & checkpoints.pending.keys()

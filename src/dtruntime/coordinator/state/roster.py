@@ -222,18 +222,17 @@ class Roster:
             )
 
     def _check_world_size(self, c: Register, size: int) -> None:
+        if c.world_size not in (0, size):
+            running = f"world_size={size}" if size else "an elastic world"
+            raise Refused(
+                "world_size_conflict",
+                f"job {self.job!r} runs with {running} and {self.live_count} live workers, but "
+                f"this worker asked for world_size={c.world_size}: use the same size, wait for "
+                "the others to end, or choose another job",
+                retry_after=RETRY_SECONDS,
+            )
         if size and c.rank is not None and c.rank >= size:
             raise Refused("invalid", f"rank {c.rank} does not exist in a world of {size} workers")
-        if c.world_size in (0, size):
-            return
-        running = f"world_size={size}" if size else "an elastic world"
-        raise Refused(
-            "world_size_conflict",
-            f"job {self.job!r} runs with {running} and {self.live_count} live workers, but this "
-            f"worker asked for world_size={c.world_size}: use the same size, wait for the others "
-            "to end, or choose another job",
-            retry_after=RETRY_SECONDS,
-        )
 
     def _check_session(self, c: Register, displaced: list[Member]) -> None:
         """A session that has ended may come back from the dead, but displaces nobody."""

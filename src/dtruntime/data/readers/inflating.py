@@ -1,0 +1,152 @@
+"""Compressed files: what they inflate to, as a stream or kept in memory while it is small."""
+
+from __future__ import annotations
+
+import io
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from ...errors import ShardError
+from ...storage import FileStat, stream
+
+CHUNK = 8 * 2**20
+KEPT_BYTES = 256 * 2**20
+_MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+def compression_of(head: bytes) -> str:
+    """The compression that a file's first bytes tell; empty when there is none.
+
+    ``zlib`` has no certain mark: ask only when the file cannot be an uncompressed one.
+    """
+    for magic, name in _MAGIC.items():
+        if head.startswith(magic):
+            return name
+    zlib_header = len(head) > 1 and head[0] & 0x0F == 8 and (head[0] << 8 | head[1]) % 31 == 0
+    return "zlib" if zlib_header and head[0] >> 4 <= 7 else ""
+
+
+def inflate(file: FileStat, compression: str) -> Iterator[bytes]:
+    """Yield what a file inflates to; ``ShardError`` when it is cut off or corrupt."""
+    with _corruption(file, compression):
+        if compression == "zlib":
+            yield from _inflate_zlib(file)
+            return
+        source = pa.PythonFile(io.BufferedReader(_Chunks(stream(file)), CHUNK), mode="r")
+        with pa.CompressedInputStream(source, compression) as inflated:
+            while data := inflated.read(CHUNK):
+                yield data
+
+
+@contextmanager
+def _corruption(file: FileStat, compression: str) -> Iterator[None]:
+    try:
+        yield
+    except ShardError:
+        raise
+    except (OSError, EOFError, pa.ArrowException, zlib.error) as exc:
+        raise ShardError(
+            f"{file.url} cannot be inflated as {compression} ({exc}): it is corrupt or cut off; "
+            "write it again, or leave it out"
+        ) from exc
+
+
+def _inflate_zlib(file: FileStat) -> Iterator[bytes]:
+    machine = zlib.decompressobj()
+    for data in stream(file):
+        while data and not machine.eof:
+            yield machine.decompress(data, CHUNK)
+            data = machine.unconsumed_tail
+    yield machine.flush()
+    if not machine.eof:
+        raise EOFError("the stream ends early")
+
+
+class _Chunks(io.RawIOBase):
+    """A file object over chunks of bytes."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        super().__init__()
+        self._chunks = chunks
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: memoryview) -> int:  # type: ignore[override]
+        if not self._rest:
+            self._rest = memoryview(next(self._chunks, b""))
+        count = min(len(target), len(self._rest))
+        target[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
+
+
+class InflatedFiles:
+    """Random access to what compressed files inflate to.
+
+    Files that inflate to little are kept, least recently used ones dropped first. A larger one
+    is read as a stream that goes on where the last read ended: reading backwards starts it anew.
+    """
+
+    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
+        self._limit = kept_bytes
+        self._kept: OrderedDict[FileStat, bytes] = OrderedDict()
+        self._stream: _Forward | None = None
+        self._lock = threading.Lock()
+
+    def read(
+        self, file: FileStat, compression: str, offset: int, length: int, extent: int
+    ) -> bytes:
+        """Return ``length`` bytes from ``offset`` on; ``extent`` is where the last use ends."""
+        with self._lock:
+            if extent <= self._limit:
+                data = self._whole(file, compression)
+                return data[offset : offset + length]
+            if self._stream is None or not self._stream.can_reach(file, offset):
+                self._stream = _Forward(file, inflate(file, compression))
+            return self._stream.read(offset, length)
+
+    def _whole(self, file: FileStat, compression: str) -> bytes:
+        data = self._kept.pop(file, None)
+        if data is None:
+            data = b"".join(inflate(file, compression))
+        self._kept[file] = data
+        while sum(map(len, self._kept.values())) > self._limit and len(self._kept) > 1:
+            self._kept.popitem(last=False)
+        return data
+
+
+class _Forward:
+    """A stream of bytes with a position."""
+
+    def __init__(self, file: FileStat, chunks: Iterator[bytes]) -> None:
+        self._file = file
+        self._chunks = chunks
+        self._data = b""
+        self._at = 0
+
+    def can_reach(self, file: FileStat, offset: int) -> bool:
+        return file == self._file and offset >= self._at
+
+    def read(self, offset: int, length: int) -> bytes:
+        pieces: list[bytes] = []
+        while length:
+            inside = self._data[offset - self._at :][:length] if self._holds(offset) else b""
+            if inside:
+                pieces.append(inside)
+                offset, length = offset + len(inside), length - len(inside)
+                continue
+            self._at += len(self._data)
+            self._data = next(self._chunks, b"")
+            if not self._data:
+                raise ShardError(f"{self._file.url} inflates to less than was indexed")
+        return b"".join(pieces)
+
+    def _holds(self, offset: int) -> bool:
+        return self._at <= offset < self._at + len(self._data)

@@ -1,0 +1,187 @@
+"""Parquet: rows by row group, of which only the columns asked for are read."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ...errors import ShardError
+from ...storage import FileStat
+from .base import (
+    Advance,
+    Blocks,
+    FileIndex,
+    IndexedFile,
+    Reader,
+    SchemaConflict,
+    check_names,
+    describe_difference,
+)
+from .sniffing import wrong_format
+from .sources import arrow_source
+
+FOOTERS_KEPT = 64
+GROUPS_KEPT_BYTES = 256 * 2**20
+FOOTER_GUESS = 256 * 1024
+"""How much of an object's end is fetched in the hope that the footer is in it."""
+
+
+class ParquetReader(Reader):
+    """Indexes by footers alone.
+
+    A row group that is read in part is kept for the next read, within a limit, since parquet can
+    only decode it whole.
+    """
+
+    format = "parquet"
+    suffixes = (".parquet", ".pq", ".parq")
+
+    def __init__(self) -> None:
+        self._groups = _GroupCache(GROUPS_KEPT_BYTES)
+        self._footer = functools.lru_cache(FOOTERS_KEPT)(_read_footer)
+
+    def index_file(self, file: FileStat, advance: Advance) -> FileIndex:
+        """Find out about a file from its footer."""
+        footer = self._footer(file)
+        schema = footer.schema.to_arrow_schema().remove_metadata()
+        check_names(file, schema.names)
+        groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
+        offsets = [_first_byte(group) if group.num_columns else 0 for group in groups]
+        ends = [*offsets[1:], file.size]
+        advance(file.size)
+        return FileIndex(
+            Blocks(
+                [group.num_rows for group in groups],
+                offsets,
+                [max(0, end - offset) for offset, end in zip(offsets, ends, strict=False)],
+            ),
+            schema,
+        )
+
+    def merge(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
+        """Columns must agree; one without any value in a file agrees with every type."""
+        fields = []
+        for field in left:
+            other = right.field(field.name) if field.name in right.names else field
+            if pa.types.is_null(field.type):
+                field, other = other.with_name(field.name), field
+            elif not pa.types.is_null(other.type) and other.type != field.type:
+                raise SchemaConflict(describe_difference(left, right))
+            fields.append(field.with_nullable(field.nullable or other.nullable))
+        if sorted(left.names) != sorted(right.names):
+            raise SchemaConflict(describe_difference(left, right))
+        return pa.schema(fields)
+
+    def _read(self, file: IndexedFile, start: int, stop: int, schema: pa.Schema) -> pa.Table:
+        tables = []
+        whole: list[int] = []
+        for number in file.blocks.covering(start, stop):
+            block = file.blocks[number]
+            first, last = max(0, start - block.first), min(block.count, stop - block.first)
+            if last - first == block.count:
+                whole.append(number)
+                continue
+            if whole:
+                tables.append(self._read_groups(file, whole, schema))
+                whole = []
+            tables.append(self._group(file, number, schema).slice(first, last - first))
+        if whole:
+            tables.append(self._read_groups(file, whole, schema))
+        return pa.concat_tables(tables)
+
+    def _group(self, file: IndexedFile, number: int, schema: pa.Schema) -> pa.Table:
+        key = file.stat, number, tuple(schema.names)
+        table = self._groups.get(key)
+        if table is None:
+            table = self._read_groups(file, [number], schema)
+            self._groups.put(key, table)
+        return table
+
+    def _read_groups(self, file: IndexedFile, numbers: list[int], schema: pa.Schema) -> pa.Table:
+        footer = self._footer(file.stat)
+        ranges = [] if file.stat.is_local else _column_ranges(footer, numbers, schema.names)
+        with _corruption(file, numbers), arrow_source(file.stat, ranges) as source:
+            with pq.ParquetFile(source, metadata=footer) as parquet:
+                table = parquet.read_row_groups(numbers, columns=schema.names)
+            return table.select(schema.names).cast(schema)
+
+
+class _GroupCache:
+    """Decoded row groups, least recently used ones dropped first."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._tables: OrderedDict[object, pa.Table] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: object) -> pa.Table | None:
+        with self._lock:
+            if key in self._tables:
+                self._tables.move_to_end(key)
+            return self._tables.get(key)
+
+    def put(self, key: object, table: pa.Table) -> None:
+        if table.nbytes > self._limit:
+            return
+        with self._lock:
+            self._tables[key] = table
+            while sum(kept.nbytes for kept in self._tables.values()) > self._limit:
+                self._tables.popitem(last=False)
+
+
+def _read_footer(file: FileStat) -> pq.FileMetaData:
+    try:
+        end = min(FOOTER_GUESS, file.size)
+        with arrow_source(file, [(file.size - end, end)]) as source:
+            return pq.read_metadata(source)
+    except ShardError:
+        raise
+    except (pa.ArrowException, OSError) as exc:
+        raise wrong_format(file, "parquet", _one_line(exc)) from exc
+
+
+def _first_byte(group: pq.RowGroupMetaData) -> int:
+    return _chunk_start(group.column(0))
+
+
+def _chunk_start(column: pq.ColumnChunkMetaData) -> int:
+    start: int = column.data_page_offset
+    dictionary: int | None = column.dictionary_page_offset
+    return min(start, dictionary) if dictionary else start
+
+
+def _column_ranges(
+    footer: pq.FileMetaData, numbers: list[int], columns: list[str]
+) -> list[tuple[int, int]]:
+    """The offset and length of every column chunk that is needed."""
+    paths = [footer.schema.column(i).path for i in range(footer.num_columns)]
+    inside = tuple(f"{name}." for name in columns)
+    leaves = [i for i, path in enumerate(paths) if f"{path}.".startswith(inside)]
+    chunks = (footer.row_group(number).column(i) for number in numbers for i in leaves)
+    return [(_chunk_start(chunk), chunk.total_compressed_size) for chunk in chunks]
+
+
+@contextmanager
+def _corruption(file: IndexedFile, numbers: list[int]) -> Iterator[None]:
+    try:
+        yield
+    except ShardError:
+        raise
+    except (pa.ArrowException, OSError) as exc:
+        first, last = file.blocks[numbers[0]], file.blocks[numbers[-1]]
+        groups = f"row groups {numbers[0]} to {numbers[-1]}"
+        raise ShardError(
+            f"{file.url}: rows {first.first} to {last.first + last.count} ({groups}, from byte "
+            f"{first.offset}) cannot be read ({_one_line(exc)}): the file is corrupt; write it "
+            "again, or leave it out"
+        ) from exc
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,146 @@
+"""The demo's data: noisy pictures of digits, drawn from a seed, in parquet files.
+
+A file holds exactly one shard and is named ``shard_{i}.parquet``, as the coordinator names the
+files of a dataset that is described by its sample count.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import StrataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SIDE = 12
+PIXELS = SIDE * SIDE
+CLASSES = 10
+HELD_OUT = 4000
+NOISE = 45.0
+_SHAPES = tuple((height, width) for height in (8, 9, 10, 11) for width in (6, 7, 8, 9))
+
+# Five by seven dots each, a number per row.
+_GLYPHS = (
+    (0x0E, 0x11, 0x13, 0x15, 0x19, 0x11, 0x0E),
+    (0x04, 0x0C, 0x04, 0x04, 0x04, 0x04, 0x0E),
+    (0x0E, 0x11, 0x01, 0x02, 0x04, 0x08, 0x1F),
+    (0x1F, 0x02, 0x04, 0x02, 0x01, 0x11, 0x0E),
+    (0x02, 0x06, 0x0A, 0x12, 0x1F, 0x02, 0x02),
+    (0x1F, 0x10, 0x1E, 0x01, 0x01, 0x11, 0x0E),
+    (0x06, 0x08, 0x10, 0x1E, 0x11, 0x11, 0x0E),
+    (0x1F, 0x01, 0x02, 0x04, 0x08, 0x08, 0x08),
+    (0x0E, 0x11, 0x11, 0x0E, 0x11, 0x11, 0x0E),
+    (0x0E, 0x11, 0x11, 0x0F, 0x01, 0x02, 0x0C),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Pictures with what they show, and the number of each."""
+
+    ids: NDArray[np.int64]
+    pixels: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, which: NDArray[np.int64] | slice) -> Samples:
+        """Some of them, in the order asked for."""
+        return Samples(self.ids[which], self.pixels[which], self.labels[which])
+
+
+def require_pyarrow() -> None:
+    """Raise unless parquet files can be read and written."""
+    if importlib.util.find_spec("pyarrow") is None:
+        raise StrataError(
+            "the demo trains from parquet files and needs pyarrow, which is not installed: "
+            "pip install 'dtruntime[data]'"
+        )
+
+
+def draw(count: int, *seed: int, first_id: int = 0) -> Samples:
+    """Draw pictures of digits that differ in size, place, contrast and noise."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(CLASSES, size=count)
+    shapes = rng.integers(len(_SHAPES), size=count)
+    free = SIDE + 1 - np.array(_SHAPES)[shapes]
+    down, right = (rng.integers(free)[:, :, None]).transpose(1, 0, 2)
+    rows, columns = (np.arange(SIDE) - down) % SIDE, (np.arange(SIDE) - right) % SIDE
+    glyphs = _stencils()[labels, shapes]
+    moved = glyphs[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    contrast = rng.uniform(90, 200, size=(count, 1, 1)).astype(np.float32)
+    noise = rng.standard_normal((count, SIDE, SIDE), dtype=np.float32) * np.float32(NOISE)
+    pixels = np.clip(moved * contrast + 40 + noise, 0, 255).astype(np.uint8)
+    ids = np.arange(first_id, first_id + count, dtype=np.int64)
+    return Samples(ids, pixels.reshape(count, PIXELS), labels)
+
+
+def held_out(seed: int) -> Samples:
+    """Pictures that belong to no shard, for judging a model."""
+    return draw(HELD_OUT, seed, 1)
+
+
+def write_shards(folder: Path, total_samples: int, shard_size: int, seed: int) -> int:
+    """Write a dataset, one file per shard; returns its size in bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    size = 0
+    for shard_id, start in enumerate(range(0, total_samples, shard_size)):
+        count = min(shard_size, total_samples - start)
+        path = folder / f"shard_{shard_id}.parquet"
+        _write(path, draw(count, seed, 0, shard_id, first_id=start))
+        size += path.stat().st_size
+    return size
+
+
+def read_shard(path: str | Path) -> Samples:
+    """Read one file."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path, use_threads=False)
+    pixels = np.frombuffer(b"".join(table["pixels"].to_pylist()), np.uint8)
+    return Samples(
+        table["sample_id"].to_numpy(),
+        pixels.reshape(-1, PIXELS),
+        table["label"].to_numpy().astype(np.int64),
+    )
+
+
+def read_ids(folder: Path) -> NDArray[np.int64]:
+    """The ids of all samples in a dataset's files, ascending."""
+    import pyarrow.parquet as pq
+
+    files = folder.glob("shard_*.parquet")
+    tables = [pq.read_table(file, columns=["sample_id"], use_threads=False) for file in files]
+    return np.sort(np.concatenate([table["sample_id"].to_numpy() for table in tables]))
+
+
+def _write(path: Path, samples: Samples) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pictures = [picture.tobytes() for picture in samples.pixels]
+    columns: dict[str, pa.Array] = {
+        "sample_id": pa.array(samples.ids),
+        "label": pa.array(samples.labels.astype(np.int8)),
+        "pixels": pa.array(pictures, pa.binary(PIXELS)),
+    }
+    # Noise does not compress, and a dictionary of it only costs time.
+    pq.write_table(pa.table(columns), path, compression="none", use_dictionary=False)
+
+
+def _stencils() -> NDArray[np.float32]:
+    """Every glyph in every size at the top left of the picture: (class, size, row, column)."""
+    dots = np.array([[[row >> (4 - x) & 1 for x in range(5)] for row in g] for g in _GLYPHS])
+    stencils = np.zeros((CLASSES, len(_SHAPES), SIDE, SIDE), np.float32)
+    for shape, (height, width) in enumerate(_SHAPES):
+        rows, columns = np.arange(height) * 7 // height, np.arange(width) * 5 // width
+        stencils[:, shape, :height, :width] = dots[:, rows][:, :, columns]
+    return stencils

@@ -1,0 +1,106 @@
+"""A small classifier in numpy: one hidden layer, trained by stochastic gradient descent."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .dataset import CLASSES, PIXELS, Samples
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How well a model does on some samples."""
+
+    samples: int = 0
+    loss_sum: float = 0.0
+    correct: int = 0
+
+    def __add__(self, other: Score) -> Score:
+        return Score(
+            self.samples + other.samples,
+            self.loss_sum + other.loss_sum,
+            self.correct + other.correct,
+        )
+
+    @property
+    def loss(self) -> float:
+        """Mean cross-entropy."""
+        return self.loss_sum / max(1, self.samples)
+
+    @property
+    def accuracy(self) -> float:
+        """Share of samples whose class was named."""
+        return self.correct / max(1, self.samples)
+
+
+class Classifier:
+    """Pictures to classes; all parameters lie in one vector, which is what workers exchange."""
+
+    def __init__(self, hidden: int, parameters: Floats) -> None:
+        self.hidden = hidden
+        sizes = (PIXELS * hidden, hidden, hidden * CLASSES, CLASSES)
+        if parameters.shape != (sum(sizes),) or parameters.dtype != np.float32:
+            raise ValueError(
+                f"a model with {hidden} hidden units has {sum(sizes)} float32 parameters, not "
+                f"{parameters.dtype} of shape {parameters.shape}"
+            )
+        self.parameters = parameters
+        w1, b1, w2, b2 = np.split(parameters, np.cumsum(sizes)[:-1])
+        self._w1, self._b1 = w1.reshape(PIXELS, hidden), b1
+        self._w2, self._b2 = w2.reshape(hidden, CLASSES), b2
+
+    @classmethod
+    def initial(cls, hidden: int, seed: int) -> Classifier:
+        """A model that knows nothing, the same for the same seed."""
+        rng = np.random.default_rng((seed, 2))
+        model = cls(hidden, np.zeros(hidden * (PIXELS + 1 + CLASSES) + CLASSES, np.float32))
+        model._w1[:] = rng.standard_normal(model._w1.shape) * np.sqrt(2 / PIXELS)
+        model._w2[:] = rng.standard_normal(model._w2.shape) * np.sqrt(1 / hidden)
+        return model
+
+    def step(self, samples: Samples, rate: float) -> Score:
+        """Learn from one batch; the score is from before it."""
+        inputs = _normalised(samples.pixels)
+        activation, output = self._forward(inputs)
+        score = _score(output, samples.labels)
+        error = np.exp(output)
+        error[np.arange(len(samples)), samples.labels] -= 1
+        error *= np.float32(rate / len(samples))
+        back = (error @ self._w2.T) * (activation > 0)
+        self._w2 -= activation.T @ error
+        self._b2 -= error.sum(0)
+        self._w1 -= inputs.T @ back
+        self._b1 -= back.sum(0)
+        return score
+
+    def score(self, samples: Samples) -> Score:
+        """How well it does."""
+        return _score(self._forward(_normalised(samples.pixels))[1], samples.labels)
+
+    def digest(self) -> str:
+        """A fingerprint of the exact parameters."""
+        return hashlib.sha256(self.parameters.tobytes()).hexdigest()
+
+    def _forward(self, inputs: Floats) -> tuple[Floats, Floats]:
+        """The hidden layer, and the logarithm of each class's probability."""
+        activation = np.maximum(inputs @ self._w1 + self._b1, 0)
+        logits = activation @ self._w2 + self._b2
+        logits -= logits.max(1, keepdims=True)
+        logits -= np.log(np.exp(logits).sum(1, keepdims=True))
+        return activation, logits
+
+
+def _normalised(pixels: NDArray[np.uint8]) -> Floats:
+    return (pixels.astype(np.float32) - np.float32(90)) / np.float32(80)
+
+
+def _score(log_probabilities: Floats, labels: NDArray[np.int64]) -> Score:
+    chosen = log_probabilities[np.arange(len(labels)), labels]
+    correct = int((log_probabilities.argmax(1) == labels).sum())
+    return Score(len(labels), -float(chosen.sum(dtype=np.float64)), correct)

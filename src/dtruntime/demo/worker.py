@@ -1,0 +1,214 @@
+"""One worker of the demonstration: ``python -m dtruntime.demo.worker``.
+
+This is what a training program looks like on Strata. Parallelism is local SGD: each worker
+learns from its own shards, and every few of them all workers average their parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ..client import DatasetRegistry, TrainingOrchestrator
+from ..errors import SyncError
+from ..telemetry import EventLog, configure_logging
+from ..types import ShardInfo, WorkerState
+from .dataset import held_out, read_shard
+from .files import Exchange, save_checkpoint, write_whole
+from .model import Classifier, Score
+from .plan import DATASET, JOB, Plan, WorkerResult
+
+log = EventLog("demo")
+
+BARRIER_MS = 60_000
+LOST_A_PEER = 4
+"""Exit code of a worker that stopped because another one did."""
+
+
+class Trainer:
+    """A worker's training run."""
+
+    def __init__(self, plan: Plan, orchestrator: TrainingOrchestrator) -> None:
+        self._plan = plan
+        self._orchestrator = orchestrator
+        self._rank = orchestrator.rank
+        self._registry = DatasetRegistry()
+        self._model = Classifier.initial(plan.hidden, plan.seed)
+        self._exchange = Exchange(plan.exchange_folder, self._rank, plan.workers)
+        self._held_out = held_out(plan.seed) if self._rank == 0 else None
+        self._seen: list[NDArray[np.int64]] = []
+        """Ids of the samples that this epoch's steps have used."""
+        self._step = self._round = self._samples = self._barriers = 0
+
+    def run(self) -> WorkerResult:
+        """Train all epochs together with the others."""
+        if self._rank == 0:
+            self._register_dataset()
+        self._barrier("start")
+        started = time.monotonic()
+        score = Score()
+        for epoch in range(self._plan.epochs):
+            score = self._train_epoch(epoch)
+            if self._rank == 0:
+                self._checkpoint(epoch)
+        seconds = time.monotonic() - started
+        self._orchestrator.report(epoch=self._plan.epochs, state=WorkerState.FINISHED)
+        asyncio.run(self._orchestrator.heartbeat())
+        self._barrier("finish")
+        return WorkerResult(
+            rank=self._rank,
+            steps=self._step,
+            samples=self._samples,
+            barriers=self._barriers,
+            loss=score.loss,
+            accuracy=score.accuracy,
+            digest=self._model.digest(),
+            training_seconds=seconds,
+        )
+
+    def _register_dataset(self) -> None:
+        plan = self._plan
+        self._registry.register(
+            DATASET,
+            plan.data_folder,
+            "parquet",
+            total_samples=plan.total_samples,
+            shard_size=plan.shard_size,
+            shuffle=True,
+            seed=plan.seed,
+        )
+
+    def _train_epoch(self, epoch: int) -> Score:
+        shards = self._registry.get_shards(DATASET, epoch)
+        per_round = self._plan.shards_per_round
+        self._seen.clear()
+        score = Score()
+        for number in range(self._plan.rounds_per_epoch):
+            mine = shards[number * per_round : (number + 1) * per_round]
+            score += self._train_round(mine, epoch)
+        ids = np.concatenate(self._seen)
+        write_whole(
+            self._plan.worker_file(self._rank, f"epoch-{epoch}.npy"),
+            lambda file: np.save(file, ids),
+        )
+        self._samples += len(ids)
+        log.info("demo.epoch", epoch=epoch, samples=len(ids), loss=score.loss)
+        return score
+
+    def _train_round(self, shards: list[ShardInfo], epoch: int) -> Score:
+        """Learn from some shards, then agree with the others on the parameters."""
+        score = Score()
+        self._orchestrator.report(step=self._step, epoch=epoch, state=WorkerState.TRAINING)
+        for shard in shards:
+            score += self._train_shard(shard, epoch)
+        self._agree(score.samples)
+        self._step = self._round * self._plan.steps_per_round
+        self._orchestrator.report(step=self._step)
+        if score.samples:
+            self._orchestrator.report(loss=score.loss, accuracy=score.accuracy)
+        return score
+
+    def _train_shard(self, shard: ShardInfo, epoch: int) -> Score:
+        plan, score = self._plan, Score()
+        for path in shard.file_paths:
+            samples = read_shard(path)
+            order = np.random.default_rng((plan.seed, 3, epoch, shard.shard_id))
+            shuffled = samples.take(order.permutation(len(samples)))
+            for start in range(0, len(samples), plan.batch_size):
+                batch = shuffled.take(slice(start, start + plan.batch_size))
+                score += self._model.step(batch, plan.rate)
+                self._seen.append(batch.ids)
+        return score
+
+    def _agree(self, weight: int) -> None:
+        """Take the mean of everybody's parameters."""
+        self._exchange.offer(self._round, self._model.parameters, weight)
+        self._barrier("average")
+        mean = self._exchange.average(self._round)
+        if mean is not None:
+            self._model.parameters[:] = mean
+        self._exchange.forget(self._round - 1)
+        self._round += 1
+
+    def _barrier(self, name: str) -> None:
+        self._orchestrator.barrier(name, timeout_ms=BARRIER_MS)
+        self._barriers += 1
+
+    def _checkpoint(self, epoch: int) -> None:
+        assert self._held_out is not None
+        self._orchestrator.report(state=WorkerState.CHECKPOINTING)
+        accuracy = self._model.score(self._held_out).accuracy
+        path = self._plan.checkpoint_folder / f"step-{self._step:06d}.npz"
+        size = save_checkpoint(path, self._model, self._step, epoch)
+        self._orchestrator.commit_checkpoint(
+            path.stem, self._step, epoch=epoch, path=str(path), size_bytes=size, accuracy=accuracy
+        )
+        self._orchestrator.report(held_out_accuracy=accuracy)
+
+
+def main() -> int:
+    """Run one worker; its exit code says how it went."""
+    parser = argparse.ArgumentParser(prog="python -m dtruntime.demo.worker")
+    parser.add_argument("--plan", required=True)
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--coordinator-pid", type=int, required=True)
+    options = parser.parse_args()
+    configure_logging()
+    _end_with_parent(options.coordinator_pid)
+    plan = Plan.read(options.plan)
+    try:
+        result = _train(plan, options.url, options.rank)
+    except SyncError as exc:
+        log.error("demo.worker_stopped", error=str(exc))
+        return LOST_A_PEER if exc.reason == "membership_changed" else 1
+    except Exception as exc:
+        log.error("demo.worker_failed", error=f"{type(exc).__name__}: {exc}")
+        log.debug("demo.worker_failed", traceback=traceback.format_exc())
+        return 1
+    path = plan.worker_file(options.rank, "json")
+    write_whole(path, lambda file: file.write(msgspec.json.encode(result)))
+    return 0
+
+
+def _train(plan: Plan, url: str, rank: int) -> WorkerResult:
+    orchestrator = TrainingOrchestrator(
+        f"worker-{rank}", coordinator_url=url, world_size=plan.workers, rank=rank, job=JOB
+    )
+    with orchestrator:
+        orchestrator.register()
+        result = Trainer(plan, orchestrator).run()
+        orchestrator.deregister("training complete")
+    return result
+
+
+def _end_with_parent(coordinator_pid: int) -> None:
+    """End this process and the coordinator when the demonstration's process is gone.
+
+    It holds the other end of our standard input and never writes: the input ends with it, also
+    when it was killed in a way that it could not clean up after.
+    """
+
+    def watch() -> None:
+        # Not sys.stdin: its lock, held by this thread, would stop the interpreter's end.
+        os.read(0, 1)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(coordinator_pid, signal.SIGTERM)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""Object stores by URL: S3 and what speaks its protocol, Google Cloud Storage, Azure.
+
+Credentials, regions and endpoints come from the environment: ``AWS_*`` (an S3-compatible server
+is named by ``AWS_ENDPOINT_URL``), ``GOOGLE_*`` and ``AZURE_*``.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ShardError, ShardNotFoundError, StorageError
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig
+
+SCHEMES = ("s3", "gs", "az")
+RETRIES = 8
+RETRY_SECONDS = 60
+"""A store that throttles or restarts is asked again for this long before the error is raised."""
+
+_ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL", "GOOGLE_ENDPOINT_URL"),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+_FAMILIES = ("AWS_", "GOOGLE_", "AZURE_")
+_SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|KEY$|SAS|CREDENTIAL", re.IGNORECASE)
+_MESSAGE_LIMIT = 600
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectUrl:
+    """The parts of ``scheme://bucket/key``; the key has no slash at either end."""
+
+    scheme: str
+    bucket: str
+    key: str
+
+    @property
+    def base(self) -> str:
+        """The URL of the bucket, with a slash at its end."""
+        return f"{self.scheme}://{self.bucket}/"
+
+    def __str__(self) -> str:
+        return self.base + self.key
+
+
+def parse_object_url(text: str) -> ObjectUrl:
+    """Split an object's URL; ``ShardError`` when it names no bucket or a foreign scheme."""
+    scheme, _, rest = text.partition("://")
+    bucket, _, key = rest.partition("/")
+    if "@" in bucket:
+        raise ShardError(
+            f"a {scheme}:// path carries credentials: give them in the environment instead"
+        )
+    if scheme.lower() not in SCHEMES:
+        raise ShardError(
+            f"{text!r} has the unknown scheme {scheme!r}: use a local path, file://, "
+            + ", ".join(f"{name}://" for name in SCHEMES)
+        )
+    if not bucket:
+        raise ShardError(f"{text!r} names no bucket: write {scheme}://bucket/path")
+    return ObjectUrl(scheme.lower(), bucket, key.strip("/"))
+
+
+def store_for(url: ObjectUrl) -> ObjectStore:
+    """Return the client of the bucket that ``url`` lies in, as the environment describes it.
+
+    ``StorageError`` in a process forked from one that had used a store: the client's threads do
+    not survive a fork, and every call would hang.
+    """
+    if _first_user() != os.getpid():
+        raise StorageError(
+            f"{url.base} cannot be reached from this process: it was forked from process "
+            f"{_first_user()}, which had used object stores, and their threads do not survive a "
+            "fork. Start it with the 'forkserver' or 'spawn' method (DataLoader: "
+            "multiprocessing_context='forkserver')"
+        )
+    settings = tuple(
+        sorted(item for item in os.environ.items() if item[0].upper().startswith(_FAMILIES))
+    )
+    with translated("open", url.base):
+        return _open_store(url.scheme, url.bucket, settings)
+
+
+@functools.cache
+def _first_user() -> int:
+    """The process in which the clients' threads run."""
+    return os.getpid()
+
+
+@functools.lru_cache(maxsize=64)
+def _open_store(scheme: str, bucket: str, settings: tuple[tuple[str, str], ...]) -> ObjectStore:
+    from obstore.store import AzureStore, GCSStore, S3Store
+
+    environment = dict(settings)
+    endpoint = next((environment[name] for name in _ENDPOINTS[scheme] if environment.get(name)), "")
+    client: ClientConfig = {"timeout": timedelta(seconds=60)}
+    if endpoint.lower().startswith("http://"):
+        client["allow_http"] = True
+    retry: RetryConfig = {
+        "max_retries": RETRIES,
+        "retry_timeout": timedelta(seconds=RETRY_SECONDS),
+    }
+    options: dict[str, Any] = {"client_options": client, "retry_config": retry}
+    if scheme == "gs":
+        return GCSStore(bucket, **options)
+    if scheme == "az":
+        return AzureStore(bucket, **options)
+    if endpoint and "amazonaws.com" not in endpoint:
+        options["virtual_hosted_style_request"] = False
+    return S3Store(bucket, **options)
+
+
+@contextmanager
+def translated(doing: str, what: str) -> Iterator[None]:
+    """Turn errors of a store or of the file system into Strata's, naming ``what``."""
+    try:
+        yield
+    except (ShardError, StorageError):
+        raise
+    except FileNotFoundError as exc:
+        name = exc.filename or what
+        raise ShardNotFoundError(f"cannot {doing} {name}: it does not exist") from exc
+    except PermissionError as exc:
+        raise ShardError(
+            f"cannot {doing} {exc.filename or what}: this user has no permission to; change the "
+            "permissions, or run as a user who has them"
+        ) from exc
+    except OSError as exc:
+        raise StorageError(f"cannot {doing} {exc.filename or what}: {exc.strerror or exc}") from exc
+    except Exception as exc:
+        if not type(exc).__module__.startswith("obstore"):
+            raise
+        if type(exc).__name__ == "PreconditionError":
+            raise changed(what) from exc
+        raise StorageError(f"cannot {doing} {what}: {message_of(exc)}") from exc
+
+
+def changed(what: str) -> ShardError:
+    """The error for a file that is not the one that was indexed."""
+    return ShardError(
+        f"{what} has changed since it was indexed: index the dataset again, or restore the file"
+    )
+
+
+def message_of(error: Exception) -> str:
+    """What a store said, on one line, without its debug output and without credentials."""
+    text = " ".join(str(error).partition("\n\nDebug source")[0].split())
+    for name, value in os.environ.items():
+        if name.upper().startswith(_FAMILIES) and _SECRET.search(name) and len(value) > 3:
+            text = text.replace(value, "***")
+    return text if len(text) <= _MESSAGE_LIMIT else text[:_MESSAGE_LIMIT] + "..."

@@ -1,0 +1,279 @@
+"""The coordinator dies, hangs or is away: what is remembered, and what workers notice."""
+
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from dtruntime import DatasetRegistry, TrainingOrchestrator, WorkerConfig
+from dtruntime.errors import ConnectionError, SyncError
+from dtruntime.rpc.gen import coordinator_pb2 as pb
+from dtruntime.testing import LocalCoordinator, TcpProxy, eventually
+from dtruntime.types import Membership
+from tests.integration.conftest import JobView, StartCoordinator
+from tests.integration.raw import RawClient, Refusal
+from tests.integration.workers import RemoteWorker, remote_workers
+
+
+def let_pass(seconds: float) -> None:
+    """Let time pass that is itself what the test is about."""
+    end = time.monotonic() + seconds
+    eventually(lambda: time.monotonic() > end, within=seconds + 10)
+
+
+def restart(coordinator: LocalCoordinator) -> None:
+    coordinator.kill()
+    coordinator.start()
+
+
+def test_restart_keeps_ranks_incarnations_and_generation(
+    own_coordinator: LocalCoordinator, own_view: JobView
+) -> None:
+    with remote_workers(3, own_coordinator) as workers:
+        before = own_view.status
+        restart(own_coordinator)
+        for wait in [worker.barrier("step") for worker in workers]:
+            wait.result(60)
+        after = own_view.status
+        assert [(w.worker_id, w.rank, w.incarnation) for w in after.workers] == [
+            (w.worker_id, w.rank, w.incarnation) for w in before.workers
+        ]
+        assert after.generation == before.generation
+        assert all(w.membership == Membership.LIVE for w in after.workers)
+        assert [worker.call("rank") for worker in workers] == [0, 1, 2]
+        assert not any(worker.events("worker.superseded") for worker in workers)
+
+
+def test_open_barrier_completes_across_a_killed_coordinator(
+    own_coordinator: LocalCoordinator, own_view: JobView
+) -> None:
+    with remote_workers(3, own_coordinator) as workers:
+        waits = [worker.barrier("step") for worker in workers[:2]]
+        eventually(lambda: own_view.waiting("step") == 2)
+        restart(own_coordinator)
+        eventually(lambda: own_view.waiting("step") == 2, what="the waiting workers came back")
+        waits.append(workers[2].barrier("step"))
+        for wait in waits:
+            wait.result(60)
+
+
+def test_barrier_whose_reply_was_lost_is_answered_again_after_a_restart(
+    own_coordinator: LocalCoordinator,
+) -> None:
+    with RawClient(own_coordinator.url) as client:
+        first, second = client.workers(2, world_size=2)
+        for _ in range(2):
+            replies = [call.result() for call in [first.arrive("step"), second.arrive("step")]]
+        restart(own_coordinator)
+        again = first.arrive("step", ticket=2).result()
+        assert again == replies[0]
+        assert again.outcome == pb.BARRIER_OUTCOME_COMPLETED
+        assert again.round == 2
+        third_round = first.arrive("step", ticket=3)
+        reply = second.arrive("step", ticket=3).result()
+        assert third_round.result() == reply
+        assert reply.round == 3
+
+
+def test_every_acknowledged_commit_survives_a_kill_in_the_middle_of_them(
+    own_coordinator: LocalCoordinator,
+) -> None:
+    acknowledged: set[str] = set()
+    enough = threading.Event()
+
+    def commit_until_it_dies(url: str, name: str) -> None:
+        with RawClient(url) as client:
+            worker = client.register(worker_id=name)
+            for step in range(1_000_000):
+                try:
+                    worker.commit(f"{name}/{step}", step, path=f"/{name}/{step}").result()
+                except Refusal:
+                    return
+                acknowledged.add(f"{name}/{step}")
+                if len(acknowledged) > 200:
+                    enough.set()
+
+    threads = [
+        threading.Thread(target=commit_until_it_dies, args=(own_coordinator.url, f"writer-{n}"))
+        for n in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    assert enough.wait(60)
+    own_coordinator.kill()
+    for thread in threads:
+        thread.join(60)
+    own_coordinator.start()
+    with RawClient(own_coordinator.url) as client:
+        stored = {c.checkpoint_id for c in client.call("ListCheckpoints").checkpoints}
+        assert acknowledged <= stored
+        assert len(stored) <= len(acknowledged) + len(threads), "commits that nobody sent"
+        newest = client.call("GetLatestCheckpoint").checkpoint
+        assert newest.step == max(int(name.split("/")[1]) for name in stored)
+
+
+def test_generation_and_incarnations_never_go_back(own_coordinator: LocalCoordinator) -> None:
+    generations, incarnations = [0], [0]
+    for _ in range(4):
+        with RawClient(own_coordinator.url) as client:
+            workers = client.workers(2)
+            workers[0].leave()
+            generations.append(workers[1].heartbeat().generation)
+            incarnations += [worker.registration.incarnation for worker in workers]
+        restart(own_coordinator)
+        with RawClient(own_coordinator.url) as client:
+            generations.append(client.call("GetStatus").generation)
+            workers[1].client = client
+            workers[1].leave()
+    assert incarnations == sorted(set(incarnations))
+    assert generations == sorted(generations)
+
+
+def test_datasets_and_shards_survive_a_restart(own_coordinator: LocalCoordinator) -> None:
+    with DatasetRegistry(own_coordinator.url) as registry:
+        registry.register(
+            "images", "/data", "parquet", 2**40, 2**32 - 1, shuffle=True, seed=2**64 - 1
+        )
+        before = registry.get_shard("images", 0, 3)
+        restart(own_coordinator)
+        assert registry.get_shard("images", 0, 3) == before
+        assert len(before) == 257
+
+
+def test_partial_checkpoint_commits_across_a_killed_coordinator(
+    own_coordinator: LocalCoordinator, own_view: JobView
+) -> None:
+    with remote_workers(3, own_coordinator) as workers:
+
+        def save(worker: RemoteWorker) -> object:
+            return worker.begin("commit_checkpoint", "c-1", 1, size_bytes=10, partial=True)
+
+        saves = [save(worker) for worker in workers[:2]]
+        restart(own_coordinator)
+        saves.append(save(workers[2]))
+        for done in saves:
+            done.result(60)  # type: ignore[attr-defined]
+        latest = own_view.status.latest_checkpoint
+        assert latest is not None
+        assert (latest.checkpoint_id, latest.parts, latest.size_bytes) == ("c-1", 3, 30)
+
+
+def test_workers_ride_through_an_absence_and_say_so_once(
+    own_coordinator: LocalCoordinator, own_view: JobView
+) -> None:
+    with remote_workers(2, own_coordinator) as workers:
+        generation = own_view.status.generation
+        wait = workers[0].barrier("step", timeout_ms=4000)
+        eventually(lambda: own_view.waiting("step") == 1)
+        own_coordinator.kill()
+        eventually(lambda: all(worker.events("coordinator.unreachable") for worker in workers))
+        let_pass(5.0)
+        assert not wait.done(), "time during which the coordinator is away must not count"
+        own_coordinator.start()
+        workers[1].barrier("step").result(60)
+        wait.result(60)
+        eventually(lambda: all(worker.events("coordinator.back") for worker in workers))
+        for worker in workers:
+            away, back = worker.events("coordinator.unreachable"), worker.events("coordinator.back")
+            assert (len(away), len(back)) == (1, 1)
+            assert away[0]["level"] == "warning"
+            assert away[0]["url"] == own_coordinator.url
+            assert back[0]["away_seconds"] >= 4
+        assert own_view.status.generation == generation
+
+
+def test_absent_coordinator_is_tried_ever_less_often(
+    own_coordinator: LocalCoordinator, own_view: JobView
+) -> None:
+    with TcpProxy(own_coordinator.url) as proxy, remote_workers(1, proxy.url) as (worker,):
+        own_coordinator.kill()
+        eventually(lambda: worker.events("coordinator.unreachable"))
+        proxy.accepted = 0
+        let_pass(4.0)
+        assert 2 <= proxy.accepted <= 40
+        own_coordinator.start()
+        worker.barrier("step").result(60)
+
+
+def test_worker_started_before_its_coordinator_waits_for_it(
+    own_coordinator: LocalCoordinator,
+) -> None:
+    own_coordinator.stop()
+    with RemoteWorker(own_coordinator.url) as worker:
+        registration = worker.begin("register")
+        eventually(lambda: worker.events("coordinator.unreachable"))
+        own_coordinator.start()
+        assert registration.result(60) == "worker-0"
+
+
+def test_coordinator_that_never_comes_is_a_connection_error_that_says_what_to_check(
+    own_coordinator: LocalCoordinator,
+) -> None:
+    own_coordinator.stop()
+    config = WorkerConfig(coordinator_url=own_coordinator.url, connect_timeout_ms=500)
+    with pytest.raises(ConnectionError) as caught:
+        TrainingOrchestrator(config).register()
+    for part in (own_coordinator.url, "strata status", "COORDINATOR_URL"):
+        assert part in str(caught.value)
+
+
+def test_worker_that_died_while_the_coordinator_was_away_is_noticed_afterwards(
+    own_coordinator: LocalCoordinator, own_view: JobView
+) -> None:
+    with remote_workers(2, own_coordinator) as (survivor, victim):
+        wait = survivor.barrier("step")
+        eventually(lambda: own_view.waiting("step") == 1)
+        own_coordinator.kill()
+        victim.kill()
+        own_coordinator.start()
+        with pytest.raises(SyncError) as caught:
+            wait.result(60)
+        assert caught.value.reason == "membership_changed"
+        assert caught.value.survivors == (0,)
+
+
+def test_coordinator_that_hung_declares_nobody_dead(
+    own_coordinator: LocalCoordinator, own_view: JobView
+) -> None:
+    with remote_workers(3, own_coordinator) as workers:
+        generation = own_view.status.generation
+        waits = [worker.barrier("step") for worker in workers[:2]]
+        eventually(lambda: own_view.waiting("step") == 2)
+        own_coordinator.send_signal(signal.SIGSTOP)
+        let_pass(5.0)
+        own_coordinator.send_signal(signal.SIGCONT)
+        waits.append(workers[2].barrier("step"))
+        for wait in waits:
+            wait.result(60)
+        let_pass(3.0)
+        assert own_view.status.live_workers == 3
+        assert own_view.status.generation == generation
+        with RawClient(own_coordinator.url) as client:
+            assert "coordinator.stalled" in [event.kind for event in client.events()]
+
+
+def test_restarts_are_counted_and_the_journal_goes_on(own_coordinator: LocalCoordinator) -> None:
+    with RawClient(own_coordinator.url) as client:
+        client.register()
+        own_coordinator.stop()
+        own_coordinator.start()
+        client.register()
+        assert client.call("GetServerInfo").term == 2
+        events = list(client.events())
+        assert [event.kind for event in events].count("worker.registered") == 2
+        assert [event.id for event in events] == list(range(1, len(events) + 1))
+
+
+def test_second_restart_in_a_row_loses_nothing(
+    start_coordinator: StartCoordinator, tmp_path: Path
+) -> None:
+    coordinator = start_coordinator()
+    with remote_workers(2, coordinator) as workers:
+        for _ in range(3):
+            waits = [workers[0].barrier("step")]
+            restart(coordinator)
+            waits.append(workers[1].barrier("step"))
+            for wait in waits:
+                wait.result(60)

@@ -1,0 +1,8 @@
+import pytest
+
+from tests.unit.coordinator.bench import Bench
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()

@@ -1,0 +1,195 @@
+"""What survives a restart, and what keeps the machine from growing without end."""
+
+import msgspec
+import pytest
+
+from dtruntime.coordinator.state import RECORD_TYPES, Machine
+from dtruntime.coordinator.state import commands as c
+from dtruntime.coordinator.state import datasets as datasets_module
+from dtruntime.coordinator.state import machine as machine_module
+from dtruntime.coordinator.state.barriers import ROUNDS_KEPT
+from dtruntime.coordinator.state.invariants import durable_rows, snapshot, violations
+from dtruntime.coordinator.state.journal import JOURNAL_LENGTH, Journal
+from dtruntime.coordinator.state.machine import WAITS_SLACK
+from dtruntime.coordinator.state.records import JobRecord
+from tests.unit.coordinator.bench import JOB, TIMEOUT, Bench, refusal
+
+
+def eventful() -> Bench:
+    """A bench with records of every kind, dead, left, moved and vacant ranks among them."""
+    bench = Bench()
+    members = [bench.register(world_size=6, rank=r, worker_id=f"n{r}") for r in range(5)]
+    bench.beat(*members, epoch=2)
+    bench.kill(members[1], among=members)
+    bench.leave(members[2])
+    moved = bench.register(world_size=6, rank=3, worker_id="n4")
+    bench.apply(c.RegisterDataset(JOB, "data", 1000, 10, metadata={"k": "v"}))
+    bench.save(members[0], "one", partial=False, metadata={"loader": "x"})
+    last = bench.register(world_size=6, rank=5)
+    now = bench.roster.generation
+    bench.save(members[0], "all", told=now)
+    bench.save(moved, "all", told=now)
+    for member in (members[0], moved, last):
+        bench.arrive(member, "b", told=now, ticket=1)
+    bench.register(job="elastic")
+    return bench
+
+
+def test_machine_built_from_the_stored_effects_has_the_same_durable_state() -> None:
+    bench = eventful()
+    assert {key[0] for key in bench.rows} == set(RECORD_TYPES)
+    restored = Machine(TIMEOUT)
+    assert restored.restore([(*k, r) for k, r in bench.rows.items()], bench.now) == []
+    assert durable_rows(restored) == durable_rows(bench.machine) == bench.rows
+    assert violations(restored) == []
+    assert restored.jobs[JOB].roster.present_ranks() == bench.roster.present_ranks()
+
+
+def test_records_survive_json_and_any_order_of_rows() -> None:
+    bench = eventful()
+    rows = [
+        (kind, job, key, msgspec.json.decode(msgspec.json.encode(record), type=RECORD_TYPES[kind]))
+        for (kind, job, key), record in reversed(bench.rows.items())
+    ]
+    restored = Machine(TIMEOUT)
+    restored.restore(rows, bench.now)
+    assert durable_rows(restored) == bench.rows
+
+
+def test_rows_without_a_job_are_left_out_and_named(bench: Bench) -> None:
+    bench.world(1)
+    rows = [(*key, record) for key, record in bench.rows.items()]
+    orphans = [("worker", "gone", "0", rows[0][3])]
+    assert Machine(TIMEOUT).restore([*rows, *orphans], bench.now) == ["worker gone/0"]
+
+
+def test_restore_of_many_jobs_takes_time_in_proportion_to_their_records() -> None:
+    bench = Bench(checked=False)
+    for number in range(1000):
+        bench.register(job=f"j{number}")
+    rows = [(*key, record) for key, record in bench.rows.items()]
+    restored = Machine(TIMEOUT)
+    restored.restore(rows, bench.now)
+    assert len(restored.jobs) == 1000 and violations(restored) == []
+
+
+def test_refused_command_changes_nothing_and_has_no_effects() -> None:
+    bench = eventful()
+    a = bench.register(job="other", world_size=1)
+    before = snapshot(bench.machine)
+    commands = [
+        c.Register("other", world_size=1),
+        c.Register("other", world_size=2),
+        c.Register("new", world_size=2, rank=2),
+        c.Heartbeat("other", a.worker_id, a.incarnation + 1),
+        c.Arrive("other", "nobody", 1, "b", 900, 1.0),
+        c.NotifyCheckpoint("other", a.worker_id, a.incarnation, "x", 1, partial=True),
+        c.NotifyCheckpoint(JOB, "n0", 1, "one", 2),
+        c.RegisterDataset(JOB, "data", 1001, 10),
+        c.RegisterDataset("new", "data", 10, 0),
+        c.Deregister("other", a.worker_id, 0),
+    ]
+    for command in commands:
+        refusal(bench.apply, command)
+        assert snapshot(bench.machine) == before
+        assert bench.machine.apply(c.Hangup("none", 0), bench.now)[1] == ()
+
+
+def test_journal_keeps_the_newest_events_and_numbers_them_without_gaps() -> None:
+    journal = Journal(length=5)
+    for number in range(12):
+        journal.append(float(number), "a" if number % 2 else "b", "k", {})
+    assert [event.id for event in journal.after(0)] == [8, 9, 10, 11, 12]
+    assert [event.id for event in journal.after(10)] == [11, 12]
+    assert [event.id for event in journal.after(0, "a")] == [8, 10, 12]
+    assert journal.after(12) == [] and journal.last_id == 12
+    continued = Journal(journal.after(0), length=5)
+    assert continued.append(0.0, "a", "k", {}).id == 13
+
+
+def test_journal_of_the_machine_is_bounded() -> None:
+    bench = Bench(checked=False)
+    for _ in range(JOURNAL_LENGTH // 2 + 10):
+        bench.leave(bench.register())
+    events = bench.machine.journal.after(0)
+    assert len(events) == JOURNAL_LENGTH
+    assert events[-1].id == bench.machine.journal.last_id == events[0].id + JOURNAL_LENGTH - 1
+
+
+def test_completed_rounds_are_kept_for_the_newest_barriers(bench: Bench) -> None:
+    a = bench.register()
+    for number in range(ROUNDS_KEPT + 3):
+        bench.arrive(a, f"b{number}", ticket=number + 1)
+    kept = [key[2] for key in bench.rows if key[0] == "round"]
+    assert len(kept) == ROUNDS_KEPT and kept[0] == "b3"
+
+
+def test_ended_waits_with_long_timeouts_do_not_pile_up() -> None:
+    bench = Bench(checked=False)
+    a = bench.register()
+    stays = bench.arrive(bench.register(job="other", world_size=2), timeout=50_000.0)
+    for number in range(2 * WAITS_SLACK):
+        bench.arrive(a, timeout=86_400.0, ticket=number + 1)
+        bench.save(a, f"c{number % 7}", timeout=86_400.0)
+        held = bench.register(job="third", rank=0, world_size=2)
+        bench.arrive(held, told=0, timeout=86_400.0)
+    assert len(bench.machine._waits) <= WAITS_SLACK
+    assert stays.held
+    bench.check()
+
+
+def test_jobs_are_limited(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_module, "JOBS_LIMIT", 2)
+    bench.register(job="a")
+    bench.register(job="b")
+    assert refusal(bench.register, job="c").reason == "too_many_jobs"
+    refused = refusal(bench.apply, c.RegisterDataset("c", "data", 10, 1))
+    assert refused.reason == "too_many_jobs"
+    bench.register(job="a")
+
+
+def test_dataset_registered_again_is_a_no_op_and_another_one_a_conflict(bench: Bench) -> None:
+    first = bench.apply(c.RegisterDataset(JOB, "data", 1000, 300))
+    assert first == c.DatasetRegistered("data", 4, created=True)
+    bench.restart()
+    again = bench.apply(c.RegisterDataset(JOB, "data", 1000, 300))
+    assert again == c.DatasetRegistered("data", 4, created=False)
+    refused = refusal(bench.apply, c.RegisterDataset(JOB, "data", 1000, 200))
+    assert refused.reason == "dataset_conflict"
+    assert "shard_size: registered 300, given 200" in str(refused)
+
+
+def test_dataset_alone_makes_a_job_that_workers_join_later(bench: Bench) -> None:
+    bench.apply(c.RegisterDataset(JOB, "data", 1000, 10))
+    assert bench.rows["job", JOB, ""] == JobRecord(0, 0, 0, 1)
+    bench.restart()
+    assert bench.register(world_size=2).incarnation == 1
+
+
+def test_shards_follow_the_membership(bench: Bench) -> None:
+    bench.apply(c.RegisterDataset(JOB, "data", 1000, 10))
+    datasets = bench.job.datasets
+    assert len(datasets.shards_for("data", 0, 0, world_hint=4)[1]) == 25
+    a, b = bench.world(2)
+    bench.beat(a, b)
+    before = datasets.shards_for("data", 0, 0)[1]
+    assert len(before) == 50
+    bench.leave(b)
+    assert len(datasets.shards_for("data", 0, 0)[1]) == 100
+    assert refusal(datasets.shards_for, "data", 1, 0).reason == "unknown_rank"
+    bench.register()
+    assert list(datasets.shards_for("data", 0, 0)[1]) == list(before)
+
+
+@pytest.mark.parametrize(("samples", "size"), [(10, 0), (-1, 1), (10**12, 1)])
+def test_impossible_datasets_are_invalid(bench: Bench, samples: int, size: int) -> None:
+    refused = refusal(bench.apply, c.RegisterDataset(JOB, "data", samples, size))
+    assert refused.reason == "invalid"
+    assert JOB not in bench.machine.jobs
+
+
+def test_datasets_are_limited(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets_module, "DATASETS_LIMIT", 1)
+    bench.apply(c.RegisterDataset(JOB, "one", 10, 1))
+    refused = refusal(bench.apply, c.RegisterDataset(JOB, "two", 10, 1))
+    assert refused.reason == "too_many_datasets"

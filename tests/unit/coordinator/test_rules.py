@@ -1,0 +1,171 @@
+"""Any sequence of commands, chosen by hypothesis, against the invariants and a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from dtruntime.coordinator.state import Machine, Refused
+from dtruntime.coordinator.state import commands as c
+from dtruntime.coordinator.state.invariants import durable_rows
+from tests.unit.coordinator.bench import JOB, TIMEOUT, Bench, Call
+
+IDS = st.sampled_from(["", "", "x", "y", "worker-1"])
+RANKS = st.sampled_from([None, None, 0, 1, 2])
+SIZES = st.sampled_from([0, 0, 3])
+BARRIERS = st.sampled_from(["b", "c"])
+CHECKPOINTS = st.sampled_from(["k1", "k2", "k3"])
+SMALL = st.integers(0, 7)
+
+
+class AnyCommands(RuleBasedStateMachine):
+    """All commands, from members, ex-members and strangers, over time and restarts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bench = Bench()
+        self.members: list[c.Registered] = []
+        self.calls: list[Call] = []
+        self.incarnations: dict[int, str] = {}
+        self.generation = 0
+        self.views: dict[int, tuple[int, ...]] = {}
+        self.commits: dict[str, Any] = {}
+        self.tickets: dict[int, int] = {}
+        self.arrived: dict[tuple[int, int], str] = {}
+        self.counted: set[tuple[int, int]] = set()
+
+    @initialize(size=SIZES)
+    def first_member(self, size: int) -> None:
+        self.register("", None, size, 0, 0)
+
+    @rule(worker_id=IDS, rank=RANKS, size=SIZES, attempt=st.sampled_from([0, 0, 0, 1]), old=SMALL)
+    def register(
+        self, worker_id: str, rank: int | None, size: int, attempt: int, old: int
+    ) -> None:
+        session = f"s{len(self.members) - old}" if old < 2 else f"s{len(self.members)}"
+        command = c.Register(
+            JOB, worker_id, session, rank=rank, world_size=size, attempt=attempt
+        )
+        reply = self._apply(command)
+        if reply is None:
+            return
+        assert isinstance(reply, c.Registered)
+        known = self.incarnations.setdefault(reply.incarnation, session)
+        assert known == session, "an incarnation was given twice"
+        if reply.incarnation == max(self.incarnations):
+            self.members.append(reply)
+
+    @precondition(lambda self: self.members)
+    @rule(who=SMALL, epoch=st.integers(0, 3))
+    def beat(self, who: int, epoch: int) -> None:
+        m = self._member(who)
+        self._apply(c.Heartbeat(JOB, m.worker_id, m.incarnation, step=1, epoch=epoch))
+
+    @precondition(lambda self: self.members)
+    @rule(who=SMALL)
+    def leave(self, who: int) -> None:
+        m = self._member(who)
+        self._apply(c.Deregister(JOB, m.worker_id, m.incarnation))
+
+    @precondition(lambda self: self.members)
+    @rule(who=SMALL, barrier=BARRIERS, told=st.sampled_from([0, 1, 2]), retry=st.booleans())
+    def arrive(self, who: int, barrier: str, told: int, retry: bool) -> None:
+        m = self._member(who)
+        ticket = self.tickets.get(m.incarnation, 0)
+        if not (retry and ticket and self.arrived.get((m.incarnation, ticket)) == barrier):
+            ticket += 1
+        self.tickets[m.incarnation] = ticket
+        self.arrived[m.incarnation, ticket] = barrier
+        generation = [0, m.generation, self.generation][told]
+        try:
+            call = self.bench.arrive(m, barrier, told=generation, ticket=ticket, timeout=2.0)
+        except Refused:
+            return
+        self.calls.append(call)
+
+    @precondition(lambda self: self.members)
+    @rule(who=SMALL, key=CHECKPOINTS, partial=st.booleans(), told=st.booleans(), wait=st.booleans())
+    def save(self, who: int, key: str, partial: bool, told: bool, wait: bool) -> None:
+        m = self._member(who)
+        generation = self.generation if told else m.generation
+        timeout = 2.0 if wait else 0.0
+        try:
+            call = self.bench.save(m, key, partial=partial, told=generation, timeout=timeout)
+        except Refused:
+            return
+        self.calls.append(call)
+
+    @precondition(lambda self: self.calls)
+    @rule(which=SMALL)
+    def hang_up(self, which: int) -> None:
+        self.bench.hang_up(self.calls.pop(-1 - which % len(self.calls)))
+
+    @rule(name=CHECKPOINTS, samples=st.sampled_from([10, 20]))
+    def register_dataset(self, name: str, samples: int) -> None:
+        self._apply(c.RegisterDataset(JOB, name, samples, 10))
+
+    @rule(seconds=st.sampled_from([0.0, 0.25, 0.25, 0.5, 2.0, 60.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.bench.tick(seconds)
+
+    @rule()
+    def fall_silent(self) -> None:
+        self.bench.wait(TIMEOUT)
+
+    @rule()
+    def restart(self) -> None:
+        self.bench.restart()
+        self.calls.clear()
+
+    @invariant()
+    def promises_hold(self) -> None:
+        if JOB not in self.bench.machine.jobs:
+            return
+        job = self.bench.job
+        assert job.roster.generation >= self.generation, "the generation went back"
+        self.generation = job.roster.generation
+        present = tuple(job.roster.present_ranks())
+        assert self.views.setdefault(self.generation, present) == present
+        for key, record in self.commits.items():
+            assert job.checkpoints.committed.get(key) == record, "a commit changed"
+        self.commits = dict(job.checkpoints.committed)
+        assert {call.number for call in self.calls if call.held} == job.held_calls
+
+    @invariant()
+    def rounds_count_every_call_once(self) -> None:
+        for effect in self.bench.effects:
+            if getattr(effect, "kind", "") != "round" or not hasattr(effect, "record"):
+                continue
+            pairs = set(effect.record.tickets.items())
+            assert all(self.arrived[pair] == effect.key for pair in pairs)
+            assert not pairs & self.counted, "one call was counted in two rounds"
+            self.counted |= pairs
+        self.bench.effects = []
+
+    @invariant()
+    def a_restored_machine_is_the_same(self) -> None:
+        restored = Machine(TIMEOUT)
+        restored.restore([(*k, r) for k, r in self.bench.rows.items()], self.bench.now)
+        assert durable_rows(restored) == self.bench.rows
+
+    def _member(self, who: int) -> c.Registered:
+        return self.members[-1 - who % len(self.members)]
+
+    def _apply(self, command: c.Command) -> Any:
+        try:
+            return self.bench.apply(command)
+        except Refused:
+            return None
+
+
+AnyCommands.TestCase.settings = settings(
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TestAnyCommands = AnyCommands.TestCase

@@ -1,0 +1,171 @@
+"""A simulated cluster under faults keeps every promise, and the checks can fail.
+
+`STRATA_SIM_SEED=123` replays one seed, `STRATA_SIM_BASE_SEED=random` (or a number) replaces the
+fixed seeds, `STRATA_SIM_STEPS` sets the steps of chaos per seed.
+"""
+
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from dtruntime.coordinator.state import barriers, checkpoints, machine, outbox, roster
+from dtruntime.coordinator.state.commands import Arrive, Passed
+from tests.unit.coordinator.promises import PromiseBroken
+from tests.unit.coordinator.simulation import Simulation
+
+SEEDS = 36
+STEPS = int(os.environ.get("STRATA_SIM_STEPS", "3000"))
+
+
+def seeds() -> list[int]:
+    if "STRATA_SIM_SEED" in os.environ:
+        return [int(os.environ["STRATA_SIM_SEED"])]
+    base = os.environ.get("STRATA_SIM_BASE_SEED", "0")
+    first = random.SystemRandom().randrange(10**9) if base == "random" else int(base)
+    return list(range(first, first + SEEDS))
+
+
+@pytest.mark.parametrize("seed", seeds())
+def test_simulated_cluster_keeps_every_promise(seed: int) -> None:
+    assert Simulation(seed).run(STEPS) >= STEPS
+
+
+def test_seed_decides_the_whole_run() -> None:
+    runs = []
+    for _ in range(2):
+        simulation = Simulation(5)
+        simulation.run(400)
+        runs.append((simulation.steps, simulation.now, list(simulation.trace)))
+    assert runs[0] == runs[1]
+
+
+def test_failure_names_the_seed_and_how_to_replay_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(barriers.Barriers, "lose", lambda *args: None)
+    message = str(first_breach(seeds=40))
+    assert "STRATA_SIM_SEED=" in message and "the last commands were" in message
+
+
+def first_breach(seeds: int = 60, **options: Any) -> PromiseBroken:
+    """The first broken promise of a machine that was tampered with."""
+    for seed in range(seeds):
+        try:
+            Simulation(seed, **options).run(1500)
+        except PromiseBroken as broken:
+            return broken
+    pytest.fail("the simulation did not notice")
+
+
+def test_simulation_catches_replies_that_leave_before_their_effects_are_stored() -> None:
+    first_breach(replies_wait_for_store=False)
+
+
+@pytest.mark.parametrize("kind", ["job", "worker", "round", "checkpoint", "part", "dataset"])
+def test_simulation_catches_a_record_that_is_not_stored(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    put = outbox.Outbox.put
+
+    def forgetful(self: outbox.Outbox, what: str, *rest: Any) -> None:
+        if what != kind:
+            put(self, what, *rest)
+
+    monkeypatch.setattr(outbox.Outbox, "put", forgetful)
+    assert "the store and the machine differ" in str(first_breach())
+
+
+def count_duplicate_arrivals(patch: Callable[..., None]) -> None:
+    arrive = barriers.Barriers.arrive
+
+    def counting(self: barriers.Barriers, c: Arrive, member: Any, out: Any) -> Any:
+        round_ = self.open.get(c.barrier_id)
+        if round_ and member.rank in round_.arrived and len(round_.missing_ranks()) == 1:
+            return self._complete(round_, out)
+        return arrive(self, c, member, out)
+
+    patch(barriers.Barriers, "arrive", counting)
+
+
+def reuse_incarnations(patch: Callable[..., None]) -> None:
+    begin = roster.Roster._begin_world
+
+    def starting_over(self: roster.Roster, *args: Any) -> None:
+        begin(self, *args)
+        self.next_incarnation = 1
+
+    patch(roster.Roster, "_begin_world", starting_over)
+
+
+def take_calls_of_the_superseded(patch: Callable[..., None]) -> None:
+    find = roster.Roster.find
+
+    def trusting(self: roster.Roster, worker_id: str, incarnation: int) -> Any:
+        member = self.by_id.get(worker_id)
+        return member if member and member.live else find(self, worker_id, incarnation)
+
+    patch(roster.Roster, "find", trusting)
+
+
+def count_retries_in_the_next_round(patch: Callable[..., None]) -> None:
+    arrive = barriers.Barriers.arrive
+
+    def forgetful(self: barriers.Barriers, c: Arrive, member: Any, out: Any) -> Any:
+        done = self.completed.pop(c.barrier_id, None)
+        reply = arrive(self, c, member, out)
+        if done:
+            self.completed.setdefault(c.barrier_id, done)
+        return reply
+
+    patch(barriers.Barriers, "arrive", forgetful)
+
+
+def answer_some_waiters_otherwise(patch: Callable[..., None]) -> None:
+    release = outbox.Outbox.release
+
+    def lying(self: outbox.Outbox, call: int, reply: Any) -> None:
+        if isinstance(reply, Passed) and call % 7 == 0:
+            reply = msgspec.structs.replace(reply, round=reply.round + 1)
+        release(self, call, reply)
+
+    patch(outbox.Outbox, "release", lying)
+
+
+def fail_waits_for_ghosts(patch: Callable[..., None]) -> None:
+    lose = barriers.Barriers.lose
+
+    def nervous(self: barriers.Barriers, losses: list[Any], out: Any) -> None:
+        lose(self, [msgspec.structs.replace(x, last_heard=10**9) for x in losses], out)
+
+    patch(barriers.Barriers, "lose", nervous)
+
+
+BUGS: dict[str, Callable[[Callable[..., None]], None]] = {
+    "duplicate arrivals count": count_duplicate_arrivals,
+    "incarnations are reused": reuse_incarnations,
+    "no fence": take_calls_of_the_superseded,
+    "retries count in the next round": count_retries_in_the_next_round,
+    "two answers to one round": answer_some_waiters_otherwise,
+    "ghosts fail waits": fail_waits_for_ghosts,
+    "losses are not told": lambda patch: patch(roster.Roster, "untold", lambda *args: ()),
+    "ranks stay lost": lambda patch: patch(roster.Roster, "_expect_anew", lambda *args: None),
+    "old sessions return": lambda patch: patch(roster.Roster, "_check_session", lambda *_: None),
+    "hang-ups still count": lambda patch: patch(barriers.Barriers, "hang_up", lambda *_: None),
+    "parts of the lost are awaited": lambda patch: patch(
+        checkpoints.Checkpoints, "lose", lambda *args: None
+    ),
+    "deaths come early": lambda patch: patch(
+        machine.Machine, "deadline", lambda self, member: member.last_seen + 2.5
+    ),
+    "deaths come late": lambda patch: patch(
+        machine.Machine, "deadline", lambda self, member: member.last_seen + 4.0
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_simulation_catches(monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
+    BUGS[bug](monkeypatch.setattr)
+    first_breach()
