@@ -44,6 +44,8 @@ def main() -> int:
     """Run the benchmark; the exit status is 1 when it could not, or when replies were wrong."""
     options = arguments()
     console, progress = Console(), Console(stderr=True)
+    if options.data_dir:
+        options.data_dir.mkdir(parents=True, exist_ok=True)
     try:
         tools = find_tools(options.server_cores, options.load_cores)
         with (

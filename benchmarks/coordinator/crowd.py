@@ -21,7 +21,8 @@ from .tools import Tools
 
 ALONE = Shape(connections=1, streams=1)
 WARM_UP_PART = 5
-"""One round in so many is warm-up: processes start one after another."""
+"""One round in so many is warm-up: processes start one after another. The last round is left out
+too: they end one after another."""
 START_SECONDS = 0.02
 """What starting one process of a free crowd takes, at most, while the others run."""
 STRAGGLERS = 5
@@ -74,10 +75,10 @@ def run_barriers(
     limit = ("-n", str(rounds))
     crowd = _run(tools, server, "WaitBarrier", bodies, limit, failed, scratch)
     starts, durations = np.stack(crowd.starts), np.stack(crowd.durations)
-    skipped = max(1, rounds // WARM_UP_PART)
     ends = (starts + durations).max(axis=0)
-    seconds = (ends[-1] - ends[skipped - 1]) / 1e6
-    return crowd.sample((rounds - skipped) / seconds, durations[:, skipped:])
+    first, last = max(1, rounds // WARM_UP_PART), rounds - 1
+    seconds = (ends[last - 1] - ends[first - 1]) / 1e6
+    return crowd.sample((last - first) / seconds, durations[:, first:last])
 
 
 def run_freely(
@@ -112,12 +113,14 @@ def _run(
 ) -> Crowd:
     folder = scratch / f"crowd-{time.monotonic_ns()}"
     folder.mkdir()
+    processes: list[subprocess.Popen[bytes]] = []
     with metered(server, tools) as usage:
-        processes = [
-            _spawn(tools, server, method, body, limit, folder, index)
-            for index, body in enumerate(bodies)
-        ]
-        _wait(processes)
+        try:
+            for index, body in enumerate(bodies):
+                processes.append(_spawn(tools, server, method, body, limit, folder, index))
+            _wait(processes)
+        finally:
+            _end(processes)
     everyone = range(len(bodies))
     printouts = [Printout.parse(folder.joinpath(f"{i}.out").read_text()) for i in everyone]
     logs = [read_log(folder / f"{i}.log") for i in everyone]
@@ -151,13 +154,15 @@ def _spawn(
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     deadline = time.monotonic() + RUN_TIMEOUT
-    try:
-        for process in processes:
+    for process in processes:
+        try:
             process.wait(max(0.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired as exc:
-        raise LoadError(f"a barrier did not complete within {RUN_TIMEOUT:.0f} s") from exc
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+        except subprocess.TimeoutExpired as exc:
+            raise LoadError(f"a crowd did not finish within {RUN_TIMEOUT:.0f} s") from exc
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+            process.wait()

@@ -23,8 +23,9 @@ from dtruntime.testing import eventually
 from dtruntime.types import CheckpointInfo
 
 STRATA = [sys.executable, "-m", "dtruntime.cli.main"]
-SMALL = ["demo", "--plain", "--workers", "3", "--epochs", "2", "--samples", "6000"]
-ENDLESS = ["demo", "--plain", "--workers", "3", "--epochs", "1000", "--samples", "6000"]
+SMALL = ["demo", "--plain", "--workers", "3", "--epochs", "2", "--samples", "6500"]
+"""Thirteen shards for three workers: not all have the same number to read."""
+ENDLESS = ["demo", "--plain", "--workers", "2", "--epochs", "1000", "--samples", "3000"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,20 +93,20 @@ def test_demo_passes_its_own_checks_and_says_so(small_run: Run) -> None:
     summary = dict(re.findall(r"^  [✓·] (\w+) +(.*)$", small_run.output, re.MULTILINE))
     assert "✗" not in small_run.output
     assert "\x1b" not in small_run.output
-    assert summary["workers"] == "3 of 3 ended well, with identical parameters after 80 steps"
-    assert summary["coverage"].startswith("12,000 reads: each of 6,000 samples exactly once")
-    assert summary["checkpoint"].startswith("last of 2, step 80, loads and equals")
+    assert summary["workers"] == "3 of 3 ended well, with identical parameters after 120 steps"
+    assert summary["coverage"].startswith("13,000 reads: each of 6,500 samples exactly once")
+    assert summary["checkpoint"] == "last of 2, step 120, 159.5 kB; loads and is the final model"
     before, after = map(float, re.findall(r"([\d.]+)%", summary["accuracy"]))
     assert before < 20 < 50 < after
-    assert re.match(r"6; .* p50 [\d.]+ [mµ]?s, p99 [\d.]+ [mµ]?s", summary["barriers"])
-    assert re.search(r"\d+ by the workers, 0 failed: .*WaitBarrier 18\b", summary["requests"])
+    assert re.match(r"8; .* p50 [\d.]+ [mµ]?s, p99 [\d.]+ [mµ]?s", summary["barriers"])
+    assert re.search(r"\d+ by the workers, 0 failed; .* WaitBarrier, 24$", summary["requests"])
     assert_all_ended(small_run.processes)
 
 
 def test_demo_trains_on_real_parquet_files_of_one_shard_each(small_run: Run) -> None:
     files = sorted((small_run.folder / "data").iterdir())
 
-    assert [pq.read_metadata(file).num_rows for file in files] == [500] * 12
+    assert [pq.read_metadata(file).num_rows for file in files] == [500] * 13
 
 
 def test_workers_together_read_every_sample_once_in_each_epoch(small_run: Run) -> None:
@@ -113,7 +114,7 @@ def test_workers_together_read_every_sample_once_in_each_epoch(small_run: Run) -
         parts = [np.load(f) for f in small_run.folder.glob(f"workers/worker-*.epoch-{epoch}.npy")]
 
         assert len(parts) == 3
-        assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(6000))
+        assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(6500))
 
 
 def test_same_seed_gives_the_same_model_bit_for_bit(small_run: Run, tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_verdict_notices_what_went_wrong(small_run: Run, tmp_path: Path, damage,
     damage(copy)
 
     plan = msgspec.structs.replace(copy.plan, root=str(copy.folder))
-    latest = CheckpointInfo("step-000080", 80, path=str(copy.last_checkpoint))
+    latest = CheckpointInfo("step-000120", 120, path=str(copy.last_checkpoint))
 
     verdict = judge(plan, 2, latest)
 

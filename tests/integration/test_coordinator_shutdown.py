@@ -44,10 +44,7 @@ def test_sigterm_ends_streams_of_events(stoppable: LocalCoordinator) -> None:
         stream = client.watch(follow=True)
         assert next(stream).kind == "worker.registered"
         assert stoppable.stop() == 0
-        try:
-            assert list(stream) == []
-        except grpc.RpcError as exc:
-            assert exc.code() == grpc.StatusCode.UNAVAILABLE  # type: ignore[attr-defined]
+        assert list(stream) == []
 
 
 def test_workers_carry_on_after_a_planned_restart(stoppable: LocalCoordinator) -> None:
@@ -67,15 +64,5 @@ def test_interrupt_from_the_keyboard_ends_it_just_as_well(
     own_coordinator: LocalCoordinator,
 ) -> None:
     own_coordinator.send_signal(signal.SIGINT)
-    eventually(lambda: "coordinator.stopped" in own_coordinator.log)
-    assert own_coordinator.stop() == 0
-
-
-def test_second_signal_during_the_stop_does_no_harm(own_coordinator: LocalCoordinator) -> None:
-    with RawClient(own_coordinator.url) as client:
-        worker = client.register()
-        worker.commit("c-1", 1).result()
-        own_coordinator.send_signal(signal.SIGTERM)
-        assert own_coordinator.stop() == 0
-        own_coordinator.start()
-        assert client.call("GetLatestCheckpoint").checkpoint.checkpoint_id == "c-1"
+    assert own_coordinator.wait() == 0
+    assert "coordinator.stopped" in own_coordinator.log

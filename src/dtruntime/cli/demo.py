@@ -17,6 +17,7 @@ from typing import Any
 from ..config import ENVIRONMENT
 from ..display import open_console
 from ..errors import StrataError
+from .logs import log_only_when_asked
 
 KEPT_FOLDER = ".strata-demo"
 LAUNCHER_VARIABLES = (
@@ -72,6 +73,7 @@ def run(options: argparse.Namespace) -> int:
     from ..demo.runner import Demonstration
     from ..demo.view import View
 
+    log_only_when_asked()
     require_pyarrow()
     _isolate()
     console = open_console(colour=not options.plain)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 from collections.abc import Callable
 from types import TracebackType
@@ -57,7 +58,11 @@ class CoordinatorServer:
         try:
             service = CoordinatorService(self._store, config)
             self._transport = open_transport(
-                service, config.address, config.max_request_bytes, config.transport
+                service,
+                config.address,
+                config.max_request_bytes,
+                config.transport,
+                config.data_dir,
             )
             service.transport = self._transport.name
             await self._transport.start()
@@ -146,4 +151,19 @@ def run(config: CoordinatorConfig, on_started: Callable[[str], None] | None = No
 
 
 async def _serve(config: CoordinatorConfig, on_started: Callable[[str], None] | None) -> None:
-    await CoordinatorServer(config).serve_until_stopped(on_started)
+    def settle(address: str) -> None:
+        _tame_collector()
+        if on_started is not None:
+            on_started(address)
+
+    await CoordinatorServer(config).serve_until_stopped(settle)
+
+
+def _tame_collector() -> None:
+    """Keep full garbage collections, 12 to 24 ms each under load, out of barriers' way.
+
+    What was loaded so far lives as long as the process and need not be looked at again.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)

@@ -48,6 +48,13 @@ def _named_queries() -> dict[str, str]:
 QUERIES = _named_queries()
 
 
+def _fields(text: bytes) -> dict[str, str]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, str])
+    except msgspec.DecodeError:
+        return {}
+
+
 @contextmanager
 def _translated(path: Path, doing: str) -> Iterator[None]:
     try:
@@ -137,13 +144,10 @@ class SqliteStore:
         return rows, problems
 
     def events(self) -> list[Event]:
-        """The journal, oldest first."""
+        """The journal, oldest first; fields that cannot be read are left out."""
         with _translated(self.path, "read"):
             rows = self._db.execute(QUERIES["all_events"]).fetchall()
-        return [
-            Event(id, at, job, kind, msgspec.json.decode(fields, type=dict[str, str]))
-            for id, at, job, kind, fields in rows
-        ]
+        return [Event(id, at, job, kind, _fields(text)) for id, at, job, kind, text in rows]
 
     # Writing
 
@@ -175,8 +179,8 @@ class SqliteStore:
             raise self.failure
 
     def flush_events(self) -> None:
-        """Store events that nothing waited for."""
-        if self._lazy and self.failure is None:
+        """Store events that nothing waited for, and keep the log of writes small."""
+        if self.failure is None and (self._lazy or self._log_is_long()):
             self._enqueue(())
 
     async def close(self) -> None:
@@ -230,7 +234,9 @@ class SqliteStore:
                 self._write_rows(batch)
                 self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                # SQLite has ended the transaction by itself where the disk is full.
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
                 raise
             if fsync:
                 self._shrink_log()
@@ -253,6 +259,9 @@ class SqliteStore:
             self._db.execute(QUERIES["trim_journal"], (last_event - JOURNAL_LENGTH,))
 
     def _shrink_log(self) -> None:
-        log = self.path.with_name(self.path.name + "-wal")
-        if log.exists() and log.stat().st_size > WAL_PAGES * 4096:
+        if self._log_is_long():
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _log_is_long(self) -> bool:
+        log = self.path.with_name(self.path.name + "-wal")
+        return log.exists() and log.stat().st_size > WAL_PAGES * 4096

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib.util
-import shutil
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import grpc
@@ -23,11 +23,17 @@ from grpc_reflection.v1alpha import reflection
 
 from ..errors import ConnectionError
 from ..rpc.methods import METHODS, SERVICE, Method
-from ..rpc.status import CODES, trailing_metadata
+from ..rpc.status import CODES, Metadata, trailing_metadata
 from ..telemetry import EventLog
 from .state import Refused
 
 log = EventLog("transport")
+
+MESSAGE_LENGTH = 1000
+"""Characters of a status message: more than 16 KiB of headers break the connection."""
+
+UNIX_PATH = 100
+"""Longer paths of Unix sockets are refused by the kernel."""
 
 Choice = Literal["auto", "pygrpc-native", "grpc.aio"]
 Answer = Message | asyncio.Future[Message]
@@ -70,18 +76,26 @@ def native_is_installed() -> bool:
 
 
 def open_transport(
-    service: Service, address: str, max_request_bytes: int, choice: Choice = "auto"
+    service: Service,
+    address: str,
+    max_request_bytes: int,
+    choice: Choice = "auto",
+    socket_dir: str = "",
 ) -> Transport:
-    """The one place that decides which server is used; the port is bound on return."""
+    """The one place that decides which server is used; the port is bound on return.
+
+    ``socket_dir`` is where the native front may keep its Unix socket.
+    """
     if choice == "pygrpc-native" and not native_is_installed():
         raise ConnectionError(
             "transport pygrpc-native was asked for but is not installed: "
             "pip install 'dtruntime[fast]', or use --transport grpc.aio"
         )
     use_native = choice == "pygrpc-native" or (choice == "auto" and native_is_installed())
-    kind = NativeTransport if use_native else AioTransport
     try:
-        return kind(service, address, max_request_bytes)
+        if use_native:
+            return NativeTransport(service, address, max_request_bytes, socket_dir)
+        return AioTransport(service, address, max_request_bytes)
     except (RuntimeError, OSError) as exc:
         raise ConnectionError(
             f"cannot listen on {address}: {exc}. Is another coordinator (or another program) using "
@@ -89,32 +103,38 @@ def open_transport(
         ) from exc
 
 
-def _status_of(error: BaseException) -> tuple[grpc.StatusCode, str, list[tuple[str, str | bytes]]]:
+def _status_of(error: BaseException) -> tuple[grpc.StatusCode, str, Metadata]:
+    if isinstance(error, DecodeError):
+        error = Refused("invalid", f"the request cannot be parsed: {error}")
     if isinstance(error, Refused):
         trailing = trailing_metadata(error.reason, error.retry_after)
-        return CODES[error.reason], str(error), trailing
+        return CODES[error.reason], _cut(str(error)), trailing
     log.error("call.failed", error=repr(error))
-    return grpc.StatusCode.INTERNAL, f"internal error: {type(error).__name__}: {error}", []
+    return grpc.StatusCode.INTERNAL, _cut(f"internal error: {type(error).__name__}: {error}"), ()
+
+
+def _cut(message: str) -> str:
+    """What fits into a header: a message may quote a name of any length."""
+    return message if len(message) <= MESSAGE_LENGTH else f"{message[:MESSAGE_LENGTH]}…"
 
 
 def _stream_handler(service: Service, method: Method) -> grpc.RpcMethodHandler[Any, Any]:
-    async def call(request: Any, context: Any) -> AsyncIterator[Message]:
+    async def call(payload: bytes, context: Any) -> AsyncIterator[Message]:
         try:
-            async for message in service.watch(request):
+            async for message in service.watch(method.request.FromString(payload)):
                 yield message
-        except Refused as exc:
+        except Exception as exc:
             await context.abort(*_status_of(exc))
 
     return grpc.unary_stream_rpc_method_handler(
-        call,
-        request_deserializer=method.request.FromString,
-        response_serializer=method.reply.SerializeToString,
+        call, response_serializer=method.reply.SerializeToString
     )
 
 
 def _unary_handler(service: Service, method: Method) -> grpc.RpcMethodHandler[Any, Any]:
-    async def call(request: Any, context: Any) -> Message:
+    async def call(payload: bytes, context: Any) -> Message:
         try:
+            request = method.request.FromString(payload)
             answer = service.handle(method.name, request, context.peer())
             return answer if isinstance(answer, Message) else await answer
         except Exception as exc:
@@ -122,10 +142,16 @@ def _unary_handler(service: Service, method: Method) -> grpc.RpcMethodHandler[An
             raise
 
     return grpc.unary_unary_rpc_method_handler(
-        call,
-        request_deserializer=method.request.FromString,
-        response_serializer=method.reply.SerializeToString,
+        call, response_serializer=method.reply.SerializeToString
     )
+
+
+def _socket_path(folder: str) -> Path:
+    """A fixed place in ``folder``, so that a killed coordinator leaves nothing behind for long."""
+    wanted = Path(folder, "side.sock").absolute()
+    if folder and len(str(wanted)) <= UNIX_PATH:
+        return wanted
+    return Path(tempfile.mkdtemp(prefix="strata-"), "side.sock")
 
 
 class _AioServer:
@@ -187,7 +213,9 @@ class NativeTransport:
 
     name = "pygrpc-native"
 
-    def __init__(self, service: Service, address: str, max_request_bytes: int) -> None:
+    def __init__(
+        self, service: Service, address: str, max_request_bytes: int, socket_dir: str = ""
+    ) -> None:
         from pygrpc_native import EVENT_CANCEL, NativeGrpcFront
 
         unary = [m for m in METHODS.values() if not m.streams]
@@ -199,16 +227,15 @@ class NativeTransport:
         self._front = NativeGrpcFront(address, paths, call_details=True)
         self.port: int = self._front.bound_port
         self._waiting: dict[int, asyncio.Future[Message]] = {}
-        self._folder = tempfile.mkdtemp(prefix="strata-")
+        self._socket = _socket_path(socket_dir)
         streams = [m for m in METHODS.values() if m.streams]
         self._behind = _AioServer(service, streams, max_request_bytes)
 
     async def start(self) -> None:
         """Begin to serve."""
-        path = f"{self._folder}/side.sock"
-        self._behind.server.add_insecure_port(f"unix:{path}")
+        self._behind.server.add_insecure_port(f"unix:{self._socket}")
         await self._behind.start()
-        self._front.set_fallback(path)
+        self._front.set_fallback(str(self._socket))
         self._front.start()
         loop = asyncio.get_running_loop()
         threading.Thread(
@@ -222,7 +249,7 @@ class NativeTransport:
         await asyncio.sleep(0)
         await self._behind.stop(grace)
         await asyncio.get_running_loop().run_in_executor(None, self._front.close)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._socket.unlink(missing_ok=True)
 
     def _receive(self, loop: asyncio.AbstractEventLoop) -> None:
         while (events := self._front.recv_batch_details(256)) is not None:
@@ -266,7 +293,5 @@ class NativeTransport:
             self._front.respond(call, future.result().SerializeToString())
 
     def _fail(self, call: int, error: BaseException) -> None:
-        if isinstance(error, DecodeError):
-            error = Refused("invalid", f"the request cannot be parsed: {error}")
         code, message, trailing = _status_of(error)
         self._front.fail(call, code.value[0], message, trailing_metadata=trailing)

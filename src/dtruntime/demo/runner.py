@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from ..client import Observer
-from ..display import count, duration, size
+from ..display import count, size
 from ..errors import ConnectionError
 from ..testing import LocalCoordinator
 from .dataset import write_shards
@@ -64,39 +65,42 @@ class Demonstration:
         plan = self._plan
         plan_path = plan.prepare()
         self._write_dataset()
-        coordinator = LocalCoordinator(
+        with LocalCoordinator(
             plan.coordinator_folder,
             heartbeat_interval_ms=HEARTBEAT_MS,
             heartbeat_timeout_ms=SILENCE_MS,
-        )
-        with coordinator, Observer(coordinator.url) as observer:
-            self._say("coordinator", f"serves at {coordinator.url}, process {coordinator.pid}")
-            self._audience.opened(plan, coordinator.url)
-            with Crew(plan, plan_path, coordinator.url, coordinator.pid) as crew:
-                processes = " ".join(str(worker.pid) for worker in crew.workers)
-                self._say("started", f"{count(plan.workers, 'worker')}, processes {processes}")
-                try:
-                    self._watch(crew, Watch(observer, self._began))
-                except ConnectionError as exc:
-                    raise DemoFailed(
-                        f"the coordinator (process {coordinator.pid}) does not answer any more; "
-                        "the demo has stopped",
-                        coordinator.log_path,
-                    ) from exc
-            coordinator.stop()
+        ) as coordinator:
+            try:
+                self._train(coordinator, plan_path)
+            finally:
+                # Leaving the block would kill it, and it could not tidy up after itself.
+                coordinator.stop()
         last = self._progress
         verdict = judge(plan, last.checkpoint_count, last.latest_checkpoint)
         return Outcome(plan, verdict, last, self._elapsed)
 
+    def _train(self, coordinator: LocalCoordinator, plan_path: Path) -> None:
+        """Start the workers and watch them until they have ended."""
+        plan, url, pid = self._plan, coordinator.url, coordinator.pid
+        self._say("coordinator", f"serves at {url}, process {pid}")
+        self._audience.opened(plan, url)
+        with Observer(url) as observer, Crew(plan, plan_path, url, pid) as crew:
+            processes = " ".join(str(worker.pid) for worker in crew.workers)
+            self._say("started", f"{count(plan.workers, 'worker')}, processes {processes}")
+            try:
+                self._watch(crew, Watch(observer, self._began))
+            except ConnectionError as exc:
+                raise DemoFailed(
+                    f"the coordinator (process {pid}) does not answer any more\n"
+                    "  the demo has stopped",
+                    coordinator.log_path,
+                ) from exc
+
     def _write_dataset(self) -> None:
-        plan, started = self._plan, time.monotonic()
+        plan = self._plan
         total = write_shards(plan.data_folder, plan.total_samples, plan.shard_size, plan.seed)
-        seconds = duration(time.monotonic() - started)
-        self._say(
-            "data",
-            f"{plan.total_samples:,} noisy digits drawn into {plan.shard_count} parquet files, "
-            f"{size(total)} in {seconds}",
-        )
+        files = count(plan.shard_count, "parquet file")
+        self._say("data", f"{plan.total_samples:,} noisy digits in {files}, {size(total)}")
 
     def _watch(self, crew: Crew, watch: Watch) -> None:
         """Look until all workers have ended; raises when one fails."""
@@ -120,8 +124,8 @@ class Demonstration:
             f"in epoch {seen.epoch + 1} at step {seen.step or 0:,}" if seen else "while starting"
         )
         return DemoFailed(
-            f"{worker.name} (process {worker.pid}) {describe_exit(worker.exit_code or 0)} {where}; "
-            "the demo needs all its workers and has stopped",
+            f"{worker.name} (process {worker.pid}) {describe_exit(worker.exit_code or 0)} {where}\n"
+            "  the demo needs all its workers and has stopped",
             worker.log_path,
         )
 

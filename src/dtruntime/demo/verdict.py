@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ..display import size
 from ..errors import StorageError
 from ..types import CheckpointInfo
 from .dataset import HELD_OUT, held_out, read_ids
@@ -97,8 +98,8 @@ def _checkpoint(
     except StorageError as exc:
         return [Check("checkpoint", False, str(exc))]
     same = step == latest.step and all(model.digest() == result.digest for result in results)
-    text = f"last of {count}, step {step:,}, loads and "
-    text += "equals the final parameters" if same else "differs from the final parameters"
+    text = f"last of {count}, step {step:,}, {size(latest.size_bytes)}; "
+    text += "loads and is the final model" if same else "loads, but is not the final model"
     judged = held_out(plan.seed)
     before = Classifier.initial(plan.hidden, plan.seed).score(judged).accuracy
     after = model.score(judged).accuracy

@@ -19,6 +19,7 @@ from .processes import DemoFailed
 from .progress import Happening, Progress
 from .runner import Outcome
 
+NEXT = "next: strata coordinator (for your own training), strata doctor, strata --help"
 PLAIN_SECONDS = 2.0
 """How often plain output says how far it is."""
 OBSERVING = frozenset({"GetServerInfo", "GetStatus", "ListJobs", "WatchEvents"})
@@ -69,7 +70,7 @@ class View:
     def opened(self, plan: Plan, url: str) -> None:
         """The coordinator serves."""
         self._plan = plan
-        hint = f"          in another terminal: strata status --watch --url {url}"
+        hint = f"          another terminal: strata status --watch --url {url}"
         self._console.print(Text(hint, "dim"), soft_wrap=True)
 
     def happened(self, happening: Happening) -> None:
@@ -117,8 +118,10 @@ class View:
             self._entry(("·", "dim"), name, text)
         if kept_at is not None:
             self._entry(("·", "dim"), "kept", f"data, checkpoints and logs in {kept_at}")
-        if not outcome.verdict.passed:
-            self._console.print(Text("\nthe run did not do what it should", "bold red"))
+        if outcome.verdict.passed:
+            self._console.print(Text(f"\n  {NEXT}", "dim"))
+        else:
+            self._console.print(Text("\n  the run did not do what it should", "bold red"))
 
     def _entry(self, mark: tuple[str, str], name: str, text: str) -> None:
         line = Text.assemble("  ", mark, f" {name:<11} ", text)
@@ -147,14 +150,20 @@ def _picture(plan: Plan, progress: Progress) -> RenderableType:
 
 def _row(plan: Plan, worker: WorkerStatus | None) -> tuple[RenderableType, ...]:
     if worker is None:
-        return (ProgressBar(plan.total_steps, 0, width=30), "", Text("starting", "dim"), "", "")
-    bar = ProgressBar(plan.total_steps, worker.step or 0, width=30)
+        return (_bar(plan, 0), "", Text("starting", "dim"), "", "")
+    bar = _bar(plan, worker.step or 0)
     step = Text(f"{worker.step or 0:,}/{plan.total_steps:,}", "dim")
     dead = worker.membership is Membership.DEAD
     state = Text("dead", "red") if dead else Text(worker.state, _STATE_STYLES.get(worker.state, ""))
     epoch = Text(f"epoch {min(worker.epoch + 1, plan.epochs)}/{plan.epochs}", "dim")
     loss = worker.metrics.get("loss")
     return bar, step, state, epoch, "" if loss is None else f"loss {loss:.3f}"
+
+
+def _bar(plan: Plan, step: int) -> ProgressBar:
+    return ProgressBar(
+        plan.total_steps, step, width=30, complete_style="cyan", finished_style="green"
+    )
 
 
 def _one_line(plan: Plan, progress: Progress) -> str:
@@ -174,12 +183,12 @@ def _facts(outcome: Outcome) -> dict[str, str]:
     training = max(result.training_seconds for result in results)
     asked = [use for use in last.methods if use.method not in OBSERVING]
     errors = sum(use.errors for use in asked)
-    busiest = sorted(asked, key=lambda use: -use.calls)[:3]
+    busiest = max(asked, key=lambda use: use.calls)
     return {
         "barriers": f"{results[0].barriers:,}; wait for the slowest worker "
         f"p50 {duration(last.barrier.p50)}, p99 {duration(last.barrier.p99)}",
-        "requests": f"{sum(use.calls for use in asked):,} by the workers, {errors} failed: "
-        + ", ".join(f"{use.method} {use.calls:,}" for use in busiest),
+        "requests": f"{sum(use.calls for use in asked):,} by the workers, {errors} failed; most "
+        f"often {busiest.method}, {busiest.calls:,}",
         "throughput": f"{samples / training:,.0f} samples/s by {count(plan.workers, 'worker')}",
         "time": f"{duration(outcome.seconds)}, of which training {duration(training)}",
     }

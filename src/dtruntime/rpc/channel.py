@@ -28,6 +28,7 @@ HELD_A_WHILE = 1.0
 
 _OPTIONS = [
     ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 0),

@@ -23,6 +23,9 @@ from ..errors import (
 REASON_KEY = "strata-reason"
 RETRY_KEY = "retry-after-ms"
 
+Metadata = tuple[tuple[str, str | bytes], ...]
+"""A tuple, since grpc.aio refuses anything else."""
+
 _Code = grpc.StatusCode
 
 CODES: dict[str, grpc.StatusCode] = {
@@ -82,16 +85,16 @@ class Failure:
             "dataset_conflict": ShardError,
             "too_many_datasets": ShardError,
             "checkpoint_conflict": StorageError,
+            "unknown_job": StrataError,
         }
         return by_reason.get(self.reason, ConnectionError)(self.message)
 
 
-def trailing_metadata(reason: str, retry_after: float | None) -> list[tuple[str, str | bytes]]:
+def trailing_metadata(reason: str, retry_after: float | None) -> Metadata:
     """What a refusal carries beside its code and message."""
-    pairs: list[tuple[str, str | bytes]] = [(REASON_KEY, reason)]
-    if retry_after is not None:
-        pairs.append((RETRY_KEY, str(max(1, round(retry_after * 1000)))))
-    return pairs
+    if retry_after is None:
+        return ((REASON_KEY, reason),)
+    return (REASON_KEY, reason), (RETRY_KEY, str(max(1, round(retry_after * 1000))))
 
 
 def failure_of(error: grpc.aio.AioRpcError) -> Failure:

@@ -116,6 +116,18 @@ class LocalCoordinator:
         """End it with SIGTERM; returns its exit code."""
         return self._end(signal.SIGTERM)
 
+    def wait(self, timeout: float = 20.0) -> int:
+        """Wait for it to end by itself; returns its exit code."""
+        process = self._process
+        if process is None:
+            raise StrataError("the coordinator is not running")
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise StrataError(f"the coordinator did not end within {timeout:g} s") from None
+        self._end(signal.SIGKILL)
+        return code
+
     def _end(self, number: signal.Signals) -> int:
         process, self._process = self._process, None
         if process is None:

@@ -172,20 +172,16 @@ class Process:
         command = c.Arrive(
             me.job, me.worker_id, me.incarnation, barrier_id, 0, 0.0, self.told, self._tickets
         )
-        promises = self.sim.promises
-        promises.entered(command)
-        try:
-            outcome = yield from self._call(command, BARRIER_SECONDS)
-        except (Refused, Unreachable):
-            promises.gave_up(command)
-            raise
-        promises.came_out(command, outcome)
+        programs = self.sim.promises.programs
+        programs.entered(command)
+        outcome = yield from self._call(command, BARRIER_SECONDS)
+        programs.came_out(command, outcome)
         self.told = max(self.told, outcome.generation)
         return outcome
 
     def _save(self, checkpoint_id: str, step: int, partial: bool) -> Task:
         me = self._me()
-        promises = self.sim.promises
+        programs = self.sim.promises.programs
         command = c.NotifyCheckpoint(
             me.job,
             me.worker_id,
@@ -193,7 +189,7 @@ class Process:
             checkpoint_id,
             step,
             path=f"/{checkpoint_id}",
-            size_bytes=promises.part_bit(me.job, checkpoint_id, me.incarnation),
+            size_bytes=programs.part_size(me.job, checkpoint_id, me.incarnation),
             generation=self.told,
             partial=partial,
         )
@@ -203,7 +199,7 @@ class Process:
             if refusal.reason != "checkpoint_conflict":
                 raise
         else:
-            promises.saved(command, outcome)
+            programs.saved(command, outcome)
 
     def _me(self) -> c.Registered:
         assert self.identity is not None

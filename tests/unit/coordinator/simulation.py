@@ -28,7 +28,6 @@ from dtruntime.coordinator.state.records import (
     Put,
     Release,
 )
-
 from tests.unit.coordinator.promises import PromiseBroken, Promises
 from tests.unit.coordinator.simulated_worker import Attempt, Launcher, Process
 
@@ -372,7 +371,7 @@ class Coordinator:
         for check in batch.checks:
             check()
         for attempt, reply in batch.leaving:
-            self.sim.promises.leaves(attempt, reply)
+            self.sim.promises.leaves(attempt.command, reply)
             self.sim.answer(attempt, reply)
 
 

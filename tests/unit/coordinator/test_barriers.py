@@ -27,7 +27,9 @@ def test_round_of_a_fixed_world_waits_for_ranks_that_have_not_registered(bench: 
 def test_arriving_twice_in_a_round_counts_once_and_both_calls_are_answered(bench: Bench) -> None:
     a, b, d = bench.world(3)
     first, again, other = bench.arrive(a), bench.arrive(a), bench.arrive(b)
-    assert first.held and again.held and other.held
+    assert first.held
+    assert again.held
+    assert other.held
     bench.arrive(d)
     assert first.reply == again.reply == other.reply
     assert first.reply.participants == 3
@@ -36,9 +38,11 @@ def test_arriving_twice_in_a_round_counts_once_and_both_calls_are_answered(bench
 def test_barriers_of_different_names_do_not_mix(bench: Bench) -> None:
     a, b = bench.world(2)
     left, right = bench.arrive(a, "left"), bench.arrive(b, "right")
-    assert left.held and right.held
+    assert left.held
+    assert right.held
     bench.arrive(b, "left")
-    assert isinstance(left.reply, c.Passed) and right.held
+    assert isinstance(left.reply, c.Passed)
+    assert right.held
 
 
 def test_retry_after_completion_passes_again_and_is_not_counted_in_the_next_round(
@@ -281,7 +285,8 @@ def test_timeout_of_one_attempt_ends_all_attempts_of_the_same_call(bench: Bench)
     stuck = bench.arrive(a, timeout=100.0, ticket=1)
     retry = bench.arrive(a, timeout=0.5, ticket=1)
     bench.wait(0.5, a, b)
-    assert isinstance(retry.reply, c.TimedOut) and stuck.reply == retry.reply
+    assert isinstance(retry.reply, c.TimedOut)
+    assert stuck.reply == retry.reply
     assert bench.arrive(b).held
 
 
@@ -290,7 +295,8 @@ def test_timeout_leaves_another_call_of_the_same_worker_alone(bench: Bench) -> N
     brief = bench.arrive(a, timeout=0.5, ticket=2)
     patient = bench.arrive(a, timeout=100.0, ticket=1)
     bench.wait(0.5, a, b)
-    assert isinstance(brief.reply, c.TimedOut) and patient.held
+    assert isinstance(brief.reply, c.TimedOut)
+    assert patient.held
     assert isinstance(bench.arrive(b).reply, c.Passed)
     assert bench.arrive(a, ticket=2).reply == brief.reply
 
@@ -323,7 +329,8 @@ def test_hangup_of_a_call_that_is_not_held_changes_nothing(bench: Bench) -> None
     before = bench.roster.generation
     bench.apply(c.Hangup("job", 99))
     bench.apply(c.Hangup("no such job", 1))
-    assert bench.effects == [] and bench.roster.generation == before
+    assert bench.effects == []
+    assert bench.roster.generation == before
 
 
 def test_wall_clock_that_steps_back_over_a_restart_does_not_hide_a_loss(bench: Bench) -> None:

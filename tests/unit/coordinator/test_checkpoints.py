@@ -32,14 +32,16 @@ def test_partial_commit_is_one_atomic_change_that_waits_for_the_disk(bench: Benc
     bench.save(a)
     bench.save(b)
     kinds = {effect.kind for effect in bench.effects if isinstance(effect, Put)}
-    assert kinds == {"checkpoint"} and not kinds & CRASH_SAFE_KINDS
+    assert kinds == {"checkpoint"}
+    assert not kinds & CRASH_SAFE_KINDS
     assert not [key for key in bench.rows if key[0] in ("part", "pending")]
 
 
 def test_part_sent_twice_counts_once(bench: Bench) -> None:
     a, b = bench.world(2)
     first, again = bench.save(a), bench.save(a)
-    assert first.held and again.held
+    assert first.held
+    assert again.held
     bench.save(b)
     assert first.reply == again.reply == c.Committed("ckpt", 1)
 
@@ -229,7 +231,8 @@ def test_oldest_pending_checkpoint_is_aborted_beyond_the_bound(
     a, _ = bench.world(2)
     calls = [bench.save(a, f"c{number}") for number in range(3)]
     assert isinstance(calls[0].reply, c.Aborted)
-    assert calls[1].held and calls[2].held
+    assert calls[1].held
+    assert calls[2].held
 
 
 def test_checkpoints_of_different_jobs_do_not_mix(bench: Bench) -> None:

@@ -42,13 +42,9 @@ class AnyCommands(RuleBasedStateMachine):
         self.register("", None, size, 0, 0)
 
     @rule(worker_id=IDS, rank=RANKS, size=SIZES, attempt=st.sampled_from([0, 0, 0, 1]), old=SMALL)
-    def register(
-        self, worker_id: str, rank: int | None, size: int, attempt: int, old: int
-    ) -> None:
+    def register(self, worker_id: str, rank: int | None, size: int, attempt: int, old: int) -> None:
         session = f"s{len(self.members) - old}" if old < 2 else f"s{len(self.members)}"
-        command = c.Register(
-            JOB, worker_id, session, rank=rank, world_size=size, attempt=attempt
-        )
+        command = c.Register(JOB, worker_id, session, rank=rank, world_size=size, attempt=attempt)
         reply = self._apply(command)
         if reply is None:
             return

@@ -46,7 +46,8 @@ def test_seed_decides_the_whole_run() -> None:
 def test_failure_names_the_seed_and_how_to_replay_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(barriers.Barriers, "lose", lambda *args: None)
     message = str(first_breach(seeds=40))
-    assert "STRATA_SIM_SEED=" in message and "the last commands were" in message
+    assert "STRATA_SIM_SEED=" in message
+    assert "the last commands were" in message
 
 
 def first_breach(seeds: int = 60, **options: Any) -> PromiseBroken:

@@ -148,7 +148,7 @@ class Datasets:
     def _check_limits(self, record: DatasetRecord) -> None:
         if len(self._by_id) >= DATASETS_LIMIT:
             raise Refused("too_many_datasets", f"a job has at most {DATASETS_LIMIT} datasets")
-        if record.shard_size < 1 or record.total_samples < 0:
+        if record.shard_size < 1 or record.total_samples < 1:
             raise Refused(
                 "invalid",
                 f"dataset {record.dataset_id!r} cannot have {record.total_samples} samples in "

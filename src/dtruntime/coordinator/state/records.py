@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -14,9 +17,9 @@ class Record(msgspec.Struct, frozen=True):
 class JobRecord(Record, frozen=True):
     """A job's membership counters."""
 
-    world_size: int
+    world_size: Count
     """0: elastic."""
-    generation: int
+    generation: Count
     loss_generation: int
     """The generation that the newest loss of a member began."""
     next_incarnation: int
@@ -29,8 +32,8 @@ class WorkerRecord(Record, frozen=True):
     """Who holds, or last held, a rank."""
 
     worker_id: str
-    rank: int
-    incarnation: int
+    rank: Count
+    incarnation: Positive
     session: str
     membership: str
     registered_at: float
@@ -51,8 +54,8 @@ class DatasetRecord(Record, frozen=True):
     dataset_id: str
     path: str
     format: str
-    total_samples: int
-    shard_size: int
+    total_samples: Positive
+    shard_size: Positive
     shuffle: bool
     seed: int
     metadata: dict[str, str] = {}

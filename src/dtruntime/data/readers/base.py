@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +24,8 @@ Advance = Callable[[int], None]
 """Is told how many more bytes of a file have been indexed."""
 
 
-class Block(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Block:
     """Rows of a file that are read together."""
 
     first: int
@@ -175,6 +175,15 @@ class Reader(ABC):
     @abstractmethod
     def _read(self, file: IndexedFile, start: int, stop: int, schema: pa.Schema) -> pa.Table:
         """Return at least one row, with exactly the columns of ``schema``."""
+
+
+def block_ends(ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The numbers of the records that end blocks of about ``BLOCK_BYTES``.
+
+    ``ends`` are where records end, counted from the first one's start; there is at least one.
+    """
+    marks = np.arange(BLOCK_BYTES, ends[-1], BLOCK_BYTES)
+    return np.unique(np.append(np.searchsorted(ends, marks), len(ends) - 1))
 
 
 def select(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:

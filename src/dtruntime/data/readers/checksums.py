@@ -13,7 +13,7 @@ _OFFSET = 0xA282EAD8
 
 def masked_crc(data: bytes) -> int:
     """The checksum of ``data`` as TFRecord stores it."""
-    crc = crc32c(data)
+    crc: int = crc32c(data)
     return (((crc >> 15) | (crc << 17)) + _OFFSET) & 0xFFFFFFFF
 
 

@@ -2,61 +2,54 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as arrow_csv
+from numpy.typing import NDArray
 
 from ...errors import ShardError
 from ...storage import FileStat, read_range, stream
-from .base import (
-    BATCH_BYTES,
-    Advance,
-    Blocks,
-    FileIndex,
-    IndexedFile,
-    Reader,
-    check_names,
-)
-from .csv_records import Segment, find_lines, segments
-from .csv_types import is_text, merge_schemas, merge_types, widened, with_text
+from ...storage.stores import changed
+from .base import BATCH_BYTES, Advance, Blocks, FileIndex, IndexedFile, Reader
+from .csv_parsing import BOM, CsvParser, TypeLearner, take_header
+from .csv_records import Segment, segments
+from .csv_types import merge_schemas, widened, with_text
 from .inflating import InflatedFiles, compression_of, inflate
 from .options import CsvOptions
 from .sniffing import format_of, head_of, wrong_format
 
-_BOM = b"\xef\xbb\xbf"
-_PARSER_BLOCK = 2**20
+_ENDINGS = ("", ".gz", ".bz2", ".zst")
 
 
 class CsvReader(Reader):
-    """Indexing reads every byte once: to find the records, and to infer types that fit them all."""
+    """Indexing reads every byte: to find the records, and to infer types that fit them all."""
 
     format = "csv"
-    suffixes = tuple(f".{kind}{end}" for kind in ("csv", "tsv") for end in ("", ".gz", ".bz2", ".zst"))
+    suffixes = tuple(f".{kind}{ending}" for kind in ("csv", "tsv") for ending in _ENDINGS)
 
     def __init__(self, options: CsvOptions | None = None) -> None:
         self._options = options or CsvOptions()
-        self._inflated = InflatedFiles()
         self._given = {name: _type_named(text) for name, text in self._options.types.items()}
+        self._inflated = InflatedFiles()
 
     def index_file(self, file: FileStat, advance: Advance) -> FileIndex:
         """Find the records and infer the types of a file."""
         compression = _compression(file)
-        parser = self._parser(file)
-        counts, offsets, lengths = [], [], []
-        for segment in parser.records(_told(self._chunks(file, compression), file, advance)):
-            parser.learn(segment)
-            for known, more in zip((counts, offsets, lengths), segment.blocks(), strict=True):
-                known.append(more)
-        blocks = Blocks(*(np.concatenate([*part, np.zeros(0, np.int64)]) for part in (counts, offsets, lengths)))
-        advance(file.size)
-        found = IndexedFile(file, blocks, parser.schema, not compression)
-        if parser.doubtful:
-            found = IndexedFile(file, blocks, self._try(found, parser.schema, parser.doubtful), not compression)
-        return FileIndex(blocks, found.schema, found.seekable)
+        chunks = inflate(file, compression) if compression else _told(stream(file), advance)
+        pieces = segments(*_after_bom(chunks, self._delimiter(file), file.url))
+        first = next(pieces, None)
+        if first is None:
+            return FileIndex(Blocks([], [], []), pa.schema([]), not compression)
+        names, first = take_header(file, self._delimiter(file), self._options.header, first)
+        learner = TypeLearner(CsvParser(file, self._delimiter(file), names), self._given)
+        blocks = Blocks(*_learn(chain([first], _renumbered(pieces, self._options.header)), learner))
+        if compression:
+            advance(file.size)
+        found = IndexedFile(file, blocks, learner.schema, not compression)
+        schema = self._tried(found, learner.schema, sorted(learner.doubtful))
+        return FileIndex(blocks, schema, not compression)
 
     def merge(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
         """Names must agree; types become what may fit both."""
@@ -65,6 +58,106 @@ class CsvReader(Reader):
         return merge_schemas(left, right)
 
     def settle(self, file: IndexedFile, schema: pa.Schema) -> pa.Schema:
-        """Columns whose values in this file do not fit the merged type become text."""
-        doubtful = widened(file.schema, schema) if file.schema.names else []
-        return self._try(file, schema, doubtful) if doubtful else schema
+        """Columns with values in this file that do not fit the merged type become text."""
+        return self._tried(file, schema, widened(file.schema, schema))
+
+    def _tried(self, file: IndexedFile, schema: pa.Schema, doubtful: list[str]) -> pa.Schema:
+        types = {field.name: field.type for field in schema}
+        failing: list[str] = []
+        for numbers in file.blocks.batches(0, file.samples, BATCH_BYTES) if doubtful else ():
+            for name in set(doubtful).difference(failing):
+                try:
+                    self._parse(file, numbers, {name: types[name]}, [name])
+                except pa.ArrowInvalid:
+                    failing.append(name)
+        return with_text(schema, failing)
+
+    def _read(self, file: IndexedFile, start: int, stop: int, schema: pa.Schema) -> pa.Table:
+        types = {field.name: field.type for field in schema}
+        tables = []
+        for numbers in file.blocks.batches(start, stop, BATCH_BYTES):
+            first, end = (int(row) for row in file.blocks.bounds[[numbers.start, numbers.stop]])
+            try:
+                table = self._parse(file, numbers, types, schema.names)
+            except pa.ArrowInvalid as exc:
+                raise ShardError(
+                    f"{file.url}: rows {first} to {end} cannot be read ({exc}): index the "
+                    "dataset again"
+                ) from exc
+            if table.num_rows != end - first:
+                raise changed(file.url)
+            begin = max(start, first)
+            tables.append(table.slice(begin - first, min(stop, end) - begin))
+        return pa.concat_tables(tables).cast(schema)
+
+    def _parse(
+        self, file: IndexedFile, numbers: range, types: dict[str, pa.DataType], columns: list[str]
+    ) -> pa.Table:
+        blocks = file.blocks
+        offset = int(blocks.offsets[numbers.start])
+        length = int(blocks.offsets[numbers[-1]] + blocks.lengths[numbers[-1]]) - offset
+        if file.seekable:
+            data = read_range(file.stat, offset, length)
+        else:
+            compression = _compression(file.stat)
+            data = self._inflated.read(file.stat, compression, offset, length, blocks.extent)
+        longest = int(blocks.lengths[numbers.start : numbers.stop].max())
+        parser = CsvParser(file.stat, self._delimiter(file.stat), file.schema.names)
+        return parser.parse(data, types, columns, longest)
+
+    def _delimiter(self, file: FileStat) -> str:
+        tabs = any(file.url.lower().endswith(f".tsv{ending}") for ending in _ENDINGS)
+        return self._options.delimiter or ("\t" if tabs else ",")
+
+
+def _compression(file: FileStat) -> str:
+    """How a file is compressed; ``ShardError`` when it is no text."""
+    head = head_of(file)
+    compression = compression_of(head)
+    if not compression and (b"\0" in head or format_of(head) in ("parquet", "tfrecord")):
+        raise wrong_format(file, "csv", "it has bytes that UTF-8 text has not")
+    return compression
+
+
+def _told(chunks: Iterable[bytes], advance: Advance) -> Iterator[bytes]:
+    for chunk in chunks:
+        yield chunk
+        advance(len(chunk))
+
+
+def _after_bom(
+    chunks: Iterator[bytes], delimiter: str, name: str
+) -> tuple[Iterator[bytes], str, str, int]:
+    first = next(chunks, b"")
+    text = first.removeprefix(BOM)
+    return chain([text], chunks), delimiter, name, len(first) - len(text)
+
+
+def _renumbered(pieces: Iterable[Segment], header: bool) -> Iterator[Segment]:
+    """Count the rows without the header."""
+    for piece in pieces:
+        yield Segment(piece.offset, piece.first - header, piece.data, piece.lines)
+
+
+def _learn(
+    pieces: Iterable[Segment], learner: TypeLearner
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Show each segment to the learner and return counts, offsets and lengths of the blocks."""
+    parts = []
+    for piece in pieces:
+        learner.learn(piece)
+        if piece.records:
+            parts.append(piece.blocks())
+    none = np.zeros(0, np.int64)
+    counts, offsets, lengths = zip(*parts, strict=True) if parts else ([none], [none], [none])
+    return np.concatenate(counts), np.concatenate(offsets), np.concatenate(lengths)
+
+
+def _type_named(text: str) -> pa.DataType:
+    try:
+        return pa.type_for_alias(text)
+    except ValueError as exc:
+        raise ValueError(
+            f"{text!r} is not the name of an Arrow type: use one such as int64, double, string, "
+            "bool, date32 or timestamp[ms]"
+        ) from exc

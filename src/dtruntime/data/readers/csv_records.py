@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ShardError
-from .base import BLOCK_BYTES
+from .base import block_ends
 
 MAX_RECORD = 64 * 2**20
 """A longer record is taken for one with a quote that never closes."""
@@ -51,20 +51,21 @@ class Segment:
     def blocks(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Counts, offsets and lengths of blocks of about ``BLOCK_BYTES``."""
         ends = self.lines.ends
-        marks = np.arange(BLOCK_BYTES, len(self.data), BLOCK_BYTES)
-        cuts = np.unique(np.append(np.searchsorted(ends, marks), len(ends) - 1))
+        cuts = block_ends(ends)
         stops = ends[cuts]
         counts = np.diff(np.cumsum(self.lines.filled)[cuts], prepend=0)
         starts = np.concatenate(([0], stops[:-1]))
         return counts, starts + self.offset, stops - starts
 
 
-def segments(chunks: Iterable[bytes], delimiter: str, name: str) -> Iterator[Segment]:
-    """Cut a file's bytes into segments of whole records.
+def segments(
+    chunks: Iterable[bytes], delimiter: str, name: str, offset: int = 0
+) -> Iterator[Segment]:
+    """Cut a file's bytes from ``offset`` on into segments of whole records.
 
     Raises ``ShardError`` when a quoted field never ends; ``name`` is the file.
     """
-    offset = first = 0
+    first = 0
     rest = b""
     for chunk in chunks:
         data = rest + chunk

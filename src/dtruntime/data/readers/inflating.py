@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import threading
 import zlib
 from collections import OrderedDict
@@ -16,19 +17,21 @@ from ...storage import FileStat, stream
 
 CHUNK = 8 * 2**20
 KEPT_BYTES = 256 * 2**20
-_MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
+_MAGIC = {
+    "gzip": re.compile(rb"\x1f\x8b"),
+    "bz2": re.compile(rb"BZh[1-9](1AY&SY|\x17\x72\x45\x38\x50\x90)"),
+    "zstd": re.compile(rb"\x28\xb5\x2f\xfd"),
+}
 
 
 def compression_of(head: bytes) -> str:
-    """The compression that a file's first bytes tell; empty when there is none.
+    """The compression that a file's first bytes tell; empty when there is none."""
+    return next((name for name, magic in _MAGIC.items() if magic.match(head)), "")
 
-    ``zlib`` has no certain mark: ask only when the file cannot be an uncompressed one.
-    """
-    for magic, name in _MAGIC.items():
-        if head.startswith(magic):
-            return name
-    zlib_header = len(head) > 1 and head[0] & 0x0F == 8 and (head[0] << 8 | head[1]) % 31 == 0
-    return "zlib" if zlib_header and head[0] >> 4 <= 7 else ""
+
+def may_be_zlib(head: bytes) -> bool:
+    """Whether a file may be a zlib stream, which has no certain mark."""
+    return len(head) > 1 and head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0
 
 
 def inflate(file: FileStat, compression: str) -> Iterator[bytes]:

@@ -1,0 +1,20 @@
+"""Indexes: which samples a dataset has, in which files they lie, and how it is cut into shards."""
+
+from .build import IndexProgress, build_index
+from .model import Changes, Column, DatasetIndex, changes_since
+from .partition import Piece, Shards, ShardSpec, shards
+from .rows import DatasetRows
+
+__all__ = [
+    "Changes",
+    "Column",
+    "DatasetIndex",
+    "DatasetRows",
+    "IndexProgress",
+    "Piece",
+    "ShardSpec",
+    "Shards",
+    "build_index",
+    "changes_since",
+    "shards",
+]

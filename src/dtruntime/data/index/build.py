@@ -1,0 +1,165 @@
+"""Making the index of a dataset: every file once, and again only when it changes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import reduce
+
+import pyarrow as pa
+
+from ...errors import ShardError
+from ...storage import FileStat, expand
+from ...storage.locations import absolute
+from ...telemetry import EventLog
+from ..readers import IndexedFile, Options, Reader, SchemaConflict, default_options, reader_for
+from . import cache
+from .model import DatasetIndex, changes_since
+
+log = EventLog("data.index")
+PROGRESS_SECONDS = 0.2
+MAX_WORKERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class IndexProgress:
+    """How far indexing has come; files that had been indexed before do not count."""
+
+    files_done: int
+    files_total: int
+    bytes_done: int
+    bytes_total: int
+
+
+Progress = Callable[[IndexProgress], None]
+
+
+def build_index(
+    path: str | os.PathLike[str],
+    format: str,
+    *,
+    options: Options | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    use_cache: bool = True,
+) -> DatasetIndex:
+    """Return the index of the files that ``path`` names.
+
+    Files that were indexed before on this machine and have not changed are not read again.
+    ``workers`` threads work side by side (by default a few for each processor); ``progress`` is
+    called from the calling thread while they do.
+
+    Raises ``ShardNotFoundError`` when nothing is there, ``ShardError`` when a file is corrupt, of
+    another format, or has other columns than the rest, and ``StorageError`` when a store fails.
+    """
+    chosen = default_options(format) if options is None else options
+    if format != chosen.__struct_config__.tag:
+        raise ValueError(f"{type(chosen).__name__} are not the options of format {format!r}")
+    reader = reader_for(chosen)
+    place = absolute(path)
+    stats = expand(place, reader.suffixes)
+    known = cache.load(place, chosen) if use_cache else None
+    if known is not None and [file.stat for file in known.files] == stats:
+        return known
+    kept = {file.stat: file for file in known.files} if known is not None else {}
+    pool = _Pool(reader, workers, progress)
+    fresh = pool.index([stat for stat in stats if stat not in kept])
+    files = tuple(kept[stat] if stat in kept else fresh[stat] for stat in stats)
+    index = DatasetIndex(place, chosen, files, _settled(reader, files, pool))
+    if not index.total_samples:
+        raise ShardError(
+            f"{place} has {len(files)} files and no samples in them: check that the right files "
+            "were written"
+        )
+    if known is not None:
+        log.info("index.changed", path=place, changes=str(changes_since(known, index)))
+    if use_cache:
+        cache.save(index)
+    return index
+
+
+class _Pool:
+    """Threads that index files, and count how far they are."""
+
+    def __init__(self, reader: Reader, workers: int | None, progress: Progress | None) -> None:
+        if workers is not None and workers < 1:
+            raise ValueError(f"workers must be at least 1, not {workers}")
+        self._reader = reader
+        self._workers = workers or min(MAX_WORKERS, 4 * (os.cpu_count() or 1))
+        self._progress = progress
+        self._bytes_done = 0
+        self._lock = threading.Lock()
+
+    def index(self, stats: list[FileStat]) -> dict[FileStat, IndexedFile]:
+        """Index files; the first error ends it."""
+        if not stats:
+            return {}
+        with ThreadPoolExecutor(self._workers, thread_name_prefix="strata-index") as threads:
+            futures = {stat: threads.submit(self._index, stat) for stat in stats}
+            try:
+                self._watch(futures)
+            except BaseException:
+                threads.shutdown(wait=True, cancel_futures=True)
+                raise
+        return {stat: future.result() for stat, future in futures.items()}
+
+    def settle(self, files: Iterable[IndexedFile], schema: pa.Schema) -> list[pa.Schema]:
+        """Return what each file makes of a merged schema."""
+        with ThreadPoolExecutor(self._workers, thread_name_prefix="strata-index") as threads:
+            return list(threads.map(lambda file: self._reader.settle(file, schema), files))
+
+    def _index(self, stat: FileStat) -> IndexedFile:
+        found = self._reader.index_file(stat, self._advance)
+        return IndexedFile(stat, found.blocks, found.schema, found.seekable)
+
+    def _advance(self, count: int) -> None:
+        with self._lock:
+            self._bytes_done += count
+
+    def _watch(self, futures: dict[FileStat, Future[IndexedFile]]) -> None:
+        """Wait for all, telling the progress; raise the first error."""
+        total = sum(stat.size for stat in futures)
+        pending = set(futures.values())
+        while pending:
+            timeout = PROGRESS_SECONDS if self._progress else None
+            done, pending = wait(pending, timeout, FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+            if self._progress:
+                finished = len(futures) - len(pending)
+                self._progress(IndexProgress(finished, len(futures), self._bytes_done, total))
+
+
+def _settled(reader: Reader, files: tuple[IndexedFile, ...], pool: _Pool) -> pa.Schema:
+    """Return columns that fit all files; ``ShardError`` when there are none."""
+    filled = [file for file in files if file.schema.names]
+    if not filled:
+        return pa.schema([])
+    merged = filled[0].schema
+    for file in filled[1:]:
+        if file.schema is merged or file.schema.equals(merged):
+            continue
+        try:
+            merged = reader.merge(merged, file.schema)
+        except SchemaConflict as exc:
+            raise _conflict(reader, filled, file, exc) from exc
+    differing = [file for file in filled if not file.schema.equals(merged)]
+    return reduce(reader.merge, pool.settle(differing, merged), merged)
+
+
+def _conflict(
+    reader: Reader, files: list[IndexedFile], odd: IndexedFile, error: SchemaConflict
+) -> ShardError:
+    """Name the first file that a file does not agree with."""
+    for file in files:
+        try:
+            reader.merge(file.schema, odd.schema)
+        except SchemaConflict as exc:
+            return ShardError(
+                f"{file.url} and {odd.url} do not have the same columns: {exc}. Index them as two "
+                "datasets, or write one of them again"
+            )
+    return ShardError(f"{odd.url} does not have the columns of the other files: {error}")

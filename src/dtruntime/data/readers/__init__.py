@@ -1,0 +1,54 @@
+"""Readers: one for each format, behind one interface."""
+
+from __future__ import annotations
+
+from ...errors import ShardError
+from .base import Block, Blocks, FileIndex, IndexedFile, Reader, SchemaConflict
+from .csv import CsvReader
+from .options import CsvOptions, Options, ParquetOptions, TfrecordOptions
+from .parquet import ParquetReader
+from .tfrecord import TfrecordReader
+
+FORMATS = ("parquet", "csv", "tfrecord")
+
+__all__ = [
+    "FORMATS",
+    "Block",
+    "Blocks",
+    "CsvOptions",
+    "CsvReader",
+    "FileIndex",
+    "IndexedFile",
+    "Options",
+    "ParquetOptions",
+    "ParquetReader",
+    "Reader",
+    "SchemaConflict",
+    "TfrecordOptions",
+    "TfrecordReader",
+    "default_options",
+    "reader_for",
+]
+
+
+def default_options(format: str) -> Options:
+    """The options of a format that nobody chose any for; ``ShardError`` when it is unknown."""
+    options: dict[str, Options] = {
+        "parquet": ParquetOptions(),
+        "csv": CsvOptions(),
+        "tfrecord": TfrecordOptions(),
+    }
+    if format not in options:
+        raise ShardError(f"format {format!r} is unknown: use {', '.join(FORMATS)}")
+    return options[format]
+
+
+def reader_for(options: Options) -> Reader:
+    """Return a reader of the format that the options are for."""
+    match options:
+        case CsvOptions():
+            return CsvReader(options)
+        case TfrecordOptions():
+            return TfrecordReader(options)
+        case ParquetOptions():
+            return ParquetReader()

@@ -1,0 +1,117 @@
+"""Callers that ask too often are told when to come back, and nothing else happens to them."""
+
+import grpc
+import pytest
+
+from dtruntime import TrainingOrchestrator
+from dtruntime.testing import LocalCoordinator
+from tests.integration.conftest import TRANSPORTS, StartCoordinator
+from tests.integration.raw import RawClient, RawWorker, Refusal
+
+RATE = 10.0
+BURST = 40
+
+
+@pytest.fixture(params=TRANSPORTS)
+def strict(request: pytest.FixtureRequest, start_coordinator: StartCoordinator) -> object:
+    """A coordinator that lets a worker make ten calls a second, forty at once."""
+    return start_coordinator(
+        heartbeat_timeout_ms=60_000,
+        options=["--transport", request.param],
+        settings={"worker_rate_limit": RATE},
+    )
+
+
+def heartbeats_until_refused(worker: RawWorker) -> tuple[int, Refusal]:
+    for count in range(10 * BURST):
+        try:
+            worker.heartbeat()
+        except Refusal as refusal:
+            return count, refusal
+    raise AssertionError("never refused")
+
+
+def test_worker_that_calls_too_often_is_told_when_to_come_back(strict: LocalCoordinator) -> None:
+    with RawClient(strict.url) as client:
+        worker, other = client.workers(2)
+        accepted, refusal = heartbeats_until_refused(worker)
+        assert accepted >= BURST
+        assert refusal.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert refusal.reason == "rate_limited"
+        assert 1 <= int(refusal.trailing["retry-after-ms"]) <= 1000 / RATE
+        assert worker.worker_id in refusal.message
+        assert "worker_rate_limit" in refusal.message
+        assert other.heartbeat().live_workers == 2, "the others are not held back"
+
+
+def test_sdk_waits_as_it_is_told_and_succeeds(strict: LocalCoordinator) -> None:
+    with TrainingOrchestrator(coordinator_url=strict.url) as orchestrator:
+        orchestrator.register()
+        for _ in range(BURST + 15):
+            orchestrator.barrier("step")
+        with RawClient(strict.url) as client:
+            waits = next(
+                m for m in client.call("GetServerInfo").methods if m.method == "WaitBarrier"
+            )
+            assert waits.errors > 0
+            assert waits.calls - waits.errors == BURST + 15
+
+
+def test_refused_arrival_does_not_count(strict: LocalCoordinator) -> None:
+    with RawClient(strict.url) as client:
+        worker, _ = client.workers(2, world_size=2)
+        heartbeats_until_refused(worker)
+        calls = [worker.arrive("step", timeout_ms=60_000) for _ in range(3)]
+        for call in calls:
+            with pytest.raises(Refusal, match="rate"):
+                call.result()
+        assert not client.call("GetStatus").barriers
+
+
+def test_what_a_refused_heartbeat_says_is_not_lost_by_halves(strict: LocalCoordinator) -> None:
+    with RawClient(strict.url) as client:
+        worker = client.register()
+        heartbeats_until_refused(worker)
+        with pytest.raises(Refusal):
+            worker.heartbeat(epoch=3)
+        before = client.call("GetStatus").epoch
+        strict.stop()
+        strict.start()
+        assert client.call("GetStatus").epoch == before
+
+
+def test_address_that_calls_too_often_is_told_when_to_come_back(
+    start_coordinator: StartCoordinator,
+) -> None:
+    coordinator = start_coordinator(settings={"peer_rate_limit": 20})
+    with RawClient(coordinator.url) as client:
+        accepted = 0
+        with pytest.raises(Refusal) as caught:
+            for accepted in range(1000):  # noqa: B007
+                client.call("ListJobs")
+        assert accepted >= 40
+        assert caught.value.reason == "rate_limited"
+        assert "127.0.0.1" in caught.value.message
+        assert int(caught.value.trailing["retry-after-ms"]) >= 1
+
+
+def test_size_limit_of_requests_can_be_configured(start_coordinator: StartCoordinator) -> None:
+    coordinator = start_coordinator(settings={"max_request_bytes": 1000})
+    with RawClient(coordinator.url) as client:
+        client.register(metadata={"k": "v" * 500})
+        with pytest.raises(Refusal, match="1000") as caught:
+            client.register(metadata={"k": "v" * 1500})
+        assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert caught.value.reason == "request_too_large"
+
+
+def test_number_of_workers_can_be_limited(start_coordinator: StartCoordinator) -> None:
+    coordinator = start_coordinator(settings={"max_workers_per_job": 2})
+    with RawClient(coordinator.url) as client:
+        client.workers(2)
+        with pytest.raises(Refusal) as caught:
+            client.register(world_size=3)
+        assert caught.value.code == grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(Refusal) as caught:
+            client.register()
+        assert caught.value.reason == "job_full"
