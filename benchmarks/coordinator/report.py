@@ -18,7 +18,7 @@ from .servers import Kind
 
 Row = list[str | Text]
 
-NOISE_WORTH_A_WARNING = 0.1
+NOISE_WORTH_A_WARNING = 0.15
 
 RATES = (
     "operation",
@@ -173,7 +173,7 @@ def _notes(results: Results) -> Text:
     noise = max(shares, default=0.0)
     if noise > NOISE_WORTH_A_WARNING:
         lines.append(
-            f"Other processes took up to {noise:.0%} of the server's core: rates are too low, "
-            "ratios hold better."
+            f"Other processes took up to {noise:.0%} of a core in spite of repeated attempts: "
+            "rates are too low, ratios hold better."
         )
     return Text("\n".join(lines), style="dim")

@@ -28,10 +28,10 @@ class Sample:
     """CPU time the server spent per call, in microseconds."""
     server_share: float
     """Part of its cores that the server used."""
-    foreign_share: float
-    """Part of the server's cores that other processes took meanwhile."""
     load_share: float
     """Part of its cores that the generator used: near 1, it is the limit itself."""
+    foreign_share: float
+    """Part of the server's cores or of the load's that other processes took meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

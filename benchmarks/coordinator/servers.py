@@ -76,28 +76,28 @@ class Usage:
     server_seconds: float = 0.0
     server_share: float = 0.0
     """Part of the server's cores that the server took."""
-    foreign_share: float = 0.0
-    """Part of the server's cores that other processes took."""
     load_share: float = 0.0
     """Part of the load's cores that the generators took."""
+    foreign_share: float = 0.0
+    """Part of the server's cores or of the load's, the larger one, that others took."""
 
 
 @contextmanager
 def metered(server: Server, tools: Tools) -> Iterator[Usage]:
-    """Measure the CPU that a server uses during a block, what others take from it, and what the
-    generators use that finish within the block."""
+    """Measure the CPU that a server uses during a block, that the generators use which finish
+    within it, and what other processes take from both."""
     usage = Usage()
     served_on, loaded_from = core_numbers(tools.server_cores), core_numbers(tools.load_cores)
-    began, cpu = time.monotonic(), server.cpu_seconds()
-    busy, loading = _busy_seconds(served_on), _finished_children_seconds()
+    began, serving, loading = time.monotonic(), server.cpu_seconds(), _finished_children_seconds()
+    busy_serving, busy_loading = _busy_seconds(served_on), _busy_seconds(loaded_from)
     yield usage
     seconds = time.monotonic() - began
-    usage.server_seconds = server.cpu_seconds() - cpu
+    usage.server_seconds = server.cpu_seconds() - serving
     usage.server_share = usage.server_seconds / seconds / len(served_on)
-    taken = (_busy_seconds(served_on) - busy) / seconds / len(served_on)
-    usage.foreign_share = max(0.0, taken - usage.server_share)
-    loaded = _finished_children_seconds() - loading
-    usage.load_share = loaded / seconds / len(loaded_from)
+    usage.load_share = (_finished_children_seconds() - loading) / seconds / len(loaded_from)
+    taken = (_busy_seconds(served_on) - busy_serving) / seconds / len(served_on)
+    used = (_busy_seconds(loaded_from) - busy_loading) / seconds / len(loaded_from)
+    usage.foreign_share = max(0.0, taken - usage.server_share, used - usage.load_share)
 
 
 def _busy_seconds(cores: Sequence[int]) -> float:

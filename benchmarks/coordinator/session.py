@@ -34,6 +34,8 @@ OPERATIONS = ("heartbeat", "shard", "registration", "barrier", "large-barrier", 
 SMALL_BARRIER, LARGE_BARRIER = 100, 1_000
 VIRTUAL_USERS = 20
 VERIFIED_LARGE_ROUNDS = 2
+ATTEMPTS = 3
+DISTURBED = 0.15
 
 Announce = Callable[[str], None]
 
@@ -152,7 +154,7 @@ class Session:
         for number in range(1, rounds + 1):
             for kind in operation.kinds:
                 self.announce(f"{operation.name}, round {number} of {rounds}: {kind.value}")
-                samples[kind].append(operation.sample(kind))
+                samples[kind].append(_least_disturbed(operation, kind))
         return Measured(operation.name, operation.unit, in_flight, samples, verdict)
 
     @property
@@ -163,3 +165,13 @@ class Session:
     def _verifier(self) -> Verifier:
         server = self.bench.servers[Kind.STRATA_NATIVE]
         return Verifier(self.bench.tools, server, self.bench.scratch)
+
+
+def _least_disturbed(operation: Operation, kind: Kind) -> Sample:
+    """Measure again, a few times at most, when other processes used the cores meanwhile."""
+    samples: list[Sample] = []
+    while len(samples) < ATTEMPTS:
+        samples.append(operation.sample(kind))
+        if samples[-1].foreign_share < DISTURBED:
+            break
+    return min(samples, key=lambda sample: sample.foreign_share)

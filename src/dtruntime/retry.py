@@ -15,7 +15,7 @@ class Backoff:
     """
 
     first: float = 0.05
-    longest: float = 5.0
+    longest: float = 2.0
     factor: float = 2.0
 
     def __post_init__(self) -> None:

@@ -1,11 +1,13 @@
-"""Value types of the public interface, and the one way to validate an identifier."""
+"""Value types of the public interface, and the one way to validate a name or a number."""
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 DEFAULT_JOB = "default"
 """The job of callers that name none."""
@@ -28,6 +30,23 @@ def check_id(kind: str, value: str) -> str:
             "without '..'"
         )
     return value
+
+
+def check_whole(name: str, value: Any, least: int = 0, most: int = 2**63 - 1) -> int:
+    """Return ``value`` as an ``int`` if it is a whole number within bounds.
+
+    Raises ``TypeError`` or ``ValueError``. Whole numbers of numpy and the like are as good as
+    Python's; booleans and floats are not.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+    if not least <= number <= most:
+        raise ValueError(f"{name} must be between {least} and {most}, not {number}")
+    return number
 
 
 class WorkerState(StrEnum):

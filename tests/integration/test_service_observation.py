@@ -8,6 +8,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from dtruntime.client.observer import Observer
 from dtruntime.rpc.gen import coordinator_pb2 as pb
 from dtruntime.rpc.methods import METHODS, SERVICE
+from dtruntime.testing import eventually
 from tests.integration.raw import RawClient, Refusal
 
 
@@ -160,7 +161,7 @@ def test_status_shows_open_barriers_and_who_is_missing(service: RawClient) -> No
     first, second = service.workers(2, world_size=2)
     second.heartbeat(step=41)
     wait = first.arrive("step")
-    barrier = service.call("GetStatus").barriers[0]
+    barrier = eventually(lambda: service.call("GetStatus").barriers)[0]
     assert (barrier.barrier_id, barrier.round) == ("step", 1)
     assert (barrier.arrived, barrier.expected) == (1, 2)
     missing = barrier.missing[0]

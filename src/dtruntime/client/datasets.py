@@ -11,7 +11,7 @@ from ..config import Config
 from ..errors import ShardError
 from ..rpc.channel import Channel
 from ..rpc.gen import coordinator_pb2 as pb
-from ..types import ShardInfo, check_id
+from ..types import ShardInfo, check_id, check_whole
 from . import current, wire
 from .settings import WorkerConfig
 
@@ -132,8 +132,6 @@ class DatasetRegistry:
         metadata: dict[str, str] | None = None,
     ) -> None:
         size = Config.load().dataset.default_shard_size if shard_size is None else shard_size
-        if not 0 <= seed < 2**64:
-            raise ValueError(f"seed must be between 0 and 2**64 - 1, not {seed}")
         request = pb.DatasetInfo(
             dataset_id=check_id("dataset", dataset_id),
             path=path,
@@ -141,7 +139,7 @@ class DatasetRegistry:
             total_samples=total_samples,
             shard_size=_count("shard_size", dataset_id, size, 2**32 - 1),
             shuffle=bool(shuffle),
-            seed=seed,
+            seed=check_whole("seed", seed, most=2**64 - 1),
             metadata=metadata or {},
             job=self.job,
         )
@@ -150,14 +148,10 @@ class DatasetRegistry:
         )
 
     async def _shards(self, dataset_id: str, rank: int, epoch: int) -> list[ShardInfo]:
-        values: dict[str, Any] = {"worker_rank": rank, "epoch": epoch}
-        for name, value in values.items():
-            if not isinstance(value, int) or value < 0:
-                raise ValueError(f"{name} must be a whole number of at least 0, not {value!r}")
         request = pb.ShardListRequest(
             dataset_id=check_id("dataset", dataset_id),
-            rank=rank,
-            epoch=epoch,
+            rank=check_whole("worker_rank", rank, most=2**32 - 1),
+            epoch=check_whole("epoch", epoch),
             job=self.job,
             world_size=self._config.world_size or 0,
         )
@@ -177,12 +171,20 @@ class DatasetRegistry:
     ) -> None:
         self.close()
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close_async()
+
 
 def _count(name: str, dataset_id: str, value: Any, most: int = 2**63 - 1) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
-    if not 0 < value <= most:
-        raise ShardError(
-            f"dataset {dataset_id!r}: {name} must be between 1 and {most}, not {value}"
-        )
-    return value
+    try:
+        return check_whole(name, value, 1, most)
+    except ValueError as exc:
+        raise ShardError(f"dataset {dataset_id!r}: {exc}") from None

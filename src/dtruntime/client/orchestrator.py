@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import itertools
-import operator
+import math
 import os
 import random
 import secrets
@@ -22,7 +22,7 @@ from ..retry import Backoff
 from ..rpc.channel import Channel
 from ..rpc.gen import coordinator_pb2 as pb
 from ..telemetry import EventLog
-from ..types import CheckpointInfo, WorkerState, WorkerStatus, check_id
+from ..types import CheckpointInfo, WorkerState, WorkerStatus, check_id, check_whole
 from . import current, wire
 from .resources import ResourceProbe
 from .settings import WorkerConfig
@@ -173,7 +173,7 @@ class TrainingOrchestrator:
         request = pb.WorkerInfo(
             worker_id=config.worker_id or "",
             hostname=ip or socket.gethostname(),
-            port=port,
+            port=check_whole("port", port, most=65535),
             gpu_count=config.gpu_count if gpu_count is None else gpu_count,
             memory_bytes=config.memory_bytes if memory_bytes is None else memory_bytes,
             metadata={**config.metadata, **{key: str(value) for key, value in metadata.items()}},
@@ -230,20 +230,25 @@ class TrainingOrchestrator:
         current.leave(self)
         await self._stop_heartbeats()
         identity, self._identity = self._identity, None
-        if identity is not None and self._fence is None:
-            request = pb.DeregisterRequest(
-                job=identity.job,
-                worker_id=identity.worker_id,
-                incarnation=identity.incarnation,
-                reason=reason,
-            )
-            with contextlib.suppress(SyncError):
-                await self._channel.call(
-                    "DeregisterWorker", request, pb.DeregisterResponse, patience=5.0
-                )
-        await self._channel.close()
+        try:
+            if identity is not None and self._fence is None:
+                await self._say_goodbye(identity, reason)
+        finally:
+            await self._channel.close()
 
     deregister = blocking(deregister_worker)
+
+    async def _say_goodbye(self, identity: Identity, reason: str) -> None:
+        request = pb.DeregisterRequest(
+            job=identity.job,
+            worker_id=identity.worker_id,
+            incarnation=identity.incarnation,
+            reason=reason,
+        )
+        with contextlib.suppress(SyncError):
+            await self._channel.call(
+                "DeregisterWorker", request, pb.DeregisterResponse, patience=5.0
+            )
 
     def leave_at_exit(self, seconds: float) -> None:
         """Say goodbye when the interpreter ends, for at most ``seconds``."""
@@ -273,8 +278,8 @@ class TrainingOrchestrator:
             values["loss"] = float(loss)
         self._report = Report(
             before.state if state is None else WorkerState(state),
-            before.step if step is None else _whole("step", step),
-            before.epoch if epoch is None else _whole("epoch", epoch),
+            before.step if step is None else check_whole("step", step),
+            before.epoch if epoch is None else check_whole("epoch", epoch),
             tuple(values.items()),
         )
 
@@ -387,10 +392,10 @@ class TrainingOrchestrator:
         request = pb.CheckpointInfo(
             checkpoint_id=check_id("checkpoint", checkpoint_id),
             worker_id=identity.worker_id,
-            step=_whole("step", step),
-            epoch=_whole("epoch", epoch),
+            step=check_whole("step", step),
+            epoch=check_whole("epoch", epoch),
             path=path,
-            size_bytes=_whole("size_bytes", size_bytes),
+            size_bytes=check_whole("size_bytes", size_bytes),
             is_full=is_full,
             metadata={key: str(value) for key, value in metadata.items()},
             job=identity.job,
@@ -478,7 +483,8 @@ class TrainingOrchestrator:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.deregister(_reason(error))
+        with self._goodbye_may_fail():
+            self.deregister(_reason(error))
 
     async def __aenter__(self) -> Self:
         return self
@@ -489,7 +495,17 @@ class TrainingOrchestrator:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.deregister_worker(_reason(error))
+        with self._goodbye_may_fail():
+            await self.deregister_worker(_reason(error))
+
+    @contextlib.contextmanager
+    def _goodbye_may_fail(self) -> Iterator[None]:
+        """Leaving a block succeeds without the coordinator, which will miss the heartbeats."""
+        worker = self.worker_id
+        try:
+            yield
+        except ConnectionError as exc:
+            log.warning("worker.goodbye_failed", worker=worker, error=repr(exc))
 
     def __repr__(self) -> str:
         state = "registered" if self.is_registered else "not registered"
@@ -500,19 +516,9 @@ def _reason(error: BaseException | None) -> str:
     return "" if error is None else f"failed: {type(error).__name__}"
 
 
-def _whole(name: str, value: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an int, not {type(value).__name__}") from None
-    if not 0 <= number < 2**63:
-        raise ValueError(f"{name} must be between 0 and 2**63 - 1, not {number}")
-    return number
-
-
 def _positive(name: str, value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}")
-    if not value > 0:
-        raise ValueError(f"{name} must be positive, not {value}")
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be positive and finite, not {value}")
     return float(value)

@@ -10,7 +10,7 @@ from typing import Any
 from ..config import DEFAULT_URL
 from ..errors import ConfigError
 from ..rpc.channel import target_of
-from ..types import DEFAULT_JOB, check_id
+from ..types import DEFAULT_JOB, check_id, check_whole
 
 _ATTEMPTS = ("STRATA_ATTEMPT", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
@@ -58,7 +58,9 @@ class WorkerConfig:
             ("connect_timeout_ms", 0),
             ("outage_timeout_ms", 0),
         ):
-            _whole(name, getattr(self, name), least)
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, check_whole(name, value, least))
         if self.rank is not None and self.world_size is not None and self.rank >= self.world_size:
             raise ValueError(
                 f"rank {self.rank} does not exist in a world of {self.world_size} workers "
@@ -84,15 +86,6 @@ def _text(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a str, not {type(value).__name__}")
     return value
-
-
-def _whole(name: str, value: object, least: int) -> None:
-    if value is None:
-        return
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, not {value}")
 
 
 def _number(env: Mapping[str, str], name: str) -> int | None:

@@ -137,7 +137,7 @@ def raise_barrier_outcome(barrier_id: str, timeout_ms: float, reply: pb.BarrierR
     more = f" and {reply.missing_count - 8} more" if reply.missing_count > 8 else ""
     raise SyncError(
         f"barrier {barrier_id!r} timed out after {timeout_ms:g} ms: {reply.missing_count} of "
-        f"{reply.missing_count + reply.participants + 1} workers have not arrived: {named}{more}. "
+        f"{reply.missing_count + reply.participants} workers have not arrived: {named}{more}. "
         "Check these workers ('strata status'), or give a larger timeout_ms",
         reason="timeout",
         missing=missing,

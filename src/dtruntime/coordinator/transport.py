@@ -54,6 +54,10 @@ class Service(Protocol):
         """The refusal of a request that is too large."""
         ...
 
+    def refuse_unreadable(self, method: str, error: Exception) -> Refused:
+        """The refusal of a request that is not the method's message."""
+        ...
+
 
 class Transport(Protocol):
     """A gRPC server."""
@@ -104,8 +108,6 @@ def open_transport(
 
 
 def _status_of(error: BaseException) -> tuple[grpc.StatusCode, str, Metadata]:
-    if isinstance(error, DecodeError):
-        error = Refused("invalid", f"the request cannot be parsed: {error}")
     if isinstance(error, Refused):
         trailing = trailing_metadata(error.reason, error.retry_after)
         return CODES[error.reason], _cut(str(error)), trailing
@@ -118,10 +120,17 @@ def _cut(message: str) -> str:
     return message if len(message) <= MESSAGE_LENGTH else f"{message[:MESSAGE_LENGTH]}…"
 
 
+def _parse(service: Service, method: Method, payload: bytes) -> Message:
+    try:
+        return method.request.FromString(payload)
+    except DecodeError as exc:
+        raise service.refuse_unreadable(method.name, exc) from None
+
+
 def _stream_handler(service: Service, method: Method) -> grpc.RpcMethodHandler[Any, Any]:
     async def call(payload: bytes, context: Any) -> AsyncIterator[Message]:
         try:
-            async for message in service.watch(method.request.FromString(payload)):
+            async for message in service.watch(_parse(service, method, payload)):
                 yield message
         except Exception as exc:
             await context.abort(*_status_of(exc))
@@ -134,7 +143,7 @@ def _stream_handler(service: Service, method: Method) -> grpc.RpcMethodHandler[A
 def _unary_handler(service: Service, method: Method) -> grpc.RpcMethodHandler[Any, Any]:
     async def call(payload: bytes, context: Any) -> Message:
         try:
-            request = method.request.FromString(payload)
+            request = _parse(service, method, payload)
             answer = service.handle(method.name, request, context.peer())
             return answer if isinstance(answer, Message) else await answer
         except Exception as exc:
@@ -222,7 +231,7 @@ class NativeTransport:
         self._service = service
         self._limit = max_request_bytes
         self._cancel = EVENT_CANCEL
-        self._table = [(m.name, m.request.FromString) for m in unary]
+        self._table = unary
         paths = [(m.path, False) for m in unary]
         self._front = NativeGrpcFront(address, paths, call_details=True)
         self.port: int = self._front.bound_port
@@ -264,11 +273,11 @@ class NativeTransport:
             if kind == self._cancel:
                 self._hang_up(call)
                 continue
-            name, parse = table[method]
+            known = table[method]
             try:
                 if len(payload) > self._limit:
-                    raise self._service.refuse_oversized(name, len(payload))
-                answer = handle(name, parse(payload), details[1])
+                    raise self._service.refuse_oversized(known.name, len(payload))
+                answer = handle(known.name, _parse(self._service, known, payload), details[1])
             except Exception as exc:
                 self._fail(call, exc)
                 continue

@@ -69,7 +69,11 @@ class CoordinatorService:
         self._closing = False
         self._appended = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.machine = Machine(self.config.heartbeat_timeout_ms / 1000, store.events())
+        self.machine = Machine(
+            self.config.heartbeat_timeout_ms / 1000,
+            store.events(),
+            self.config.max_workers_per_job,
+        )
         self._restore()
         self._handlers: dict[str, Callable[[Any, float], Answer]] = {
             "RegisterWorker": self._register_worker,
@@ -122,12 +126,21 @@ class CoordinatorService:
 
     def refuse_oversized(self, method: str, size: int) -> Refused:
         """The refusal of a request that is too large."""
-        self.stats[method].errors += 1
+        self._count_unheard(method)
         return Refused(
             "request_too_large",
             f"the request has {size} bytes, more than {self.config.max_request_bytes}: send less, "
             "or raise max_request_bytes in [coordinator]",
         )
+
+    def refuse_unreadable(self, method: str, error: Exception) -> Refused:
+        """The refusal of a request that is not the method's message."""
+        self._count_unheard(method)
+        return Refused("invalid", f"the request cannot be parsed: {error}")
+
+    def _count_unheard(self, method: str) -> None:
+        self.stats[method].errors += 1
+        self.stats[method].latency.observe(0.0)
 
     async def watch(self, request: pb.WatchRequest) -> AsyncIterator[pb.Event]:
         """Events of the journal, then those to come."""

@@ -33,7 +33,7 @@ from .records import (
     RoundRecord,
     WorkerRecord,
 )
-from .roster import Member, Roster
+from .roster import MAX_WORKERS, Member, Roster
 
 JOBS_LIMIT = 1000
 STALL = 1.0
@@ -48,9 +48,11 @@ Result = tuple[Reply, Sequence[Effect]]
 class Job:
     """One job: its members and what they share."""
 
-    def __init__(self, name: str, record: JobRecord | None = None) -> None:
+    def __init__(
+        self, name: str, record: JobRecord | None = None, max_workers: int = MAX_WORKERS
+    ) -> None:
         self.name = name
-        self.roster = Roster(name, record)
+        self.roster = Roster(name, record, max_workers)
         self.barriers = Barriers(self.roster)
         self.checkpoints = Checkpoints(self.roster)
         self.datasets = Datasets(self.roster)
@@ -64,8 +66,14 @@ class Job:
 class Machine:
     """All jobs of one coordinator."""
 
-    def __init__(self, heartbeat_timeout: float, events: Iterable[Event] = ()) -> None:
+    def __init__(
+        self,
+        heartbeat_timeout: float,
+        events: Iterable[Event] = (),
+        max_workers: int = MAX_WORKERS,
+    ) -> None:
         self.heartbeat_timeout = heartbeat_timeout
+        self._max_workers = max_workers
         self.jobs: dict[str, Job] = {}
         self.journal = Journal(events)
         self._out = Outbox(self.journal)
@@ -132,7 +140,7 @@ class Machine:
         rows = list(records)
         for _, name, _, record in rows:
             if isinstance(record, JobRecord):
-                self.jobs[name] = Job(name, record)
+                self.jobs[name] = Job(name, record, self._max_workers)
                 by_job[name] = []
         for kind, name, key, record in rows:
             if name in by_job:
@@ -279,7 +287,7 @@ class Machine:
         job = self.jobs.get(name)
         if job is None and len(self.jobs) >= JOBS_LIMIT:
             raise Refused("too_many_jobs", f"the coordinator has {JOBS_LIMIT} jobs already")
-        return job or Job(name)
+        return job or Job(name, max_workers=self._max_workers)
 
     def _spread_loss(self, job: Job, lost: list[Lost]) -> None:
         if lost:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, OrderedDict
-from typing import NoReturn
 
 import msgspec
 
 from ...types import Membership
+from . import refusals
 from .commands import Heartbeat, Lost, Pulse, Refused, Register, Registered
 from .losses import Losses
 from .outbox import Outbox
 from .records import JobRecord, WorkerRecord
 
 SUPERSEDED_KEPT = 1024
-RETRY_SECONDS = 1.0
-"""When to ask again after a refusal that ends when ghosts are declared dead."""
+MAX_WORKERS = 65_536
 
 
 class Member:
@@ -57,11 +56,14 @@ class Roster:
     In a fixed world vacant slots are expected and count as present.
     """
 
-    def __init__(self, job: str, record: JobRecord | None = None) -> None:
+    def __init__(
+        self, job: str, record: JobRecord | None = None, max_workers: int = MAX_WORKERS
+    ) -> None:
         start = record or JobRecord(
             world_size=0, generation=0, loss_generation=0, next_incarnation=1
         )
         self.job = job
+        self._max_workers = max_workers
         self.world_size = start.world_size
         self.generation = start.generation
         self.next_incarnation = start.next_incarnation
@@ -131,7 +133,7 @@ class Roster:
         member = self.by_id.get(worker_id)
         if member is not None and member.live and member.incarnation == incarnation:
             return member
-        return self._refuse_stranger(worker_id, incarnation, member)
+        raise self._refusal(worker_id, incarnation, member)
 
     def untold(
         self, member: Member, told_generation: int, until: int | None = None
@@ -214,23 +216,11 @@ class Roster:
 
     def _check_attempt(self, c: Register) -> None:
         if c.attempt < self.attempt and self.live_count:
-            raise Refused(
-                "superseded",
-                f"this process belongs to restart {c.attempt} of job {self.job!r}, which is at "
-                f"restart {self.attempt}: stop this process",
-                retry_after=RETRY_SECONDS,
-            )
+            raise refusals.lower_attempt(c, self.attempt)
 
     def _check_world_size(self, c: Register, size: int) -> None:
         if c.world_size not in (0, size):
-            running = f"world_size={size}" if size else "an elastic world"
-            raise Refused(
-                "world_size_conflict",
-                f"job {self.job!r} runs with {running} and {self.live_count} live workers, but "
-                f"this worker asked for world_size={c.world_size}: use the same size, wait for "
-                "the others to end, or choose another job",
-                retry_after=RETRY_SECONDS,
-            )
+            raise refusals.other_world_size(c, size, self.live_count)
         if size and c.rank is not None and c.rank >= size:
             raise Refused("invalid", f"rank {c.rank} does not exist in a world of {size} workers")
 
@@ -238,11 +228,7 @@ class Roster:
         """A session that has ended may come back from the dead, but displaces nobody."""
         ended = self._ended_sessions.get(c.session) if c.session else None
         if ended == Membership.LEFT or (ended and displaced):
-            raise Refused(
-                "superseded",
-                f"this registration in job {self.job!r} has ended ({ended}) and its rank is "
-                "another's: stop this process, or call register() again to join as a new member",
-            )
+            raise refusals.ended_session(c, ended)
 
     def _choose_rank(self, c: Register) -> int:
         if c.rank is not None:
@@ -254,14 +240,9 @@ class Roster:
             heapq.heappop(self._free)
         if self._free:
             return self._free[0]
-        if not self.world_size:
+        if not self.world_size and len(self.slots) < self._max_workers:
             return len(self.slots)
-        raise Refused(
-            "job_full",
-            f"all {self.world_size} ranks of job {self.job!r} are held by live workers: wait until "
-            "one leaves or is declared dead, or start fewer workers",
-            retry_after=RETRY_SECONDS,
-        )
+        raise refusals.job_full(c, len(self.slots))
 
     def _displaced_by(self, c: Register, rank: int) -> list[Member]:
         holder = self.slots[rank] if rank < len(self.slots) else None
@@ -410,24 +391,14 @@ class Roster:
             if len(self._superseded) > SUPERSEDED_KEPT:
                 self._superseded.popitem(last=False)
 
-    def _refuse_stranger(self, worker_id: str, incarnation: int, known: Member | None) -> NoReturn:
-        again = "stop this process, or call register() again to join as a new member"
-        who = f"worker {worker_id!r} of job {self.job!r}"
-        if known is None:
-            if not 0 < incarnation < self.next_incarnation:
-                raise Refused("unknown_worker", f"{who} is not a member: {again}")
-            successor = self._superseded.get(worker_id)
-            by = f" by {successor!r}" if successor else ""
-            raise Refused("superseded", f"{who} was replaced{by}: {again}")
-        if known.incarnation != incarnation:
-            raise Refused(
-                "superseded",
-                f"{who} was registered again as incarnation {known.incarnation} by process "
-                f"{known.record.process or '?'}; this call carries incarnation {incarnation}: "
-                f"{again}",
-            )
-        word = "has left" if known.record.membership == Membership.LEFT else "was declared dead"
-        raise Refused("superseded", f"{who} {word} ({known.record.detail}): {again}")
+    def _refusal(self, worker_id: str, incarnation: int, known: Member | None) -> Refused:
+        if known is not None and known.incarnation == incarnation:
+            return refusals.gone(self.job, known.record)
+        if known is not None:
+            return refusals.registered_again(self.job, known.record, incarnation)
+        if not 0 < incarnation < self.next_incarnation:
+            return refusals.stranger(self.job, worker_id)
+        return refusals.replaced(self.job, worker_id, self._superseded.get(worker_id))
 
     # Bookkeeping
 

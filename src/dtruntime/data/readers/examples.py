@@ -65,7 +65,11 @@ class _Examples:
 
     def features(self, wanted: Collection[str] | None) -> Iterator[tuple[str, Feature]]:
         """Names and features, in no particular order of names."""
-        entries = self._inside(self._inside(self._records, 1), 1)
+        top = self._open(self._records)
+        lists = _numbered(top, 2)
+        if len(lists.parent):
+            raise MalformedExample(int(lists.parent[0]), "it is a SequenceExample, not an Example")
+        entries = self._inside(self._records.having(_numbered(top, 1)), 1)
         names, codes, features = self._named(entries, wanted)
         kinds, counts, values = self._values(codes, features)
         order = np.argsort(codes, kind="stable")
@@ -89,16 +93,14 @@ class _Examples:
 
     def _inside(self, messages: _Messages, number: int) -> _Messages:
         """The messages in a field of ``messages``."""
-        fields = self._open(messages)
-        return messages.having(fields.where(fields.number == number))
+        return messages.having(_numbered(self._open(messages), number))
 
     def _named(
         self, entries: _Messages, wanted: Collection[str] | None
     ) -> tuple[list[str], NDArray[np.uint32], _Messages]:
         """All names, and of the wanted entries the name's number and the value."""
         fields = self._open(entries)
-        keys = entries.last(fields.where(fields.number == 1))
-        values = entries.last(fields.where(fields.number == 2))
+        keys, values = (entries.last(_numbered(fields, number)) for number in (1, 2))
         found = self._wire.spans(keys.start, keys.stop).dictionary_encode()
         codes = found.indices.to_numpy(zero_copy_only=False).astype(np.uint32)
         names = [
@@ -114,7 +116,7 @@ class _Examples:
     ) -> tuple[Array, Array, dict[int, pa.Array]]:
         """Each feature's kind and number of values; of each kind, all values by name."""
         fields = self._open(features)
-        fields = fields.where((fields.number >= _BYTES) & (fields.number <= _INTS))
+        fields = fields.where((fields.wire == LENGTH) & (fields.number <= _INTS))
         kinds = np.zeros(len(codes), np.int64)
         kinds[fields.parent] = fields.number
         fields = fields.where(fields.number == kinds[fields.parent])  # of two kinds the last counts
@@ -126,10 +128,8 @@ class _Examples:
         counts = np.zeros(len(owner), np.int64)
         values = {}
         for kind in _TYPES:
-            chosen = order[kinds[owner[order]] == kind]
-            wrong = ~np.isin(inner.wire[chosen], _WIRES[kind])
-            if wrong.any():
-                raise _not_example(features.record[owner[chosen[wrong][0]]])
+            fitting = np.isin(inner.wire, _WIRES[kind]) & (kinds[owner] == kind)
+            chosen = order[fitting[order]]
             payload = self._wire.spans(inner.start, inner.stop, chosen)
             try:
                 values[kind], counts[chosen] = _decode(kind, payload)
@@ -152,10 +152,7 @@ class _Messages:
 
     def having(self, fields: Fields) -> _Messages:
         """The messages that are fields of these."""
-        record = self.record[fields.parent]
-        if (fields.wire != LENGTH).any():
-            raise _not_example(record[fields.wire != LENGTH][0])
-        return _Messages(record, fields.start, fields.stop)
+        return _Messages(self.record[fields.parent], fields.start, fields.stop)
 
     def last(self, fields: Fields) -> _Messages:
         """The last of the fields of each of these; an empty one where there is none."""
@@ -163,6 +160,11 @@ class _Messages:
         start, stop = self.start.copy(), self.start.copy()
         start[fields.parent], stop[fields.parent] = found.start, found.stop
         return _Messages(self.record, start, stop)
+
+
+def _numbered(fields: Fields, number: int) -> Fields:
+    """The fields of a number that are messages; as another type it is unknown to protobuf."""
+    return fields.where((fields.number == number) & (fields.wire == LENGTH))
 
 
 def _decode(kind: int, payload: pa.Array) -> tuple[pa.Array, Array]:

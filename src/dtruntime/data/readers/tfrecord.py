@@ -74,7 +74,14 @@ class TfrecordReader(Reader):
             advance(file.size)
         none = [np.zeros(0, np.int64)]
         blocks = Blocks(*(np.concatenate(part or none) for part in (counts, offsets, lengths)))
-        return FileIndex(blocks, pa.schema([]) if schema is None else schema, not compression)
+        if schema is None:
+            return FileIndex(blocks, pa.schema([]), not compression)
+        if not schema.names:
+            raise ShardError(
+                f"{file.url}: none of its {blocks.rows} records has features: pass "
+                "TfrecordOptions(raw=True) to get records as they are"
+            )
+        return FileIndex(blocks, schema, not compression)
 
     def merge(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
         """Kinds must agree; a feature that some files lack is a list that is null there."""

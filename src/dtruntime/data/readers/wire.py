@@ -21,6 +21,7 @@ PADDING = bytes(32)
 _FEW = 8
 """So few messages are walked one by one."""
 _BEYOND = 2**62
+_LAST_NUMBER = 2**29 - 1
 
 
 class Malformed(Exception):
@@ -74,10 +75,10 @@ class Wire:
             unfinished = at < end
             if not unfinished.all():
                 parent, at, end = parent[unfinished], at[unfinished], end[unfinished]
-            if parent.size < min(_FEW, len(start)):
+            if parent.size < _FEW:
                 break
             number, wire, begin, after = self._step(at)
-            wrong = (after > end) | (after < begin)
+            wrong = (after > end) | (after < begin) | (number < 1) | (number > _LAST_NUMBER)
             if wrong.any():
                 raise Malformed(parent[wrong][0])
             steps.append((parent, number, wire, begin, after))
@@ -144,7 +145,7 @@ class Wire:
                 after = self._varint(begin)[1]
             else:
                 after = begin + {FIXED64: 8, FIXED32: 4}.get(wire, _BEYOND)
-            if after > end:
+            if after > end or not 1 <= tag >> 3 <= _LAST_NUMBER:
                 raise Malformed(parent)
             yield parent, tag >> 3, wire, begin, after
             at = after
