@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -43,6 +44,8 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Run the benchmark; the exit status is 1 when it could not, or when replies were wrong."""
     options = arguments()
+    # As Ctrl-C does: leave through the context managers, which stop the servers.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     console, progress = Console(), Console(stderr=True)
     if options.data_dir:
         options.data_dir.mkdir(parents=True, exist_ok=True)

@@ -32,14 +32,14 @@ class Profile:
 
 
 FULL = Profile(
-    rounds=9,
-    seconds=1.0,
-    registrations=3000,
-    barrier_runs=5,
+    rounds=7,
+    seconds=0.8,
+    registrations=2000,
+    barrier_runs=4,
     barrier_seconds=2.0,
     large_barrier_kinds=(Kind.STRATA_NATIVE, Kind.STRATA_AIO),
-    large_barrier_runs=2,
-    large_barrier_rounds=25,
+    large_barrier_runs=1,
+    large_barrier_rounds=20,
     verified_calls=4000,
 )
 QUICK = Profile(

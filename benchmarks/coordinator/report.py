@@ -173,7 +173,7 @@ def _notes(results: Results) -> Text:
     noise = max(shares, default=0.0)
     if noise > NOISE_WORTH_A_WARNING:
         lines.append(
-            f"Other processes took up to {noise:.0%} of a core in spite of repeated attempts: "
+            f"Other processes took up to {noise:.0%} of a core in spite of second attempts: "
             "rates are too low, ratios hold better."
         )
     return Text("\n".join(lines), style="dim")

@@ -34,7 +34,7 @@ OPERATIONS = ("heartbeat", "shard", "registration", "barrier", "large-barrier", 
 SMALL_BARRIER, LARGE_BARRIER = 100, 1_000
 VIRTUAL_USERS = 20
 VERIFIED_LARGE_ROUNDS = 2
-ATTEMPTS = 3
+ATTEMPTS = 2
 DISTURBED = 0.15
 
 Announce = Callable[[str], None]
@@ -168,7 +168,7 @@ class Session:
 
 
 def _least_disturbed(operation: Operation, kind: Kind) -> Sample:
-    """Measure again, a few times at most, when other processes used the cores meanwhile."""
+    """Measure once more when other processes used the cores meanwhile."""
     samples: list[Sample] = []
     while len(samples) < ATTEMPTS:
         samples.append(operation.sample(kind))

@@ -6,6 +6,7 @@ Names are imported when they are first used, so ``import dtruntime`` costs next 
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
         WorkerState,
         WorkerStatus,
     )
+
+# gRPC's own fork handlers, on by default, can hang a process that forks (as a DataLoader does)
+# and crash the child. A forked child never gets to use gRPC here, so it can do without them.
+# gRPC reads this when it is imported.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 _HOMES = {
     "_version": ("__version__",),

@@ -29,6 +29,10 @@ from .settings import WorkerConfig
 
 log = EventLog("worker")
 
+METRICS_LIMIT = 64
+METRIC_NAME_LENGTH = 128
+"""With these a heartbeat stays within the size that the coordinator accepts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -276,6 +280,11 @@ class TrainingOrchestrator:
         values.update({name: float(value) for name, value in metrics.items()})
         if loss is not None:
             values["loss"] = float(loss)
+        if len(values) > METRICS_LIMIT or any(len(name) > METRIC_NAME_LENGTH for name in values):
+            raise ValueError(
+                f"a worker reports at most {METRICS_LIMIT} metrics, with names of at most "
+                f"{METRIC_NAME_LENGTH} characters; these would be {len(values)}"
+            )
         self._report = Report(
             before.state if state is None else WorkerState(state),
             before.step if step is None else check_whole("step", step),

@@ -151,6 +151,16 @@ def test_jobs_are_limited(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None
     bench.register(job="a")
 
 
+def test_elastic_world_is_full_at_the_greatest_number_of_workers(bench: Bench) -> None:
+    bench.machine = Machine(TIMEOUT, max_workers=2)
+    a, _ = bench.elastic(2)
+    refused = refusal(bench.register)
+    assert refused.reason == "job_full"
+    assert refused.retry_after
+    bench.leave(a)
+    assert bench.register().rank == 0
+
+
 def test_dataset_registered_again_is_a_no_op_and_another_one_a_conflict(bench: Bench) -> None:
     first = bench.apply(c.RegisterDataset(JOB, "data", 1000, 300))
     assert first == c.DatasetRegistered("data", 4, created=True)

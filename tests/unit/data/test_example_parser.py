@@ -1,4 +1,4 @@
-"""The column-wise parser of Examples against Google's protobuf, on valid and on damaged messages."""
+"""The column-wise parser of Examples against Google's protobuf, damaged messages included."""
 
 from __future__ import annotations
 

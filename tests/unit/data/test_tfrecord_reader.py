@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import itertools
 import os
 import struct
 import zlib
@@ -102,7 +104,7 @@ def columns_of(records: list[dict[str, tuple[str, Any]]]) -> pa.Table:
 def cuts_of(draw: st.DrawFn, total: int) -> list[tuple[int, int]]:
     inner = draw(st.lists(st.integers(0, total), max_size=6))
     bounds = [0, *sorted(inner), total]
-    return list(zip(bounds, bounds[1:], strict=False))
+    return list(itertools.pairwise(bounds))
 
 
 @settings(max_examples=60, deadline=None)
@@ -197,16 +199,14 @@ def test_arbitrary_bytes_never_crash_the_parser(
     tmp_path_factory: pytest.TempPathFactory, record: bytes
 ) -> None:
     path = write_records(tmp_path_factory.mktemp("fuzz") / "x.tfrecord", [record])
-    try:
-        index_of(path)
-    except ShardError as exc:
-        assert "record 0" in str(exc) or "none of its 1 records" in str(exc)
+    with contextlib.suppress(ShardError):
+        assert len(index_of(path)) == 1
 
 
 def test_feature_of_two_kinds_names_the_record(tmp_path: Path) -> None:
     records = [example({"a": ("int64", [1])})] * 3 + [example({"a": ("float", [1.0])})]
     path = write_records(tmp_path / "kinds.tfrecord", records)
-    with pytest.raises(ShardError, match="record 3 .*'a' is float, and int64 in another record"):
+    with pytest.raises(ShardError, match=r"record 3 .*'a' is float, and int64 in another record"):
         index_of(path)
 
 

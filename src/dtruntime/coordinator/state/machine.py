@@ -35,7 +35,7 @@ from .records import (
 )
 from .roster import MAX_WORKERS, Member, Roster
 
-JOBS_LIMIT = 1000
+JOBS_LIMIT = 10_000
 STALL = 1.0
 """A tick this late, in seconds, means that the coordinator itself stood still."""
 STALLS_KEPT = 1024
@@ -286,7 +286,11 @@ class Machine:
     def _job_or_new(self, name: str) -> Job:
         job = self.jobs.get(name)
         if job is None and len(self.jobs) >= JOBS_LIMIT:
-            raise Refused("too_many_jobs", f"the coordinator has {JOBS_LIMIT} jobs already")
+            raise Refused(
+                "too_many_jobs",
+                f"this coordinator remembers {JOBS_LIMIT} jobs and takes no new name: use one of "
+                "them again, or start a coordinator with another --data-dir",
+            )
         return job or Job(name, max_workers=self._max_workers)
 
     def _spread_loss(self, job: Job, lost: list[Lost]) -> None:

@@ -177,12 +177,13 @@ class Reader(ABC):
         """Return at least one row, with exactly the columns of ``schema``."""
 
 
-def block_ends(ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The numbers of the records that end blocks of about ``BLOCK_BYTES``.
+def block_ends(ends: NDArray[np.int64], size: int | None = None) -> NDArray[np.int64]:
+    """The numbers of the records that end blocks of about ``size``, or ``BLOCK_BYTES``.
 
     ``ends`` are where records end, counted from the first one's start; there is at least one.
     """
-    marks = np.arange(BLOCK_BYTES, ends[-1], BLOCK_BYTES)
+    size = size or BLOCK_BYTES
+    marks = np.arange(size, ends[-1], size)
     return np.unique(np.append(np.searchsorted(ends, marks), len(ends) - 1))
 
 

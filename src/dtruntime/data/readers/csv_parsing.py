@@ -40,7 +40,7 @@ class CsvParser:
         Types that are not given are inferred. No record is longer than ``longest``.
         """
         if data.startswith(BOM):  # only at a file's start is it a mark, and there it is removed
-            pass
+            data = b"\n" + data
         return arrow_csv.read_csv(
             pa.BufferReader(data),
             read_options=arrow_csv.ReadOptions(

@@ -19,7 +19,10 @@ from .wire import FIXED32, LENGTH, VARINT, Array, Fields, Malformed, Wire, decod
 
 _BYTES, _FLOATS, _INTS = 1, 2, 3
 _TYPES = {_BYTES: pa.binary(), _FLOATS: pa.float32(), _INTS: pa.int64()}
-_WIRES = {_BYTES: (LENGTH,), _FLOATS: (LENGTH, FIXED32), _INTS: (LENGTH, VARINT)}
+_SINGLE = {_BYTES: LENGTH, _FLOATS: FIXED32, _INTS: VARINT}
+"""How a single value is written; several may be packed into one field with a length."""
+
+Codes = NDArray[np.uint16] | NDArray[np.uint32]
 
 
 class MalformedExample(Exception):
@@ -71,8 +74,8 @@ class _Examples:
             raise MalformedExample(int(lists.parent[0]), "it is a SequenceExample, not an Example")
         entries = self._inside(self._records.having(_numbered(top, 1)), 1)
         names, codes, features = self._named(entries, wanted)
-        kinds, counts, values = self._values(codes, features)
         order = np.argsort(codes, kind="stable")
+        kinds, counts, values = self._values(codes, order, features)
         bounds = np.searchsorted(codes[order], np.arange(len(names) + 1))
         used = dict.fromkeys(_TYPES, 0)
         for number, name in enumerate(names):
@@ -97,12 +100,13 @@ class _Examples:
 
     def _named(
         self, entries: _Messages, wanted: Collection[str] | None
-    ) -> tuple[list[str], NDArray[np.uint32], _Messages]:
+    ) -> tuple[list[str], Codes, _Messages]:
         """All names, and of the wanted entries the name's number and the value."""
         fields = self._open(entries)
         keys, values = (entries.last(_numbered(fields, number)) for number in (1, 2))
         found = self._wire.spans(keys.start, keys.stop).dictionary_encode()
-        codes = found.indices.to_numpy(zero_copy_only=False).astype(np.uint32)
+        narrow = len(found.dictionary) < 2**16  # sorts in linear time
+        codes = found.indices.to_numpy().astype(np.uint16 if narrow else np.uint32)
         names = [
             _text(name.as_py(), entries, codes == i) for i, name in enumerate(found.dictionary)
         ]
@@ -112,9 +116,12 @@ class _Examples:
         return names, codes[keep], values.where(keep)
 
     def _values(
-        self, codes: NDArray[np.uint32], features: _Messages
+        self, codes: Codes, order: Array, features: _Messages
     ) -> tuple[Array, Array, dict[int, pa.Array]]:
-        """Each feature's kind and number of values; of each kind, all values by name."""
+        """Each feature's kind and number of values; of each kind, all values by name.
+
+        ``order`` sorts the features by name.
+        """
         fields = self._open(features)
         fields = fields.where((fields.wire == LENGTH) & (fields.number <= _INTS))
         kinds = np.zeros(len(codes), np.int64)
@@ -124,11 +131,13 @@ class _Examples:
         inner = self._open(lists)
         inner = inner.where(inner.number == 1)
         owner = fields.parent[inner.parent]
-        order = np.argsort(codes[owner], kind="stable")
+        if len(owner) != len(codes) or (np.diff(owner) != 1).any():
+            order = np.argsort(codes[owner], kind="stable")
         counts = np.zeros(len(owner), np.int64)
         values = {}
         for kind in _TYPES:
-            fitting = np.isin(inner.wire, _WIRES[kind]) & (kinds[owner] == kind)
+            fitting = (inner.wire == LENGTH) | (inner.wire == _SINGLE[kind])
+            fitting &= kinds[owner] == kind
             chosen = order[fitting[order]]
             payload = self._wire.spans(inner.start, inner.stop, chosen)
             try:
@@ -148,6 +157,8 @@ class _Messages:
     stop: Array
 
     def where(self, chosen: NDArray[np.bool_]) -> _Messages:
+        if chosen.all():
+            return self
         return _Messages(self.record[chosen], self.start[chosen], self.stop[chosen])
 
     def having(self, fields: Fields) -> _Messages:
@@ -185,7 +196,7 @@ def _decode(kind: int, payload: pa.Array) -> tuple[pa.Array, Array]:
     return pa.array(octets.view("<f4")), sizes // 4
 
 
-def _last_of_each(codes: NDArray[np.uint32], records: Array) -> NDArray[np.bool_]:
+def _last_of_each(codes: Codes, records: Array) -> NDArray[np.bool_]:
     """Which entries are not followed by another of the same name in the same record."""
     order = np.argsort(codes, kind="stable")
     repeated = (codes[order][1:] == codes[order][:-1]) & (records[order][1:] == records[order][:-1])

@@ -44,8 +44,14 @@ class Fields:
     """Where its value starts; a length is not part of it."""
     stop: Array
 
-    def where(self, chosen: NDArray[np.bool_] | Array) -> Fields:
+    def where(self, chosen: NDArray[np.bool_]) -> Fields:
         """Some of them."""
+        if chosen.all():
+            return self
+        return self.take(np.flatnonzero(chosen))
+
+    def take(self, chosen: Array) -> Fields:
+        """Some of them, by position."""
         return Fields(
             self.parent[chosen],
             self.number[chosen],
@@ -172,7 +178,7 @@ def _ordered(
         return Fields(*(columns or [np.zeros(0, np.int64)] * 5))
     steps.append(tuple(np.array(rest, np.int64).reshape(-1, 5).T))
     fields = Fields(*(np.concatenate(column) for column in zip(*steps, strict=True)))
-    return fields.where(np.argsort(fields.parent, kind="stable"))
+    return fields.take(np.argsort(fields.parent, kind="stable"))
 
 
 def decode_varints(payload: NDArray[np.uint8], bounds: Array) -> tuple[Array, Array]:
