@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -59,12 +58,9 @@ class Measured:
         return PUBLISHED.get(self.name.removesuffix(LIGHT_SUFFIX))
 
     def ratio_to(self, kind: Kind) -> float | None:
-        """The rate against another server's: the median over rounds, in which both ran within
-        seconds of each other, so that a busy machine slows down both."""
-        if kind not in self.samples:
-            return None
-        pairs = zip(self.samples[Kind.STRATA_NATIVE], self.samples[kind], strict=True)
-        return statistics.median(ours.rate / other.rate for ours, other in pairs)
+        """The median rate against another server's, when that one took part."""
+        samples = self.samples.get(kind)
+        return self.strata.rate / summarize(samples).rate if samples else None
 
     def failed(self) -> int:
         """Calls that failed, on any server and under either generator."""

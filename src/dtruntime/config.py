@@ -25,7 +25,7 @@ DEFAULT_URL = "http://localhost:50051"
 
 def _positive(section: str, **values: float) -> None:
     for name, value in values.items():
-        if value <= 0:
+        if not value > 0:
             raise ConfigError(f"[{section}] {name} must be positive, not {value}")
 
 
@@ -144,49 +144,37 @@ class Config:
         environment: Mapping[str, str] | None = None,
     ) -> Config:
         """Read ``path`` when given, then the environment (``os.environ`` by default)."""
-        document = _read_toml(Path(path)) if path is not None else {}
-        source = f"{os.fspath(path)}" if path is not None else "configuration"
-        config = cls.from_mapping(document, source)
+        values = {} if path is None else _read_document(_read_toml(Path(path)), os.fspath(path))
         for variable, (section, key) in ENVIRONMENT.items():
             value = (os.environ if environment is None else environment).get(variable)
             if value:
-                config = config.override(
-                    section, f"environment variable {variable}", **{key: value}
-                )
-        return config
+                found = _read_section(section, {key: value}, f"environment variable {variable}")
+                values.setdefault(section, {}).update(found)
+        return cls()._with(values)
 
     @classmethod
     def from_mapping(cls, document: Mapping[str, Any], source: str = "configuration") -> Config:
         """Build from nested mappings, refusing what is not known."""
-        config = cls()
-        for section, values in document.items():
-            _known(section, (f.name for f in fields(cls)), f"{source}: section", "[{}]")
-            if not isinstance(values, Mapping):
-                raise ConfigError(f"{source}: [{section}] must be a table, not {values!r}")
-            config = config.override(section, source, **values)
-        return config
+        return cls()._with(_read_document(document, source))
 
     def override(self, section: str, source: str, /, **values: Any) -> Config:
         """A copy with keys of one section replaced; texts are read as the key's type."""
-        current = getattr(self, section)
-        valid = {f.name for f in fields(current)}
-        hints = typing.get_type_hints(type(current))
-        for key in values:
-            _known(key, valid, f"{source}: key of [{section}]", "{}")
-        typed = {
-            key: _as_type(hints[key], value, f"{source}: [{section}] {key}")
-            for key, value in values.items()
-        }
-        return replace(self, **{section: replace(current, **typed)})
+        return self._with({section: _read_section(section, values, source)})
+
+    def _with(self, values: Mapping[str, Mapping[str, Any]]) -> Config:
+        """Sections are validated once all their keys are known: some bound each other."""
+        sections = {name: replace(getattr(self, name), **keys) for name, keys in values.items()}
+        return replace(self, **sections)
 
 
 def split_address(address: str) -> tuple[str, int]:
     """Split ``HOST:PORT``, also ``[v6]:PORT`` and ``http://HOST:PORT``."""
     bare = address.removeprefix("http://").removeprefix("grpc://").rstrip("/")
     host, separator, port = bare.rpartition(":")
-    if not separator or not host or not port.isdigit() or int(port) > 65535:
+    number = int(port) if port.isascii() and port.isdigit() else -1
+    if not separator or not host or not 0 <= number <= 65535:
         raise ConfigError(f"address {address!r} is not of the form HOST:PORT")
-    return host, int(port)
+    return host, number
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -196,6 +184,24 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"configuration file {path} does not exist") from exc
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
         raise ConfigError(f"configuration file {path} cannot be read: {exc}") from exc
+
+
+def _read_document(document: Mapping[str, Any], source: str) -> dict[str, dict[str, Any]]:
+    for section, values in document.items():
+        _known(section, (f.name for f in fields(Config)), f"{source}: section", "[{}]")
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{source}: [{section}] must be a table, not {values!r}")
+    return {name: _read_section(name, values, source) for name, values in document.items()}
+
+
+def _read_section(section: str, values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    kinds = typing.get_type_hints(typing.get_type_hints(Config)[section])
+    for key in values:
+        _known(key, kinds, f"{source}: key of [{section}]", "{}")
+    return {
+        key: _as_type(kinds[key], value, f"{source}: [{section}] {key}")
+        for key, value in values.items()
+    }
 
 
 def _known(name: str, valid: Iterable[str], what: str, form: str) -> None:

@@ -74,12 +74,10 @@ def test_half_open_connection_is_noticed_and_replaced(
     coordinator = start_coordinator(heartbeat_timeout_ms=30_000)
     with TcpProxy(coordinator.url) as proxy, RemoteWorker(proxy.url) as worker:
         worker.register()
-        wait = worker.barrier("warm")
-        wait.result(60)
         assert proxy.go_silent() == 1
         started = time.monotonic()
         worker.barrier("step", timeout_ms=100_000).result(60)
-        assert time.monotonic() - started < 45, "only a time-out ended it"
+        assert time.monotonic() - started < 40, "only gRPC's own minute, or a time-out, ended it"
         with RawClient(coordinator.url) as client:
             assert client.call("GetStatus").live_workers == 1
             assert client.call("GetStatus").generation == 1

@@ -12,48 +12,22 @@ import random
 import secrets
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 from .._loop import awaitable, blocking, io
 from ..errors import ConnectionError, StorageError, StrataError, SyncError
-from ..retry import Backoff
 from ..rpc.channel import Channel
 from ..rpc.gen import coordinator_pb2 as pb
 from ..telemetry import EventLog
 from ..types import CheckpointInfo, WorkerState, WorkerStatus, check_id, check_whole
 from . import current, wire
+from .membership import Identity, Report, heartbeat_delays
 from .resources import ResourceProbe
 from .settings import WorkerConfig
 
 log = EventLog("worker")
-
-METRICS_LIMIT = 64
-METRIC_NAME_LENGTH = 128
-"""With these a heartbeat stays within the size that the coordinator accepts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What registration gave this worker; every call carries it."""
-
-    job: str
-    worker_id: str
-    rank: int
-    incarnation: int
-    world_size: int
-    heartbeat_interval: float
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What the next heartbeat says."""
-
-    state: WorkerState = WorkerState.IDLE
-    step: int | None = None
-    epoch: int = 0
-    metrics: tuple[tuple[str, float], ...] = ()
 
 
 class TrainingOrchestrator:
@@ -275,22 +249,9 @@ class TrainingOrchestrator:
         **metrics: float,
     ) -> None:
         """Say how far this worker is; the next heartbeat carries it, at no cost here."""
-        before = self._report
-        values = dict(before.metrics)
-        values.update({name: float(value) for name, value in metrics.items()})
         if loss is not None:
-            values["loss"] = float(loss)
-        if len(values) > METRICS_LIMIT or any(len(name) > METRIC_NAME_LENGTH for name in values):
-            raise ValueError(
-                f"a worker reports at most {METRICS_LIMIT} metrics, with names of at most "
-                f"{METRIC_NAME_LENGTH} characters; these would be {len(values)}"
-            )
-        self._report = Report(
-            before.state if state is None else WorkerState(state),
-            before.step if step is None else check_whole("step", step),
-            before.epoch if epoch is None else check_whole("epoch", epoch),
-            tuple(values.items()),
-        )
+            metrics["loss"] = loss
+        self._report = self._report.updated(step, epoch, state, metrics)
 
     @awaitable
     async def heartbeat(self) -> None:
@@ -317,7 +278,7 @@ class TrainingOrchestrator:
     async def _keep_beating(self) -> None:
         """Send heartbeats until this worker leaves or learns that it is not a member."""
         interval = self.identity.heartbeat_interval
-        delays = Backoff(first=0.1, longest=max(0.1, interval)).delays()
+        delays = heartbeat_delays(interval)
         while True:
             try:
                 await self.heartbeat()
@@ -328,7 +289,7 @@ class TrainingOrchestrator:
                 continue
             except Exception as exc:
                 log.error("heartbeat.failed", worker=self.worker_id, error=repr(exc))
-            delays = Backoff(first=0.1, longest=max(0.1, interval)).delays()
+            delays = heartbeat_delays(interval)
             await asyncio.sleep(interval * random.uniform(0.9, 1.0))
 
     async def _stop_heartbeats(self) -> None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
         ShardSpec,
         build_index,
         changes_since,
+        index_from_json,
+        index_to_json,
         shards,
     )
     from .readers import CsvOptions, ParquetOptions, TfrecordOptions
@@ -29,6 +31,8 @@ _HOMES = {
         "Shards",
         "build_index",
         "changes_since",
+        "index_from_json",
+        "index_to_json",
         "shards",
     ),
     "readers": ("CsvOptions", "ParquetOptions", "TfrecordOptions"),
@@ -47,6 +51,8 @@ __all__ = [
     "TfrecordOptions",
     "build_index",
     "changes_since",
+    "index_from_json",
+    "index_to_json",
     "shards",
 ]
 

@@ -167,7 +167,11 @@ def _object_stat(url: ObjectUrl, meta: ObjectMeta) -> FileStat:
 
 
 def _fingerprint(meta: ObjectMeta) -> str:
-    return meta["e_tag"] or f"{meta['size']}-{meta['last_modified'].isoformat()}"
+    tag = meta["e_tag"]
+    if not tag:
+        return f"{meta['size']}-{meta['last_modified'].isoformat()}"
+    # Azure leaves out the quotes in listings.
+    return tag if tag.startswith(('"', "W/")) else f'"{tag}"'
 
 
 def glob_pattern(text: str) -> re.Pattern[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pickle
@@ -14,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dtruntime.data import CsvOptions, DatasetRows, IndexProgress, build_index, changes_since
+from dtruntime.data.index import index_from_json, index_to_json
 from dtruntime.data.index.cache import cache_file, cache_folder
-from dtruntime.data.index.stored import from_json, to_json
 from dtruntime.errors import ShardError, ShardNotFoundError
 
 
@@ -95,7 +96,7 @@ def test_unreadable_cache_is_rebuilt(folder: Path, content: bytes) -> None:
     assert kept.exists()
     kept.write_bytes(content)
     assert build_index(folder, "csv").fingerprint == index.fingerprint
-    assert from_json(kept.read_bytes()).fingerprint == index.fingerprint
+    assert index_from_json(kept.read_bytes()).fingerprint == index.fingerprint
 
 
 def test_cache_of_another_version_is_rebuilt(folder: Path) -> None:
@@ -132,8 +133,8 @@ def test_stored_form_keeps_everything_and_is_compact(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     pq.write_table(table, tmp_path / "sub" / "b.parquet", row_group_size=100)
     index = build_index(tmp_path, "parquet")
-    data = to_json(index)
-    again = from_json(data)
+    data = index_to_json(index)
+    again = index_from_json(data)
     assert (again.path, again.options, again.fingerprint) == (
         index.path,
         index.options,
@@ -154,6 +155,26 @@ def test_progress_reaches_the_total(folder: Path) -> None:
     seen: list[IndexProgress] = []
     index = build_index(folder, "csv", progress=seen.append)
     assert seen[-1] == IndexProgress(3, 3, index.total_bytes, index.total_bytes)
+
+
+@pytest.mark.parametrize("ending", ["csv", "csv.gz"])
+def test_interrupted_indexing_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    content = b"a\n" + b"12345\n" * 4_000_000
+    compressed = gzip.compress(content, 1) if ending == "csv.gz" else content
+    (tmp_path / f"large.{ending}").write_bytes(compressed)
+    monkeypatch.setattr("dtruntime.data.index.build.PROGRESS_SECONDS", 0.001)
+    seen: list[IndexProgress] = []
+
+    def interrupt(progress: IndexProgress) -> None:
+        seen.append(progress)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_index(tmp_path, "csv", progress=interrupt)
+    assert len(seen) == 1
+    assert seen[0].files_done == 0
 
 
 def test_missing_path_says_what_is_nearby(folder: Path) -> None:

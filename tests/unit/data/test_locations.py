@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from dtruntime.errors import ShardError, ShardNotFoundError, StorageError
 from dtruntime.storage import FileStat, download, expand, read_range, read_ranges, stream
-from dtruntime.storage.locations import absolute, glob_pattern
+from dtruntime.storage.locations import _fingerprint, absolute, glob_pattern
 from dtruntime.storage.stores import message_of, parse_object_url, store_for
 
 TREE = [
@@ -122,6 +123,20 @@ def test_credentials_never_reach_a_message(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "azuresecret")
     shown = message_of(ValueError("sent verysecret and azuresecret\n\nDebug source:\nmore"))
     assert shown == "sent *** and ***"
+
+
+@pytest.mark.parametrize("tag", ['"0x1F"', "0x1F"], ids=["looked up", "listed by Azure"])
+def test_fingerprint_of_an_object_does_not_depend_on_how_it_was_found(tag: str) -> None:
+    now = datetime.now(UTC)
+    meta = {"path": "x", "last_modified": now, "size": 1, "e_tag": tag, "version": None}
+    assert _fingerprint(meta) == '"0x1F"'  # type: ignore[arg-type]
+
+
+def test_store_that_cannot_be_configured_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("AZURE_")]:
+        monkeypatch.delenv(name)
+    with pytest.raises(StorageError, match=r"cannot open az://box/: .*Account must be specified"):
+        expand("az://box/x.csv")
 
 
 def test_missing_path_names_what_is_nearby(tree: Path) -> None:

@@ -4,6 +4,7 @@ from .build import IndexProgress, build_index
 from .model import Changes, Column, DatasetIndex, changes_since
 from .partition import Piece, Shards, ShardSpec, shards
 from .rows import DatasetRows
+from .stored import index_from_json, index_to_json
 
 __all__ = [
     "Changes",
@@ -16,5 +17,7 @@ __all__ = [
     "Shards",
     "build_index",
     "changes_since",
+    "index_from_json",
+    "index_to_json",
     "shards",
 ]

@@ -5,7 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_EXCEPTION,
+    CancelledError,
+    Future,
+    ThreadPoolExecutor,
+    wait,
+)
 from dataclasses import dataclass
 from functools import reduce
 
@@ -91,6 +97,7 @@ class _Pool:
         self._workers = workers or min(MAX_WORKERS, 4 * (os.cpu_count() or 1))
         self._progress = progress
         self._bytes_done = 0
+        self._stopped = False
         self._lock = threading.Lock()
 
     def index(self, stats: list[FileStat]) -> dict[FileStat, IndexedFile]:
@@ -102,6 +109,7 @@ class _Pool:
             try:
                 self._watch(futures)
             except BaseException:
+                self._stopped = True
                 threads.shutdown(wait=True, cancel_futures=True)
                 raise
         return {stat: future.result() for stat, future in futures.items()}
@@ -116,6 +124,8 @@ class _Pool:
         return IndexedFile(stat, found.blocks, found.schema, found.seekable)
 
     def _advance(self, count: int) -> None:
+        if self._stopped:
+            raise CancelledError
         with self._lock:
             self._bytes_done += count
 

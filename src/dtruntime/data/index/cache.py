@@ -15,7 +15,7 @@ import msgspec
 from ...telemetry import EventLog
 from ..readers import Options
 from .model import DatasetIndex
-from .stored import from_json, to_json
+from .stored import index_from_json, index_to_json
 
 log = EventLog("data.index")
 
@@ -36,7 +36,7 @@ def load(path: str, options: Options) -> DatasetIndex | None:
     """Return the kept index of a place, which may be out of date."""
     file = cache_file(path, options)
     try:
-        index = from_json(file.read_bytes())
+        index = index_from_json(file.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as exc:
@@ -53,7 +53,7 @@ def save(index: DatasetIndex) -> None:
         handle, partial = tempfile.mkstemp(dir=file.parent, prefix=".index-")
         try:
             with os.fdopen(handle, "wb") as sink:
-                sink.write(to_json(index))
+                sink.write(index_to_json(index))
             os.replace(partial, file)
         except BaseException:
             os.unlink(partial)

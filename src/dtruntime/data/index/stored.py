@@ -38,7 +38,7 @@ class StoredIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lengths: bytes
 
 
-def to_json(index: DatasetIndex) -> bytes:
+def index_to_json(index: DatasetIndex) -> bytes:
     """Return an index as JSON."""
     files = index.files
     schemas: dict[bytes, int] = {}
@@ -65,8 +65,8 @@ def to_json(index: DatasetIndex) -> bytes:
     )
 
 
-def from_json(data: bytes) -> DatasetIndex:
-    """Return the index that :func:`to_json` wrote; ``ValueError`` when it is not one."""
+def index_from_json(data: bytes) -> DatasetIndex:
+    """Return the index that :func:`index_to_json` wrote; ``ValueError`` when it is not one."""
     try:
         stored = msgspec.json.decode(data, type=StoredIndex)
         if stored.version != VERSION:

@@ -21,7 +21,7 @@ BATCH_BYTES = 64 * 2**20
 """At most about this much of a file is held as bytes while rows are made of it."""
 
 Advance = Callable[[int], None]
-"""Is told how many more bytes of a file have been indexed."""
+"""Is told how many more bytes of a file have been indexed; raises when that is to end."""
 
 
 @dataclass(frozen=True, slots=True)

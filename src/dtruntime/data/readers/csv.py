@@ -37,7 +37,7 @@ class CsvReader(Reader):
     def index_file(self, file: FileStat, advance: Advance) -> FileIndex:
         """Find the records and infer the types of a file."""
         compression = _compression(file)
-        chunks = inflate(file, compression) if compression else _told(stream(file), advance)
+        chunks = _told(inflate(file, compression) if compression else stream(file), file, advance)
         pieces = segments(*_after_bom(chunks, self._delimiter(file), file.url))
         first = next(pieces, None)
         if first is None:
@@ -45,8 +45,6 @@ class CsvReader(Reader):
         names, first = take_header(file, self._delimiter(file), self._options.header, first)
         learner = TypeLearner(CsvParser(file, self._delimiter(file), names), self._given)
         blocks = Blocks(*_learn(chain([first], _renumbered(pieces, self._options.header)), learner))
-        if compression:
-            advance(file.size)
         found = IndexedFile(file, blocks, learner.schema, not compression)
         schema = self._tried(found, learner.schema, sorted(learner.doubtful))
         return FileIndex(blocks, schema, not compression)
@@ -119,10 +117,14 @@ def _compression(file: FileStat) -> str:
     return compression
 
 
-def _told(chunks: Iterable[bytes], advance: Advance) -> Iterator[bytes]:
+def _told(chunks: Iterable[bytes], file: FileStat, advance: Advance) -> Iterator[bytes]:
+    """Tell of every chunk; what a file inflates to counts up to the size of the file."""
+    left = file.size
     for chunk in chunks:
         yield chunk
-        advance(len(chunk))
+        advance(min(len(chunk), left))
+        left -= min(len(chunk), left)
+    advance(left)
 
 
 def _after_bom(

@@ -23,7 +23,7 @@ class CsvParser:
     """Parses records of one file."""
 
     def __init__(self, file: FileStat, delimiter: str, names: Sequence[str]) -> None:
-        self._file = file
+        self.url = file.url
         self._delimiter = delimiter
         self.names = list(names)
 
@@ -73,7 +73,7 @@ class CsvParser:
         )
         detail = text[row.end() :] if row else text.removeprefix("In ")
         return ShardError(
-            f"{self._file.url}: {place} (from byte {segment.offset}) does not fit the others: "
+            f"{self.url}: {place} (from byte {segment.offset}) does not fit the others: "
             f"{detail[:300]}; correct it, or choose another delimiter or type"
         )
 
@@ -106,7 +106,7 @@ class TypeLearner:
             rows = self._infer(segment, longest)
         if rows != segment.records:
             raise ShardError(
-                f"{self._parser.names}: {segment.records} records at byte {segment.offset} parse "
+                f"{self._parser.url}: {segment.records} records from byte {segment.offset} on parse "
                 f"as {rows}: quote the fields that have line endings or quotes in them"
             )
 

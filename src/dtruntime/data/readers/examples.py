@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from .base import SchemaConflict
 from .wire import FIXED32, LENGTH, VARINT, Array, Fields, Malformed, Wire, decode_varints
 
 _BYTES, _FLOATS, _INTS = 1, 2, 3
@@ -35,18 +34,24 @@ class MalformedExample(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Feature:
-    """One feature's values in the records that have it."""
+class FeatureCounts:
+    """Which records have a feature, and how many values of it."""
 
     type: pa.DataType
     records: Array
     counts: Array
-    """How many values each of those records has."""
-    values: pa.Array
+    """For each of those records."""
 
     def is_scalar(self, records: int) -> bool:
         """Whether each of all ``records`` has exactly one value."""
         return len(self.records) == records and bool((self.counts == 1).all())
+
+
+@dataclass(frozen=True, slots=True)
+class Feature(FeatureCounts):
+    """One feature's values in the records that have it."""
+
+    values: pa.Array
 
 
 def parse_examples(
@@ -56,37 +61,57 @@ def parse_examples(
 
     ``data`` ends with ``PADDING``. Raises ``MalformedExample``.
     """
-    return dict(_Examples(data, starts, stops).features(wanted))
+    examples = _Examples(data, starts, stops, wanted)
+    used = dict.fromkeys(_TYPES, 0)
+    features = {}
+    for name, kind, found in examples.features():
+        begin, used[kind] = used[kind], used[kind] + int(found.counts.sum())
+        values = examples.values[kind].slice(begin, used[kind] - begin)
+        features[name] = Feature(found.type, found.records, found.counts, values)
+    return features
+
+
+def count_values(data: bytes, starts: Array, stops: Array) -> dict[str, FeatureCounts]:
+    """Like :func:`parse_examples` without the values, which need not be copied then."""
+    examples = _Examples(data, starts, stops, None, copy=False)
+    return {name: found for name, _, found in examples.features()}
 
 
 class _Examples:
     """Records of the same bytes, opened level by level; all arrays follow their position."""
 
-    def __init__(self, data: bytes, starts: Array, stops: Array) -> None:
+    def __init__(
+        self,
+        data: bytes,
+        starts: Array,
+        stops: Array,
+        wanted: Collection[str] | None,
+        copy: bool = True,
+    ) -> None:
         self._wire = Wire(data)
-        self._records = _Messages(np.arange(len(starts)), starts, stops)
-
-    def features(self, wanted: Collection[str] | None) -> Iterator[tuple[str, Feature]]:
-        """Names and features, in no particular order of names."""
-        top = self._open(self._records)
+        self._copy = copy
+        records = _Messages(np.arange(len(starts)), starts, stops)
+        top = self._open(records)
         lists = _numbered(top, 2)
         if len(lists.parent):
             raise MalformedExample(int(lists.parent[0]), "it is a SequenceExample, not an Example")
-        entries = self._inside(self._records.having(_numbered(top, 1)), 1)
-        names, codes, features = self._named(entries, wanted)
-        order = np.argsort(codes, kind="stable")
-        kinds, counts, values = self._values(codes, order, features)
-        bounds = np.searchsorted(codes[order], np.arange(len(names) + 1))
-        used = dict.fromkeys(_TYPES, 0)
-        for number, name in enumerate(names):
-            part = order[bounds[number] : bounds[number + 1]]
-            part = part[kinds[part] > 0]
-            if not part.size:
-                continue
-            kind = _one_kind(name, kinds[part], features.record[part])
-            begin, used[kind] = used[kind], used[kind] + int(counts[part].sum())
-            column = values[kind].slice(begin, used[kind] - begin)
-            yield name, Feature(_TYPES[kind], features.record[part], counts[part], column)
+        entries = self._inside(records.having(_numbered(top, 1)), 1)
+        self._names, self._codes, self._features = self._named(entries, wanted)
+        self._order = np.argsort(self._codes, kind="stable")
+        self.values: dict[int, pa.Array] = {}
+        """All values of each kind, name after name in the order of :meth:`features`."""
+        self._kinds, self._counts = self._count()
+
+    def features(self) -> Iterator[tuple[str, int, FeatureCounts]]:
+        """Each name, its kind, and which records have it."""
+        bounds = np.searchsorted(self._codes[self._order], np.arange(len(self._names) + 1))
+        for number, name in enumerate(self._names):
+            part = self._order[bounds[number] : bounds[number + 1]]
+            part = part[self._kinds[part] > 0]
+            if part.size:
+                records = self._features.record[part]
+                kind = _one_kind(name, self._kinds[part], records)
+                yield name, kind, FeatureCounts(_TYPES[kind], records, self._counts[part])
 
     def _open(self, messages: _Messages) -> Fields:
         try:
@@ -107,45 +132,49 @@ class _Examples:
         found = self._wire.spans(keys.start, keys.stop).dictionary_encode()
         narrow = len(found.dictionary) < 2**16  # sorts in linear time
         codes = found.indices.to_numpy().astype(np.uint16 if narrow else np.uint32)
-        names = [
-            _text(name.as_py(), entries, codes == i) for i, name in enumerate(found.dictionary)
-        ]
+        names = [_text(key.as_py(), entries, codes, i) for i, key in enumerate(found.dictionary)]
         keep = _last_of_each(codes, values.record)
         if wanted is not None:
             keep &= np.isin(codes, [i for i, name in enumerate(names) if name in wanted])
         return names, codes[keep], values.where(keep)
 
-    def _values(
-        self, codes: Codes, order: Array, features: _Messages
-    ) -> tuple[Array, Array, dict[int, pa.Array]]:
-        """Each feature's kind and number of values; of each kind, all values by name.
-
-        ``order`` sorts the features by name.
-        """
-        fields = self._open(features)
+    def _count(self) -> tuple[Array, Array]:
+        """Each feature's kind and number of values; the values themselves are kept."""
+        fields = self._open(self._features)
         fields = fields.where((fields.wire == LENGTH) & (fields.number <= _INTS))
-        kinds = np.zeros(len(codes), np.int64)
+        kinds = np.zeros(len(self._codes), np.int64)
         kinds[fields.parent] = fields.number
         fields = fields.where(fields.number == kinds[fields.parent])  # of two kinds the last counts
-        lists = features.having(fields)
-        inner = self._open(lists)
+        inner = self._open(self._features.having(fields))
         inner = inner.where(inner.number == 1)
         owner = fields.parent[inner.parent]
-        if len(owner) != len(codes) or (np.diff(owner) != 1).any():
-            order = np.argsort(codes[owner], kind="stable")
+        order = self._order
+        if len(owner) != len(order) or (np.diff(owner) != 1).any():
+            order = np.argsort(self._codes[owner], kind="stable")
         counts = np.zeros(len(owner), np.int64)
-        values = {}
         for kind in _TYPES:
             fitting = (inner.wire == LENGTH) | (inner.wire == _SINGLE[kind])
-            fitting &= kinds[owner] == kind
-            chosen = order[fitting[order]]
-            payload = self._wire.spans(inner.start, inner.stop, chosen)
+            chosen = order[(fitting & (kinds[owner] == kind))[order]]
             try:
-                values[kind], counts[chosen] = _decode(kind, payload)
+                counts[chosen] = self._decode(kind, inner, chosen)
             except Malformed as exc:
-                raise _not_example(features.record[owner[chosen[exc.message]]]) from None
-        many = np.bincount(owner, weights=counts, minlength=len(codes)).astype(np.int64)
-        return kinds, many, values
+                raise _not_example(self._features.record[owner[chosen[exc.message]]]) from None
+        many = np.bincount(owner, weights=counts, minlength=len(kinds)).astype(np.int64)
+        return kinds, many
+
+    def _decode(self, kind: int, fields: Fields, chosen: Array) -> Array:
+        """Keep the values of a kind, and return how many there are in each chosen field."""
+        if kind == _INTS:
+            numbers, counts = _integers(self._wire.spans(fields.start, fields.stop, chosen))
+            self.values[kind] = pa.array(numbers)
+            return counts
+        sizes = fields.stop[chosen] - fields.start[chosen]
+        if kind == _FLOATS and (sizes % 4).any():
+            raise Malformed(np.flatnonzero(sizes % 4)[0])
+        if self._copy:
+            payload = self._wire.spans(fields.start, fields.stop, chosen)
+            self.values[kind] = _floats(payload) if kind == _FLOATS else payload.cast(pa.binary())
+        return sizes // 4 if kind == _FLOATS else np.ones_like(sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,22 +207,23 @@ def _numbered(fields: Fields, number: int) -> Fields:
     return fields.where((fields.number == number) & (fields.wire == LENGTH))
 
 
-def _decode(kind: int, payload: pa.Array) -> tuple[pa.Array, Array]:
-    """Return the values in all spans, and how many there are in each."""
-    if kind == _BYTES:
-        return payload.cast(pa.binary()), np.ones(len(payload), np.int64)
+def _integers(payload: pa.Array) -> tuple[Array, Array]:
+    """The numbers in all spans, and how many there are in each."""
+    bounds, octets = _parts(payload)
+    return decode_varints(octets, bounds)
+
+
+def _floats(payload: pa.Array) -> pa.Array:
+    return pa.array(_parts(payload)[1].view("<f4"))
+
+
+def _parts(payload: pa.Array) -> tuple[Array, NDArray[np.uint8]]:
+    """Where each span ends and the next begins, and the bytes of all."""
     if not len(payload):
-        return pa.array([], _TYPES[kind]), np.zeros(0, np.int64)
+        return np.zeros(1, np.int64), np.zeros(0, np.uint8)
     _, offsets, data = payload.buffers()
     bounds = np.frombuffer(offsets, np.int64, len(payload) + 1)
-    octets = np.frombuffer(data or b"", np.uint8, int(bounds[-1]))
-    if kind == _INTS:
-        numbers, counts = decode_varints(octets, bounds)
-        return pa.array(numbers), counts
-    sizes = np.diff(bounds)
-    if (sizes % 4).any():
-        raise Malformed(np.flatnonzero(sizes % 4)[0])
-    return pa.array(octets.view("<f4")), sizes // 4
+    return bounds, np.frombuffer(data or b"", np.uint8, int(bounds[-1]))
 
 
 def _last_of_each(codes: Codes, records: Array) -> NDArray[np.bool_]:
@@ -215,62 +245,12 @@ def _one_kind(name: str, kinds: Array, records: Array) -> int:
     return int(kinds[0])
 
 
-def _text(name: bytes, entries: _Messages, having: NDArray[np.bool_]) -> str:
+def _text(key: bytes, entries: _Messages, codes: Codes, code: int) -> str:
     try:
-        return name.decode()
+        return key.decode()
     except UnicodeDecodeError:
-        raise _not_example(entries.record[having][0]) from None
+        raise _not_example(entries.record[codes == code][0]) from None
 
 
 def _not_example(record: np.int64) -> MalformedExample:
     return MalformedExample(int(record), "it is not a tf.train.Example")
-
-
-def schema_of(features: dict[str, Feature], records: int) -> pa.Schema:
-    """The columns of features in ``records`` records, by name: lists unless scalars suffice."""
-    return pa.schema(
-        [
-            (name, feature.type if feature.is_scalar(records) else pa.list_(feature.type))
-            for name, feature in sorted(features.items())
-        ]
-    )
-
-
-def merge_schemas(left: pa.Schema, right: pa.Schema) -> pa.Schema:
-    """Return columns that fit records of both; one that a part lacks is a list in both."""
-    fields = []
-    for name in sorted({*left.names, *right.names}):
-        types = [schema.field(name).type for schema in (left, right) if name in schema.names]
-        items = {item_type(kind) for kind in types}
-        if len(items) > 1:
-            raise SchemaConflict(f"{name!r} is {types[0]} in the first, {types[1]} in the second")
-        scalar = len(types) == 2 and not any(map(pa.types.is_list, types))
-        fields.append((name, types[0] if scalar else pa.list_(items.pop())))
-    return pa.schema(fields)
-
-
-def item_type(kind: pa.DataType) -> pa.DataType:
-    """The type of a column's single values."""
-    return kind.value_type if pa.types.is_list(kind) else kind
-
-
-def to_column(feature: Feature | None, kind: pa.DataType, records: int) -> pa.Array:
-    """Return a feature as a column of ``records`` rows; ``SchemaConflict`` if it does not fit."""
-    if feature is None:
-        feature = Feature(item_type(kind), _NONE, _NONE, pa.array([], item_type(kind)))
-    if feature.type != item_type(kind):
-        raise SchemaConflict(f"it is {feature.type}, not {kind}")
-    if not pa.types.is_list(kind):
-        if not feature.is_scalar(records):
-            raise SchemaConflict("a record has none or several of its values")
-        return feature.values
-    counts = np.zeros(records, np.int64)
-    counts[feature.records] = feature.counts
-    missing = np.ones(records, np.bool_)
-    missing[feature.records] = False
-    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-    mask = pa.array(missing) if missing.any() else None
-    return pa.ListArray.from_arrays(offsets, feature.values, type=kind, mask=mask)
-
-
-_NONE = np.zeros(0, np.int64)

@@ -19,12 +19,13 @@ from .base import (
     block_ends,
     describe_difference,
 )
-from .examples import MalformedExample, merge_schemas, parse_examples, schema_of, to_column
+from .example_columns import merge_schemas, schema_of, to_column
+from .examples import MalformedExample, count_values, parse_examples
 from .inflating import InflatedFiles, compression_of, inflate, may_be_zlib
 from .options import TfrecordOptions
 from .sniffing import head_of, starts_record, wrong_format
 from .tfrecord_frames import Frames, read_frames
-from .wire import PADDING, Wire
+from .wire import Wire
 
 _RAW = pa.schema([("record", pa.binary())])
 
@@ -58,8 +59,7 @@ class TfrecordReader(Reader):
             bounds = np.concatenate(([0], frames.ends[ends]))
             offsets.append(bounds[:-1] + frames.offset)
             lengths.append(np.diff(bounds))
-            if not compression:
-                advance(int(frames.ends[-1]))
+            advance(0 if compression else int(frames.ends[-1]))
         if compression:
             advance(file.size)
         none = [np.zeros(0, np.int64)]
@@ -83,7 +83,7 @@ class TfrecordReader(Reader):
 
     def _learned(self, file: FileStat, frames: Frames, known: pa.Schema | None) -> pa.Schema:
         try:
-            features = parse_examples(frames.data + PADDING, frames.starts, frames.stops)
+            features = count_values(frames.data, frames.starts, frames.stops)
             found = schema_of(features, len(frames))
             return found if known is None else merge_schemas(known, found)
         except MalformedExample as exc:
@@ -108,9 +108,8 @@ class TfrecordReader(Reader):
         if self._raw:
             records = Wire(frames.data).spans(frames.starts, frames.stops)
             return pa.table([records.cast(pa.binary())], schema=schema)
-        data = frames.data + PADDING
         try:
-            features = parse_examples(data, frames.starts, frames.stops, schema.names)
+            features = parse_examples(frames.data, frames.starts, frames.stops, schema.names)
         except MalformedExample as exc:
             raise frames.malformed(file, exc) from exc
         columns = []

@@ -16,7 +16,7 @@ from .base import block_ends
 from .checksums import masked_crcs, masked_length_crcs
 from .examples import MalformedExample
 from .sniffing import starts_record
-from .wire import Array
+from .wire import PADDING, Array
 
 HEADER = 12
 FRAME = 16
@@ -74,13 +74,14 @@ class Frames:
         )
 
     def pieces(self) -> Iterator[Frames]:
-        """The same records in runs that are parsed at once."""
+        """The same records in runs to be parsed at once, each with ``PADDING`` behind."""
         begin, origin = 0, int(self.starts[0]) - HEADER
+        view = memoryview(self.data)
         for last in block_ends(self.ends - origin, PARSED_BYTES).tolist():
             low, high = int(self.starts[begin]) - HEADER, int(self.ends[last])
             chosen = slice(begin, last + 1)
             yield Frames(
-                self.data[low:high],
+                b"".join((view[low:high], PADDING)),
                 self.starts[chosen] - low,
                 self.stops[chosen] - low,
                 self.first + begin,

@@ -1,0 +1,150 @@
+"""Structured logging, and histograms that can be trusted."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from dtruntime.telemetry import (
+    ROOT,
+    EventLog,
+    Histogram,
+    configure_logging,
+    level_from_environment,
+)
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    logger = logging.getLogger(ROOT)
+    before = logger.handlers[:], logger.level, logger.propagate
+    yield io.StringIO()
+    logger.handlers[:], logger.level, logger.propagate = before
+
+
+@pytest.mark.parametrize("variable", ["STRATA_LOG", "RUST_LOG"])
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [
+        ("trace", logging.DEBUG),
+        ("debug", logging.DEBUG),
+        ("info", logging.INFO),
+        ("WARN", logging.WARNING),
+        ("warning", logging.WARNING),
+        ("error", logging.ERROR),
+        ("off", logging.CRITICAL + 1),
+        ("coordinator=debug,warn", logging.WARNING),
+        ("warn,coordinator=debug", logging.WARNING),
+        ("coordinator=debug", logging.INFO),
+        ("nonsense", logging.INFO),
+        ("", logging.INFO),
+    ],
+)
+def test_level_is_read_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, variable: str, text: str, level: int
+) -> None:
+    monkeypatch.setenv(variable, text)
+    assert level_from_environment() == level
+
+
+def test_new_variable_beats_the_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUST_LOG", "debug")
+    monkeypatch.setenv("STRATA_LOG", "error")
+    assert level_from_environment() == logging.ERROR
+
+
+def test_text_line_is_the_event_and_its_fields(stream: io.StringIO) -> None:
+    configure_logging(stream)
+    EventLog("test").warning("worker.dead", rank=3, age=1.23456, reason="no heartbeat", empty="")
+    line = stream.getvalue().strip()
+    assert line.endswith('WARNING worker.dead rank=3 age=1.235 reason="no heartbeat" empty=""')
+
+
+def test_line_break_in_a_field_stays_on_its_line(stream: io.StringIO) -> None:
+    configure_logging(stream)
+    EventLog("test").info("event", text="a\nb", path="a=b")
+    assert len(stream.getvalue().splitlines()) == 1
+
+
+def test_json_line_has_everything(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STRATA_LOG_FORMAT", "json")
+    configure_logging(stream)
+    EventLog("test").error("call.failed", error=ValueError("x"), count=2)
+    entry = json.loads(stream.getvalue())
+    assert (entry["event"], entry["level"], entry["logger"]) == (
+        "call.failed",
+        "error",
+        "strata.test",
+    )
+    assert (entry["count"], entry["error"]) == (2, "x")
+
+
+def test_field_cannot_pose_as_the_event(
+    stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STRATA_LOG_FORMAT", "json")
+    configure_logging(stream)
+    EventLog("test").info("real", level="fake", logger="fake", at="fake")
+    entry = json.loads(stream.getvalue())
+    assert (entry["event"], entry["level"], entry["logger"]) == ("real", "info", "strata.test")
+
+
+def test_level_is_respected(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STRATA_LOG", "warn")
+    configure_logging(stream)
+    log = EventLog("test")
+    log.debug("one")
+    log.info("two")
+    log.warning("three")
+    assert [line.split()[-1] for line in stream.getvalue().splitlines()] == ["three"]
+
+
+def test_exception_is_shown_below_its_line(stream: io.StringIO) -> None:
+    configure_logging(stream)
+    try:
+        raise ValueError("inner")
+    except ValueError:
+        logging.getLogger(f"{ROOT}.test").exception("call.failed")
+    assert "ValueError: inner" in stream.getvalue()
+
+
+def test_without_configuration_records_go_to_the_users_own_logging(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, logger=ROOT):
+        EventLog("test").info("worker.registered", rank=3)
+    assert [(r.getMessage(), r.fields) for r in caplog.records] == [  # type: ignore[attr-defined]
+        ("worker.registered", {"rank": 3})
+    ]
+
+
+def test_quantiles_lie_where_the_values_do() -> None:
+    histogram = Histogram()
+    for value in range(1, 1001):
+        histogram.observe(value / 1000)
+    assert histogram.count == 1000
+    assert histogram.total == pytest.approx(500.5)
+    assert histogram.quantile(0.5) == pytest.approx(0.5, rel=0.05)
+    assert histogram.quantile(0.99) == pytest.approx(0.99, rel=0.05)
+    assert histogram.quantile(0.0) == 0.0
+    assert 0 < histogram.quantile(0.001) <= histogram.quantile(0.5) <= histogram.quantile(1.0) <= 1
+
+
+def test_quantile_of_nothing_is_zero() -> None:
+    assert Histogram().quantile(0.99) == 0.0
+
+
+def test_value_above_the_last_bound_counts_and_is_capped() -> None:
+    histogram = Histogram((1.0, 2.0))
+    histogram.observe(1e9)
+    assert histogram.counts == [0, 0, 1]
+    assert histogram.quantile(0.5) == 2.0
+
+
+def test_value_on_a_bound_belongs_below_it() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 2.0):
+        histogram.observe(value)
+    assert histogram.counts == [2, 2, 0]
