@@ -78,13 +78,13 @@ class _TextFormatter(logging.Formatter):
 
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        entry: dict[str, Any] = {
+        own: dict[str, Any] = {
             "at": round(record.created, 3),
             "level": record.levelname.lower(),
             "logger": record.name,
             "event": record.getMessage(),
-            **getattr(record, "fields", {}),
         }
+        entry = {**own, **getattr(record, "fields", {}), **own}
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry, default=str)
@@ -94,7 +94,8 @@ def _short(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}"
     text = str(value)
-    return json.dumps(text) if " " in text or not text else text
+    plain = text and " " not in text and text.isprintable()
+    return text if plain else json.dumps(text)
 
 
 def configure_logging(stream: TextIO | None = None) -> None:

@@ -112,7 +112,6 @@ def test_size_of_a_fixed_world_is_limited(start_coordinator: StartCoordinator) -
         assert caught.value.code == grpc.StatusCode.INVALID_ARGUMENT
 
 
-@pytest.mark.xfail(strict=True, reason="max_workers_per_job does not bound an elastic world")
 def test_number_of_workers_in_an_elastic_world_is_limited(
     start_coordinator: StartCoordinator,
 ) -> None:

@@ -65,15 +65,13 @@ def build_index(
     if format != chosen.__struct_config__.tag:
         raise ValueError(f"{type(chosen).__name__} are not the options of format {format!r}")
     reader = reader_for(chosen)
+    pool = _Pool(reader, workers, progress)
     place = absolute(path)
     stats = expand(place, reader.suffixes)
     known = cache.load(place, chosen) if use_cache else None
     if known is not None and [file.stat for file in known.files] == stats:
         return known
-    kept = {file.stat: file for file in known.files} if known is not None else {}
-    pool = _Pool(reader, workers, progress)
-    fresh = pool.index([stat for stat in stats if stat not in kept])
-    files = tuple(kept[stat] if stat in kept else fresh[stat] for stat in stats)
+    files = _files(stats, known, pool)
     index = DatasetIndex(place, chosen, files, _settled(reader, files, pool))
     if not index.total_samples:
         raise ShardError(
@@ -85,6 +83,15 @@ def build_index(
     if use_cache:
         cache.save(index)
     return index
+
+
+def _files(
+    stats: list[FileStat], known: DatasetIndex | None, pool: _Pool
+) -> tuple[IndexedFile, ...]:
+    """Index the files that are not known as they are."""
+    files = {file.stat: file for file in known.files} if known is not None else {}
+    files |= pool.index([stat for stat in stats if stat not in files])
+    return tuple(files[stat] for stat in stats)
 
 
 class _Pool:

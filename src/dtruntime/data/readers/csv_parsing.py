@@ -106,8 +106,8 @@ class TypeLearner:
             rows = self._infer(segment, longest)
         if rows != segment.records:
             raise ShardError(
-                f"{self._parser.url}: {segment.records} records from byte {segment.offset} on parse "
-                f"as {rows}: quote the fields that have line endings or quotes in them"
+                f"{self._parser.url}: {segment.records} records from byte {segment.offset} on "
+                f"parse as {rows}: quote the fields that have line endings or quotes in them"
             )
 
     def _confirm(self, segment: Segment, longest: int) -> int | None:
