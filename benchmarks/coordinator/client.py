@@ -34,13 +34,13 @@ class Client:
 
     def call_all(self, method: str, requests: Iterable[Message], reply: type[Reply]) -> list[Reply]:
         """Many calls, some at a time; replies in the order of the requests."""
-        stub = self._channel.unary_unary(
+        stub: grpc.UnaryUnaryMultiCallable[Message, Reply] = self._channel.unary_unary(
             messages.path(method),
             request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=reply.FromString,
         )
         replies: list[Reply] = []
-        in_flight: deque[grpc.Future] = deque()
+        in_flight: deque[grpc.Future[Reply]] = deque()
         for request in requests:
             if len(in_flight) == IN_FLIGHT:
                 replies.append(in_flight.popleft().result())

@@ -59,6 +59,8 @@ def _fields(text: bytes) -> dict[str, str]:
 def _translated(path: Path, doing: str) -> Iterator[None]:
     try:
         yield
+    except StorageError:
+        raise
     except (sqlite3.Error, OSError) as exc:
         raise StorageError(
             f"cannot {doing} the coordinator's state {path}: {exc}. Check free space and "
@@ -83,11 +85,15 @@ class SqliteStore:
         with _translated(self.path, "open"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = self._take_lock()
-            self._db = sqlite3.connect(
-                self.path, isolation_level=None, check_same_thread=False, cached_statements=32
-            )
-            self._prepare()
-            self.term = int(self._db.execute(QUERIES["next_term"]).fetchone()[0])
+            try:
+                self._db = sqlite3.connect(
+                    self.path, isolation_level=None, check_same_thread=False, cached_statements=32
+                )
+                self._prepare()
+                self.term = int(self._db.execute(QUERIES["next_term"]).fetchone()[0])
+            except BaseException:
+                os.close(self._lock)
+                raise
 
     def _take_lock(self) -> int:
         path = self.path.parent / "coordinator.lock"

@@ -1,0 +1,287 @@
+"""The coordinator's state on disk: what is stored when, and what survives."""
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from dtruntime.coordinator.sqlite import SCHEMA_VERSION, WAL_PAGES, SqliteStore
+from dtruntime.coordinator.state.records import (
+    RECORD_TYPES,
+    CheckpointRecord,
+    DatasetRecord,
+    Delete,
+    Emit,
+    Event,
+    JobRecord,
+    PartRecord,
+    PendingRecord,
+    Put,
+    Record,
+    RoundRecord,
+    WorkerRecord,
+)
+from dtruntime.errors import StorageError
+
+RECORDS: dict[str, Record] = {
+    "job": JobRecord(world_size=4, generation=7, loss_generation=5, next_incarnation=9),
+    "worker": WorkerRecord(
+        worker_id="worker-0",
+        rank=0,
+        incarnation=1,
+        session="s",
+        membership="live",
+        registered_at=1.5,
+        metadata={"k": "v"},
+    ),
+    "dataset": DatasetRecord(
+        dataset_id="d",
+        path="/p",
+        format="csv",
+        total_samples=2**63 - 1,
+        shard_size=2**32 - 1,
+        shuffle=True,
+        seed=2**64 - 1,
+    ),
+    "checkpoint": CheckpointRecord(
+        checkpoint_id="c",
+        step=2**63 - 1,
+        epoch=1,
+        path="/c",
+        size_bytes=10,
+        is_full=True,
+        worker_id="worker-0",
+        committed_at=2.5,
+    ),
+    "part": PartRecord(
+        checkpoint_id="c",
+        incarnation=1,
+        rank=0,
+        step=1,
+        epoch=0,
+        path="/c",
+        size_bytes=1,
+        is_full=True,
+    ),
+    "pending": PendingRecord(checkpoint_id="c", step=1, expected={1: 0, 2: 1}),
+    "round": RoundRecord(
+        barrier_id="b", round=3, generation=2, participants=2, tickets={1: 2**64 - 1, 2: 4}
+    ),
+}
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(tmp_path)
+    yield store
+    await store.close()
+
+
+def rows_of(folder: Path) -> dict[str, bytes]:
+    """What another process would find on disk at this moment."""
+    db = sqlite3.connect(f"file:{folder}/state.db?mode=ro", uri=True)
+    try:
+        return dict(db.execute("SELECT kind || '/' || key, value FROM records").fetchall())
+    finally:
+        db.close()
+
+
+def put(kind: str, key: str = "k", record: Record | None = None) -> Put:
+    return Put(kind, "job", key, record or RECORDS[kind])
+
+
+def test_example_of_every_kind_of_record() -> None:
+    assert RECORDS.keys() == RECORD_TYPES.keys()
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+async def test_record_is_on_disk_after_a_flush_and_comes_back(tmp_path: Path, kind: str) -> None:
+    first = SqliteStore(tmp_path)
+    first.submit([put(kind)])
+    await first.flush()
+    assert f"{kind}/k" in rows_of(tmp_path)
+    await first.close()
+    second = SqliteStore(tmp_path)
+    rows, problems = second.load()
+    await second.close()
+    assert rows == [(kind, "job", "k", RECORDS[kind])]
+    assert problems == []
+
+
+async def test_store_is_dirty_until_what_needs_the_disk_is_there(store: SqliteStore) -> None:
+    assert not store.dirty
+    store.submit([put("checkpoint")])
+    assert store.dirty
+    await store.flush()
+    assert "checkpoint/k" in rows_of(store.path.parent)
+
+
+async def test_what_must_only_outlive_the_process_is_written_at_once(store: SqliteStore) -> None:
+    store.submit([put("round")])
+    assert not store.dirty
+    assert "round/k" in rows_of(store.path.parent)
+
+
+async def test_round_submitted_behind_a_commit_is_written_in_order(store: SqliteStore) -> None:
+    old, new = (
+        RoundRecord(barrier_id="b", round=n, generation=1, participants=1, tickets={})
+        for n in (1, 2)
+    )
+    store.submit([put("checkpoint"), put("round", "b", old)])
+    store.submit([put("round", "b", new)])
+    await store.flush()
+    rows = {key: record for _, _, key, record in store.load()[0]}
+    assert rows["b"] == new
+
+
+async def test_newest_record_wins_and_deleted_ones_are_gone(store: SqliteStore) -> None:
+    job = RECORDS["job"]
+    assert isinstance(job, JobRecord)
+    for generation in range(50):
+        record = JobRecord(
+            world_size=0, generation=generation, loss_generation=0, next_incarnation=1
+        )
+        store.submit([put("job", "", record), put("worker", str(generation))])
+        if generation:
+            store.submit([Delete("worker", "job", str(generation - 1))])
+    await store.flush()
+    rows, _ = store.load()
+    by_kind = {kind: (key, record) for kind, _, key, record in rows}
+    assert len(rows) == 2
+    assert by_kind["worker"][0] == "49"
+    assert by_kind["job"][1].generation == 49  # type: ignore[attr-defined]
+
+
+async def test_many_flushes_at_once_share_a_commit(store: SqliteStore) -> None:
+    async def commit(number: int) -> None:
+        store.submit([put("checkpoint", str(number))])
+        await store.flush()
+
+    await asyncio.gather(*[commit(number) for number in range(500)])
+    assert len(rows_of(store.path.parent)) == 500
+
+
+def event(number: int) -> Emit:
+    return Emit(Event(id=number, at=float(number), job="job", kind="k", fields={"n": "é\n"}))
+
+
+async def test_events_alone_wait_for_the_next_flush(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path)
+    store.submit([event(1)])
+    assert not store.dirty
+    assert store.events() == []
+    store.flush_events()
+    await store.flush()
+    assert store.events() == [event(1).event]
+    store.submit([event(2)])
+    await store.close()
+    again = SqliteStore(tmp_path)
+    assert [e.id for e in again.events()] == [1, 2]
+    await again.close()
+
+
+async def test_journal_is_trimmed(store: SqliteStore) -> None:
+    store.submit([put("checkpoint"), *[event(n) for n in range(1, 10_101)]])
+    await store.flush()
+    kept = [e.id for e in store.events()]
+    assert (kept[0], kept[-1], len(kept)) == (101, 10_100, 10_000)
+
+
+async def test_event_with_unreadable_fields_is_kept_without_them(store: SqliteStore) -> None:
+    store.submit([event(1), event(2)])
+    store.flush_events()
+    await store.flush()
+    store._db.execute("UPDATE journal SET fields = x'00' WHERE id = 1")
+    assert [(e.id, e.fields) for e in store.events()] == [(1, {}), (2, {"n": "é\n"})]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("checkpoint", b"\xff\x00"),
+        ("checkpoint", b"{}"),
+        ("checkpoint", b'{"checkpoint_id": 7}'),
+        ("worker", b'{"worker_id": "w", "rank": -1}'),
+        ("unheard of", b"{}"),
+    ],
+)
+async def test_unreadable_record_is_set_aside(store: SqliteStore, kind: str, value: bytes) -> None:
+    store.submit([put("job")])
+    await store.flush()
+    store._db.execute("INSERT INTO records VALUES (?, 'job', 'bad', ?)", (kind, value))
+    rows, problems = store.load()
+    assert [key for _, _, key, _ in rows] == ["k"]
+    assert len(problems) == 1
+    assert f"{kind} job/bad" in problems[0]
+    kept = store._db.execute("SELECT kind, key, value FROM quarantine").fetchall()
+    assert kept == [(kind, "bad", value)]
+    assert store.load()[1] == []
+
+
+async def test_each_start_is_counted(tmp_path: Path) -> None:
+    terms = []
+    for _ in range(3):
+        store = SqliteStore(tmp_path)
+        terms.append(store.term)
+        await store.close()
+    assert terms == [1, 2, 3]
+
+
+async def test_second_store_on_the_same_folder_is_refused(store: SqliteStore) -> None:
+    folder = store.path.parent
+    with pytest.raises(StorageError, match=f"in use by another .*{os.getpid()}") as caught:
+        SqliteStore(folder)
+    assert "free space" not in str(caught.value), "the remedy is another one"
+
+
+async def test_newer_schema_is_refused_and_the_folder_is_not_left_locked(tmp_path: Path) -> None:
+    await SqliteStore(tmp_path).close()
+    db = sqlite3.connect(tmp_path / "state.db")
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    for _ in range(2):
+        with pytest.raises(StorageError, match=f"newer Strata .schema {SCHEMA_VERSION + 1}"):
+            SqliteStore(tmp_path)
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    db.close()
+    await SqliteStore(tmp_path).close()
+
+
+async def test_failed_write_is_reported_to_all_who_wait(store: SqliteStore) -> None:
+    store._db.execute("DROP TABLE records")
+    store.submit([put("checkpoint", "1")])
+    with pytest.raises(StorageError, match="cannot write .*no such table"):
+        await store.flush()
+    store.submit([put("checkpoint", "2")])
+    with pytest.raises(StorageError):
+        await store.flush()
+    assert store.dirty, "nothing may be answered any more"
+    store._db.execute("CREATE TABLE records (kind, job, key, value)")
+    store.failure = None
+
+
+async def test_half_of_a_batch_is_never_stored(store: SqliteStore) -> None:
+    class Odd(Record, frozen=True):
+        value: object
+
+    store.submit([put("checkpoint", "good"), Put("checkpoint", "job", "bad", Odd(object()))])
+    with pytest.raises((StorageError, TypeError)):
+        await asyncio.wait_for(store.flush(), 10)
+    assert rows_of(store.path.parent) == {}
+    store.failure = None
+
+
+async def test_log_of_writes_stays_short_when_nothing_waits_for_the_disk(
+    store: SqliteStore,
+) -> None:
+    log = store.path.with_name("state.db-wal")
+    number = 0
+    while log.stat().st_size <= WAL_PAGES * 4096:
+        number += 1
+        store.submit([put("round", f"b-{number % 64}")])
+    store.flush_events()
+    await store.flush()
+    assert log.stat().st_size < WAL_PAGES * 4096
+    assert len(rows_of(store.path.parent)) == 64
