@@ -43,7 +43,7 @@ proto: $(VENV)/.dev ## regenerate src/dtruntime/rpc/gen/ from proto/coordinator.
 	@echo "wrote src/dtruntime/rpc/gen/"
 
 clean: ## remove the environment, caches, build output and demo data
-	@rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .strata-demo bench-results
+	@rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .strata-demo benchmarks/results
 	@find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo "clean"
 

@@ -252,7 +252,7 @@ async def test_newer_schema_is_refused_and_the_folder_is_not_left_locked(tmp_pat
 async def test_failed_write_is_reported_to_all_who_wait(store: SqliteStore) -> None:
     store._db.execute("DROP TABLE records")
     store.submit([put("checkpoint", "1")])
-    with pytest.raises(StorageError, match="cannot write .*no such table"):
+    with pytest.raises(StorageError, match=r"cannot write .*no such table"):
         await store.flush()
     store.submit([put("checkpoint", "2")])
     with pytest.raises(StorageError):

@@ -185,9 +185,16 @@ class SqliteStore:
             raise self.failure
 
     def flush_events(self) -> None:
-        """Store events that nothing waited for, and keep the log of writes small."""
-        if self.failure is None and (self._lazy or self._log_is_long()):
+        """Store events that nothing waited for, and keep the log of writes small.
+
+        Events alone do not wait for the disk, so no reply has to wait for them.
+        """
+        if self.failure is not None or self._current is not None:
+            return
+        if self._log_is_long():
             self._enqueue(())
+        elif self._lazy:
+            self._commit_now(())
 
     async def close(self) -> None:
         """Store what is left and unlock the data directory."""

@@ -39,7 +39,7 @@ JOBS_LIMIT = 10_000
 STALL = 1.0
 """A tick this late, in seconds, means that the coordinator itself stood still."""
 STALLS_KEPT = 1024
-WAITS_SLACK = 4096
+WAITS_SLACK = 512
 """How many ended waits may stay on the heap before it is rebuilt."""
 
 Result = tuple[Reply, Sequence[Effect]]

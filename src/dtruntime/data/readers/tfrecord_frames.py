@@ -22,7 +22,11 @@ HEADER = 12
 FRAME = 16
 """What a record takes beside its data."""
 PARSED_BYTES = 2**20
-"""About so much is parsed at once: what is made of it fits into the processor's cache."""
+PARSED_RECORDS = 1000
+"""So much, and of large records so many, are parsed at once.
+
+What is made of them should fit into the processor's cache, and each time costs a millisecond.
+"""
 _LENGTH = struct.Struct("<Q")
 
 
@@ -77,7 +81,8 @@ class Frames:
         """The same records in runs to be parsed at once, each with ``PADDING`` behind."""
         begin, origin = 0, int(self.starts[0]) - HEADER
         view = memoryview(self.data)
-        for last in block_ends(self.ends - origin, PARSED_BYTES).tolist():
+        size = max(PARSED_BYTES, PARSED_RECORDS * (len(self.data) // len(self)))
+        for last in block_ends(self.ends - origin, size).tolist():
             low, high = int(self.starts[begin]) - HEADER, int(self.ends[last])
             chosen = slice(begin, last + 1)
             yield Frames(
