@@ -79,14 +79,6 @@ def test_idle_buckets_are_forgotten_and_busy_ones_kept() -> None:
         buckets.take("busy", 50.5)
 
 
-def test_bucket_that_is_not_full_yet_is_not_forgotten() -> None:
-    buckets = TokenBuckets("worker", rate=0.001, burst=1.0)
-    taken(buckets, "slow", 0.0)
-    buckets.forget_idle(61.0)
-    with pytest.raises(Refused):
-        buckets.take("slow", 62.0)
-
-
 @pytest.mark.parametrize(
     ("first", "second", "same"),
     [

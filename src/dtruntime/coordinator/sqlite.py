@@ -224,8 +224,8 @@ class SqliteStore:
             self._lazy = []
             try:
                 await loop.run_in_executor(self._executor, self._commit, batch, True)
-            except StorageError as exc:
-                self.failure = self.failure or exc
+            except Exception as exc:
+                self._fail(exc)
             done.set_result(None)
         self._current = None
 
@@ -234,10 +234,19 @@ class SqliteStore:
         self._lazy = []
         try:
             self._commit(batch, fsync=False)
-        except StorageError as exc:
-            self.failure = self.failure or exc
+        except Exception as exc:
+            self._fail(exc)
+
+    def _fail(self, error: Exception) -> None:
+        """Whatever went wrong: those who wait must hear of it."""
+        if not isinstance(error, StorageError):
+            text = f"cannot write the coordinator's state {self.path}: {error!r}"
+            error = StorageError(text).with_traceback(error.__traceback__)
+        self.failure = self.failure or error
 
     def _commit(self, batch: Sequence[Effect], fsync: bool) -> None:
+        if self.failure is not None:
+            return  # What follows a lost write may depend on it.
         with _translated(self.path, "write"):
             if fsync != self._fsync_on:
                 self._db.execute(f"PRAGMA synchronous = {'FULL' if fsync else 'NORMAL'}")
