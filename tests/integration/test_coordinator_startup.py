@@ -29,33 +29,28 @@ def database(data_dir: Path) -> sqlite3.Connection:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_second_coordinator_on_a_port_says_so_and_fails(
-    own_coordinator: LocalCoordinator, tmp_path: Path, transport: str
+    coordinator: LocalCoordinator, tmp_path: Path, transport: str
 ) -> None:
-    address = own_coordinator.url.removeprefix("http://")
+    address = coordinator.url.removeprefix("http://")
     data_dir = str(tmp_path / "other")
     result = strata("coordinator", address, "--data-dir", data_dir, "--transport", transport)
     assert result.returncode not in (0, 2)
     assert f"cannot listen on {address}" in result.stderr
     assert "another" in result.stderr
     assert "Traceback" not in result.stderr
-    with RawClient(own_coordinator.url) as client:
+    with RawClient(coordinator.url) as client:
         assert client.call("GetServerInfo").term == 1, "the first one goes on"
 
 
 def test_second_coordinator_on_a_data_directory_says_who_has_it_and_fails(
-    own_coordinator: LocalCoordinator,
+    coordinator: LocalCoordinator,
 ) -> None:
-    data_dir = str(own_coordinator.data_dir)
+    data_dir = str(coordinator.data_dir)
     result = strata("coordinator", "127.0.0.1:0", "--data-dir", data_dir)
     assert result.returncode == 1
     assert f"{data_dir} is in use by another coordinator" in result.stderr
-    assert str(own_coordinator.pid) in result.stderr
+    assert str(coordinator.pid) in result.stderr
     assert "Traceback" not in result.stderr
-
-
-def test_lock_of_a_killed_coordinator_does_not_linger(own_coordinator: LocalCoordinator) -> None:
-    own_coordinator.kill()
-    own_coordinator.start()
 
 
 def test_corrupt_record_is_set_aside_and_reported(own_coordinator: LocalCoordinator) -> None:

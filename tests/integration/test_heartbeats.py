@@ -17,8 +17,8 @@ def test_worker_busy_in_c_code_and_in_python_stays_alive(
 ) -> None:
     with remote_workers(1, coordinator, job=job) as (worker,):
         busy: list[Future[Any]] = [
-            worker.begin("compute_in_c", 5.0),
-            worker.begin("spin", 5.0, threads=4),
+            worker.begin("compute_in_c", 3.5),
+            worker.begin("spin", 3.5, threads=4),
         ]
         for work in busy:
             work.result(60)
@@ -56,7 +56,7 @@ def test_worker_in_a_barrier_is_shown_as_waiting(
 
 def test_resources_are_measured(coordinator: LocalCoordinator, job: str, view: JobView) -> None:
     with remote_workers(1, coordinator, job=job) as (worker,):
-        spinning = worker.begin("spin", 2.0, threads=1)
+        spinning = worker.begin("spin", 1.0, threads=1)
         seen = eventually(
             lambda: w if (w := view.status.workers[0]).resources.cpu_percent > 1 else None
         )

@@ -84,7 +84,7 @@ def test_half_open_connection_is_noticed_and_replaced(
 
 
 def test_slow_network_is_slow_and_nothing_else(proxy: TcpProxy, job: str, view: JobView) -> None:
-    proxy.delay = 0.25
+    proxy.delay = 0.15
     with remote_workers(2, proxy.url, job=job) as workers:
         for _ in range(2):
             for wait in [worker.barrier("step") for worker in workers]:
@@ -94,7 +94,7 @@ def test_slow_network_is_slow_and_nothing_else(proxy: TcpProxy, job: str, view: 
 
 
 def test_very_slow_network_still_lets_a_worker_register(proxy: TcpProxy, job: str) -> None:
-    proxy.delay = 0.8
+    proxy.delay = 0.6
     with TrainingOrchestrator(coordinator_url=proxy.url, job=job) as orchestrator:
         assert orchestrator.register() == "worker-0"
 

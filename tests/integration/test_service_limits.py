@@ -1,11 +1,12 @@
 """Callers that ask too often are told when to come back, and nothing else happens to them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
 
 from dtruntime import TrainingOrchestrator
+from dtruntime.rpc.gen import coordinator_pb2 as pb
 from dtruntime.testing import LocalCoordinator
 from tests.integration.conftest import TRANSPORTS, StartCoordinator
 from tests.integration.raw import RawClient, Refusal
@@ -14,14 +15,15 @@ RATE = 10.0
 BURST = 40
 
 
-@pytest.fixture(params=TRANSPORTS)
-def strict(request: pytest.FixtureRequest, start_coordinator: StartCoordinator) -> object:
+@pytest.fixture(scope="module", params=TRANSPORTS)
+def strict(request: pytest.FixtureRequest) -> Iterator[LocalCoordinator]:
     """A coordinator that lets a worker make ten calls a second, forty at once."""
-    return start_coordinator(
+    with LocalCoordinator(
         heartbeat_timeout_ms=60_000,
         options=["--transport", request.param],
         settings={"worker_rate_limit": RATE},
-    )
+    ) as coordinator:
+        yield coordinator
 
 
 def calls_until_refused(call: Callable[[], object]) -> tuple[int, Refusal]:
@@ -33,8 +35,16 @@ def calls_until_refused(call: Callable[[], object]) -> tuple[int, Refusal]:
     raise AssertionError("never refused")
 
 
-def test_worker_that_calls_too_often_is_told_when_to_come_back(strict: LocalCoordinator) -> None:
-    with RawClient(strict.url) as client:
+def barrier_calls(coordinator: LocalCoordinator, job: str) -> pb.MethodMetrics:
+    with RawClient(coordinator.url, job) as client:
+        methods = client.call("GetServerInfo").methods
+    return next(m for m in methods if m.method == "WaitBarrier")
+
+
+def test_worker_that_calls_too_often_is_told_when_to_come_back(
+    strict: LocalCoordinator, job: str
+) -> None:
+    with RawClient(strict.url, job) as client:
         worker, other = client.workers(2)
         accepted, refusal = calls_until_refused(worker.heartbeat)
         assert accepted >= BURST
@@ -46,21 +56,19 @@ def test_worker_that_calls_too_often_is_told_when_to_come_back(strict: LocalCoor
         assert other.heartbeat().live_workers == 2, "the others are not held back"
 
 
-def test_sdk_waits_as_it_is_told_and_succeeds(strict: LocalCoordinator) -> None:
-    with TrainingOrchestrator(coordinator_url=strict.url) as orchestrator:
+def test_sdk_waits_as_it_is_told_and_succeeds(strict: LocalCoordinator, job: str) -> None:
+    with TrainingOrchestrator(coordinator_url=strict.url, job=job) as orchestrator:
         orchestrator.register()
+        before = barrier_calls(strict, job)
         for _ in range(BURST + 15):
             orchestrator.barrier("step")
-        with RawClient(strict.url) as client:
-            waits = next(
-                m for m in client.call("GetServerInfo").methods if m.method == "WaitBarrier"
-            )
-            assert waits.errors > 0
-            assert waits.calls - waits.errors == BURST + 15
+        after = barrier_calls(strict, job)
+        assert after.errors > before.errors
+        assert after.calls - after.errors == before.calls - before.errors + BURST + 15
 
 
-def test_refused_arrival_does_not_count(strict: LocalCoordinator) -> None:
-    with RawClient(strict.url) as client:
+def test_refused_arrival_does_not_count(strict: LocalCoordinator, job: str) -> None:
+    with RawClient(strict.url, job) as client:
         worker, _ = client.workers(2, world_size=2)
         calls_until_refused(worker.heartbeat)
         calls = [worker.arrive("step", timeout_ms=60_000) for _ in range(3)]
@@ -70,8 +78,10 @@ def test_refused_arrival_does_not_count(strict: LocalCoordinator) -> None:
         assert not client.call("GetStatus").barriers
 
 
-def test_what_a_refused_heartbeat_says_is_not_lost_by_halves(strict: LocalCoordinator) -> None:
-    with RawClient(strict.url) as client:
+def test_what_a_refused_heartbeat_says_is_not_lost_by_halves(
+    strict: LocalCoordinator, job: str
+) -> None:
+    with RawClient(strict.url, job) as client:
         worker = client.register()
         calls_until_refused(worker.heartbeat)
         with pytest.raises(Refusal):

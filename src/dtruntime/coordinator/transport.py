@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib.util
+import os
+import shutil
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterable
@@ -33,7 +35,7 @@ MESSAGE_LENGTH = 1000
 """Characters of a status message: more than 16 KiB of headers break the connection."""
 
 UNIX_PATH = 100
-"""Longer paths of Unix sockets are refused by the kernel."""
+"""Longer paths of Unix sockets are refused by the kernel; then the folder is named by number."""
 
 Choice = Literal["auto", "pygrpc-native", "grpc.aio"]
 Answer = Message | asyncio.Future[Message]
@@ -155,12 +157,23 @@ def _unary_handler(service: Service, method: Method) -> grpc.RpcMethodHandler[An
     )
 
 
-def _socket_path(folder: str) -> Path:
-    """A fixed place in ``folder``, so that a killed coordinator leaves nothing behind for long."""
-    wanted = Path(folder, "side.sock").absolute()
-    if folder and len(str(wanted)) <= UNIX_PATH:
-        return wanted
-    return Path(tempfile.mkdtemp(prefix="strata-"), "side.sock")
+class _SocketPlace:
+    """A fixed place in the data directory, so that a killed coordinator litters nowhere else."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = -1
+        self._own = "" if folder else tempfile.mkdtemp(prefix="strata-")
+        self.path = Path(folder or self._own, "side.sock").absolute()
+        if len(str(self.path)) > UNIX_PATH:
+            self._folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            self.path = Path(f"/proc/self/fd/{self._folder}/side.sock")
+
+    def clear(self) -> None:
+        self.path.unlink(missing_ok=True)
+        if self._folder >= 0:
+            os.close(self._folder)
+        if self._own:
+            shutil.rmtree(self._own, ignore_errors=True)
 
 
 class _AioServer:
@@ -236,15 +249,15 @@ class NativeTransport:
         self._front = NativeGrpcFront(address, paths, call_details=True)
         self.port: int = self._front.bound_port
         self._waiting: dict[int, asyncio.Future[Message]] = {}
-        self._socket = _socket_path(socket_dir)
+        self._socket = _SocketPlace(socket_dir)
         streams = [m for m in METHODS.values() if m.streams]
         self._behind = _AioServer(service, streams, max_request_bytes)
 
     async def start(self) -> None:
         """Begin to serve."""
-        self._behind.server.add_insecure_port(f"unix:{self._socket}")
+        self._behind.server.add_insecure_port(f"unix:{self._socket.path}")
         await self._behind.start()
-        self._front.set_fallback(str(self._socket))
+        self._front.set_fallback(str(self._socket.path))
         self._front.start()
         loop = asyncio.get_running_loop()
         threading.Thread(
@@ -258,7 +271,7 @@ class NativeTransport:
         await asyncio.sleep(0)
         await self._behind.stop(grace)
         await asyncio.get_running_loop().run_in_executor(None, self._front.close)
-        self._socket.unlink(missing_ok=True)
+        self._socket.clear()
 
     def _receive(self, loop: asyncio.AbstractEventLoop) -> None:
         while (events := self._front.recv_batch_details(256)) is not None:
