@@ -14,7 +14,7 @@ from tests.integration.conftest import StartCoordinator
 
 WORKERS = 1000
 CONNECTIONS = 8
-ROUNDS = 5
+ROUNDS = 3
 
 
 class Crowd:
@@ -99,7 +99,7 @@ async def test_thousand_workers_beat_and_pass_barriers_and_none_is_declared_dead
             assert {reply.outcome for reply in replies} == {pb.BARRIER_OUTCOME_COMPLETED}
             assert {reply.round for reply in replies} == {ticket}
             assert {reply.participants for reply in replies} == {WORKERS}
-        while crowd.heartbeats < 2 * WORKERS:  # noqa: ASYNC110 - counted by other tasks
+        while crowd.heartbeats < 1.5 * WORKERS:  # noqa: ASYNC110 - counted by other tasks
             await asyncio.sleep(0.05)
         for task in beating:
             task.cancel()

@@ -103,7 +103,7 @@ class TcpProxy:
     def url(self) -> str:
         """What a client takes as the coordinator's URL."""
         if not self._port:
-            raise StrataError("the proxy is not running: call start() first")
+            raise StrataError("the proxy is not running: call accept() first")
         return f"http://127.0.0.1:{self._port}"
 
     @property
