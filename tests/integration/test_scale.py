@@ -106,5 +106,5 @@ async def test_thousand_workers_beat_and_pass_barriers_and_none_is_declared_dead
     status = await crowd.call("GetStatus", pb.StatusRequest())
     assert (status.live_workers, status.dead_workers) == (WORKERS, 0)
     assert status.generation == 1
-    assert all(worker.step for worker in status.workers[:10])
+    assert all(worker.HasField("step") for worker in status.workers)
     await crowd.close()
