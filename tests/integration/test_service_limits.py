@@ -9,7 +9,7 @@ from dtruntime import TrainingOrchestrator
 from dtruntime.rpc.gen import coordinator_pb2 as pb
 from dtruntime.testing import LocalCoordinator
 from tests.integration.conftest import TRANSPORTS, StartCoordinator
-from tests.integration.raw import RawClient, Refusal
+from tests.integration.raw import RawClient, RawWorker, Refusal
 
 RATE = 10.0
 BURST = 40
@@ -67,29 +67,30 @@ def test_sdk_waits_as_it_is_told_and_succeeds(strict: LocalCoordinator, job: str
         assert after.calls - after.errors == before.calls - before.errors + BURST + 15
 
 
-def test_refused_arrival_does_not_count(strict: LocalCoordinator, job: str) -> None:
-    with RawClient(strict.url, job) as client:
+@pytest.fixture
+def spent(start_coordinator: StartCoordinator) -> Iterator[RawWorker]:
+    """A worker that has made its one call of these twenty seconds."""
+    coordinator = start_coordinator(
+        heartbeat_timeout_ms=60_000, settings={"worker_rate_limit": 0.05}
+    )
+    with RawClient(coordinator.url) as client:
         worker, _ = client.workers(2, world_size=2)
         calls_until_refused(worker.heartbeat)
-        calls = [worker.arrive("step", timeout_ms=60_000) for _ in range(3)]
-        for call in calls:
-            with pytest.raises(Refusal, match="rate"):
-                call.result()
-        assert not client.call("GetStatus").barriers
+        yield worker
 
 
-def test_what_a_refused_heartbeat_says_is_not_lost_by_halves(
-    strict: LocalCoordinator, job: str
-) -> None:
-    with RawClient(strict.url, job) as client:
-        worker = client.register()
-        calls_until_refused(worker.heartbeat)
-        with pytest.raises(Refusal):
-            worker.heartbeat(epoch=3)
-        before = client.call("GetStatus").epoch
-        strict.stop()
-        strict.start()
-        assert client.call("GetStatus").epoch == before
+def test_refused_arrival_does_not_count(spent: RawWorker) -> None:
+    for _ in range(3):
+        with pytest.raises(Refusal, match="worker_rate_limit"):
+            spent.arrive("step", timeout_ms=60_000).result()
+    assert not spent.client.call("GetStatus").barriers
+
+
+def test_refused_heartbeat_changes_nothing(spent: RawWorker) -> None:
+    with pytest.raises(Refusal, match="worker_rate_limit"):
+        spent.heartbeat(epoch=3, step=7)
+    status = spent.client.call("GetStatus")
+    assert (status.epoch, status.workers[0].step) == (0, 0)
 
 
 def test_address_that_calls_too_often_is_told_when_to_come_back(
