@@ -119,24 +119,29 @@ class Interrupted(BaseException):
 
 
 def test_interrupted_wait_cancels_the_work() -> None:
-    def interrupt(*_: object) -> None:
-        raise Interrupted
+    client, handled = Client(), threading.Event()
 
-    def send_when_main_waits(main: int) -> None:
+    def interrupt(*_: object) -> None:
+        if not handled.is_set():
+            handled.set()
+            raise Interrupted
+
+    def send_until_handled(main: int) -> None:
         client.entered.wait(10)
         eventually(lambda: sys._current_frames()[main].f_code.co_name == "wait")
-        os.kill(os.getpid(), signal.SIGUSR1)
+        while not handled.wait(0.05):
+            os.kill(os.getpid(), signal.SIGUSR1)
 
-    client = Client()
     before = signal.signal(signal.SIGUSR1, interrupt)
-    killer = threading.Thread(target=send_when_main_waits, args=(threading.get_ident(),))
+    killer = threading.Thread(target=send_until_handled, args=(threading.get_ident(),))
     killer.start()
     try:
         with pytest.raises(Interrupted):
             client.hang()
     finally:
-        signal.signal(signal.SIGUSR1, before)
+        handled.set()
         killer.join()
+        signal.signal(signal.SIGUSR1, before)
     assert client.cancelled.wait(10)
 
 
