@@ -37,7 +37,8 @@ _OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    # The layout and index of a large dataset are the longest replies.
+    ("grpc.max_receive_message_length", 256 * 1024 * 1024),
     ("grpc.use_local_subchannel_pool", 1),
 ]
 

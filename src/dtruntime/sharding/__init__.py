@@ -8,7 +8,7 @@ coordinator.
 
 from .manager import DatasetParams, ShardManager, ShardRange
 from .membership import Membership
-from .permutation import Permutation
+from .permutation import Permutation, shuffled
 from .plan import MovePlan, fewest_moves, lowest_free_slots, plan_change, plan_moves
 from .ring import ConsistentHash
 from .slots import SlotTable
@@ -26,4 +26,5 @@ __all__ = [
     "lowest_free_slots",
     "plan_change",
     "plan_moves",
+    "shuffled",
 ]

@@ -163,3 +163,42 @@ def _spread_array(
     x *= np.uint64(size)
     x >>= np.uint64(32)
     return x
+
+
+SMALL = 1 << 17
+
+
+def shuffled(n: int, *key: int) -> NDArray[np.int64]:
+    """Return a keyed permutation of ``range(n)`` as a table.
+
+    Up to ``SMALL`` it is made by sorting hashes, several times faster than the slice of a
+    :class:`Permutation` that it is beyond.
+    """
+    if n > SMALL:
+        return Permutation(n, *key).slice(0, n)
+    state = fold(*key)
+    low = (1 << max(1, (n - 1).bit_length())) - 1
+    factor, offset, salt = (state | 1) & low, (state >> 32) & low, (state >> 20) & 0xFFFFFFFF
+    # The low bits of each hash make place for the number itself, scrambled too, so that it can
+    # be told from the hash after sorting and equal hashes do not stay in order.
+    numbers = np.arange(n, dtype=np.uint32)
+    numbers *= np.uint32(factor)
+    numbers += np.uint32(offset)
+    numbers &= np.uint32(low)
+    hashes = _mix32(numbers ^ np.uint32(salt))
+    hashes &= ~np.uint32(low)
+    hashes |= numbers
+    hashes.sort()
+    hashes -= np.uint32(offset)
+    hashes *= np.uint32(pow(factor, -1, low + 1))
+    hashes &= np.uint32(low)
+    return hashes.astype(np.int64)
+
+
+def _mix32(z: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Scramble 32-bit numbers in place."""
+    z *= np.uint32(0x7FEB352D)
+    z ^= z >> np.uint32(15)
+    z *= np.uint32(0x846CA68B)
+    z ^= z >> np.uint32(16)
+    return z

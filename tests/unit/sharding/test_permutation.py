@@ -2,10 +2,10 @@ from itertools import islice, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtruntime.sharding import Permutation
+from dtruntime.sharding import Permutation, shuffled
 
 HUGE = 10**12
 keys = st.lists(st.integers(), max_size=3)
@@ -102,3 +102,25 @@ def test_wrong_types_are_refused():
         Permutation(10, "seed")
     with pytest.raises(TypeError, match="integers"):
         Permutation(10).take([0.5])
+
+
+@given(st.integers(0, 300_000), st.integers(0, 2**64))
+@settings(max_examples=40, deadline=None)
+def test_table_is_a_permutation_of_any_length(n, key) -> None:
+    table = shuffled(n, key)
+    assert np.array_equal(np.sort(table), np.arange(n))
+    assert np.array_equal(table, shuffled(n, key))
+
+
+def test_table_differs_by_key_and_mixes_well() -> None:
+    n = 80_000
+    first, second = shuffled(n, 1, 0), shuffled(n, 1, 1)
+    assert np.mean(first == second) < 0.001
+    for table in (first, second):
+        assert abs(np.corrcoef(table, np.arange(n))[0, 1]) < 0.02
+        assert abs(np.corrcoef(table[:-1], table[1:])[0, 1]) < 0.02
+        assert np.mean(np.abs(np.diff(table))) == pytest.approx(n / 3, rel=0.02)
+
+
+def test_table_is_the_same_everywhere() -> None:
+    assert shuffled(12, 7, 3).tolist() == [3, 2, 7, 4, 0, 9, 11, 8, 10, 5, 1, 6]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import overload
 
 import numpy as np
@@ -73,6 +74,17 @@ class Shards(Sequence[ShardSpec]):
         start, end = int(self.bounds[shard_id]), int(self.bounds[shard_id + 1])
         return ShardSpec(shard_id, start, end, tuple(self._pieces(start, end)))
 
+    @cached_property
+    def bytes_read(self) -> NDArray[np.int64]:
+        """How much has to be read for each shard; what two of them need counts for both."""
+        counts, lengths = _reading_units(self.dataset)
+        ends = np.cumsum(counts)
+        read = np.concatenate(([0], np.cumsum(lengths)))
+        first = np.searchsorted(ends, self.bounds[:-1], side="right")
+        last = np.searchsorted(ends - counts, self.bounds[1:], side="left")
+        total: NDArray[np.int64] = read[last] - read[first]
+        return total
+
     def _pieces(self, start: int, end: int) -> Iterator[Piece]:
         bounds = self.dataset.bounds
         first = int(np.searchsorted(bounds, start, side="right")) - 1
@@ -104,17 +116,25 @@ def shards(index: DatasetIndex, shard_size: int, exact: bool = False) -> Shards:
 
 def _natural_ends(index: DatasetIndex, largest: int) -> NDArray[np.int64]:
     """Where shards may end: behind each unit of reading, or within one that is too large."""
-    units = [
-        file.blocks.counts if file.seekable else np.array([file.samples]) for file in index.files
-    ]
-    counts = np.concatenate(units)
-    counts = counts[counts > 0]
+    counts, _ = _reading_units(index)
     parts = np.maximum(1, np.rint(counts / largest).astype(np.int64))
     unit = np.repeat(np.arange(len(counts)), parts)
     step = np.arange(len(unit)) - np.repeat(np.cumsum(parts) - parts, parts) + 1
     before = np.cumsum(counts) - counts
     ends: NDArray[np.int64] = before[unit] + counts[unit] * step // parts[unit]
     return ends
+
+
+def _reading_units(index: DatasetIndex) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The samples and bytes of what is read at once: blocks, or files that have to be whole."""
+    units = [
+        (file.blocks.counts, file.blocks.lengths)
+        if file.seekable
+        else (np.array([file.samples]), np.array([file.stat.size]))
+        for file in index.files
+    ]
+    counts, lengths = (np.concatenate(column) for column in zip(*units, strict=True))
+    return counts[counts > 0], lengths[counts > 0]
 
 
 def _nearest(ends: NDArray[np.int64], marks: NDArray[np.int64]) -> NDArray[np.int64]:

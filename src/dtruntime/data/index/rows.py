@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from ...storage import DiskCache
 from ..readers import reader_for
 from ..readers.base import select
 from .model import DatasetIndex
@@ -16,19 +17,20 @@ from .partition import Piece, ShardSpec
 class DatasetRows:
     """Reads the samples of an indexed dataset as Arrow tables.
 
-    It may be shared by threads and sent to other processes. ``ShardError`` when a file is not
-    as it was indexed.
+    It may be shared by threads and sent to other processes. With a ``cache``, what is read from
+    an object store is kept on disk. ``ShardError`` when a file is not as it was indexed.
     """
 
-    def __init__(self, index: DatasetIndex) -> None:
+    def __init__(self, index: DatasetIndex, cache: DiskCache | None = None) -> None:
         self.index = index
-        self._reader = reader_for(index.options)
+        self.cache = cache
+        self._reader = reader_for(index.options, cache)
 
     def __len__(self) -> int:
         return self.index.total_samples
 
-    def __reduce__(self) -> tuple[type[DatasetRows], tuple[DatasetIndex]]:
-        return DatasetRows, (self.index,)
+    def __reduce__(self) -> tuple[type[DatasetRows], tuple[DatasetIndex, DiskCache | None]]:
+        return DatasetRows, (self.index, self.cache)
 
     def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Return samples ``start`` to ``stop`` (excluded), of some ``columns`` or all."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...errors import ShardError
+from ...storage import DiskCache, reading
 from .base import Block, Blocks, FileIndex, IndexedFile, Reader, SchemaConflict
 from .csv import CsvReader
 from .options import CsvOptions, Options, ParquetOptions, TfrecordOptions
@@ -43,12 +44,16 @@ def default_options(format: str) -> Options:
     return options[format]
 
 
-def reader_for(options: Options) -> Reader:
-    """Return a reader of the format that the options are for."""
+def reader_for(options: Options, cache: DiskCache | None = None) -> Reader:
+    """Return a reader of the format that the options are for.
+
+    With a ``cache`` it reads objects through that, and local files as ever.
+    """
+    source = reading if cache is None else cache
     match options:
         case CsvOptions():
-            return CsvReader(options)
+            return CsvReader(options, source)
         case TfrecordOptions():
-            return TfrecordReader(options)
+            return TfrecordReader(options, source)
         case ParquetOptions():
-            return ParquetReader()
+            return ParquetReader(source)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...errors import ShardError
-from ...storage import FileStat, read_range, stream
+from ...storage import ByteSource, FileStat, reading
 from ...storage.stores import changed
 from .base import BATCH_BYTES, Advance, Blocks, FileIndex, IndexedFile, Reader
 from .csv_parsing import BOM, CsvParser, TypeLearner, take_header
@@ -29,15 +29,18 @@ class CsvReader(Reader):
     format = "csv"
     suffixes = tuple(f".{kind}{ending}" for kind in ("csv", "tsv") for ending in _ENDINGS)
 
-    def __init__(self, options: CsvOptions | None = None) -> None:
+    def __init__(self, options: CsvOptions | None = None, source: ByteSource = reading) -> None:
+        self._source = source
         self._options = options or CsvOptions()
         self._given = {name: _type_named(text) for name, text in self._options.types.items()}
-        self._inflated = InflatedFiles()
+        self._inflated = InflatedFiles(source=source)
 
     def index_file(self, file: FileStat, advance: Advance) -> FileIndex:
         """Find the records and infer the types of a file."""
-        compression = _compression(file)
-        chunks = _told(inflate(file, compression) if compression else stream(file), file, advance)
+        source = self._source
+        compression = _compression(file, source)
+        content = inflate(file, compression, source) if compression else source.stream(file)
+        chunks = _told(content, file, advance)
         pieces = segments(*_after_bom(chunks, self._delimiter(file), file.url))
         first = next(pieces, None)
         if first is None:
@@ -95,9 +98,9 @@ class CsvReader(Reader):
         offset = int(blocks.offsets[numbers.start])
         length = int(blocks.offsets[numbers[-1]] + blocks.lengths[numbers[-1]]) - offset
         if file.seekable:
-            data = read_range(file.stat, offset, length)
+            data = self._source.read_range(file.stat, offset, length)
         else:
-            compression = _compression(file.stat)
+            compression = _compression(file.stat, self._source)
             data = self._inflated.read(file.stat, compression, offset, length, blocks.extent)
         longest = int(blocks.lengths[numbers.start : numbers.stop].max())
         parser = CsvParser(file.stat, self._delimiter(file.stat), file.schema.names)
@@ -108,12 +111,12 @@ class CsvReader(Reader):
         return self._options.delimiter or ("\t" if tabs else ",")
 
 
-def _compression(file: FileStat) -> str:
+def _compression(file: FileStat, source: ByteSource) -> str:
     """How a file is compressed; ``ShardError`` when it is no text."""
-    head = head_of(file)
+    head = head_of(file, source)
     compression = compression_of(head)
     if not compression and (b"\0" in head or format_of(head) in ("parquet", "tfrecord")):
-        raise wrong_format(file, "csv", "it has bytes that UTF-8 text has not")
+        raise wrong_format(file, "csv", "it has bytes that UTF-8 text has not", source)
     return compression
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from ...errors import ShardError
-from ...storage import FileStat, stream
+from ...storage import ByteSource, FileStat, reading
 
 CHUNK = 8 * 2**20
 KEPT_BYTES = 256 * 2**20
@@ -34,14 +34,15 @@ def may_be_zlib(head: bytes) -> bool:
     return len(head) > 1 and head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0
 
 
-def inflate(file: FileStat, compression: str) -> Iterator[bytes]:
+def inflate(file: FileStat, compression: str, source: ByteSource = reading) -> Iterator[bytes]:
     """Yield what a file inflates to; ``ShardError`` when it is cut off or corrupt."""
     with _corruption(file, compression):
         if compression == "zlib":
-            yield from _inflate_zlib(file)
+            yield from _inflate_zlib(source.stream(file))
             return
-        source = pa.PythonFile(io.BufferedReader(_Chunks(stream(file)), CHUNK), mode="r")
-        with pa.CompressedInputStream(source, compression) as inflated:
+        chunks = io.BufferedReader(_Chunks(source.stream(file)), CHUNK)
+        packed = pa.PythonFile(chunks, mode="r")
+        with pa.CompressedInputStream(packed, compression) as inflated:
             while data := inflated.read(CHUNK):
                 yield data
 
@@ -59,9 +60,9 @@ def _corruption(file: FileStat, compression: str) -> Iterator[None]:
         ) from exc
 
 
-def _inflate_zlib(file: FileStat) -> Iterator[bytes]:
+def _inflate_zlib(chunks: Iterator[bytes]) -> Iterator[bytes]:
     machine = zlib.decompressobj()
-    for data in stream(file):
+    for data in chunks:
         while data and not machine.eof:
             yield machine.decompress(data, CHUNK)
             data = machine.unconsumed_tail
@@ -97,8 +98,9 @@ class InflatedFiles:
     is read as a stream that goes on where the last read ended: reading backwards starts it anew.
     """
 
-    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(self, kept_bytes: int = KEPT_BYTES, source: ByteSource = reading) -> None:
         self._limit = kept_bytes
+        self._source = source
         self._kept: OrderedDict[FileStat, bytes] = OrderedDict()
         self._stream: _Forward | None = None
         self._lock = threading.Lock()
@@ -112,13 +114,13 @@ class InflatedFiles:
                 data = self._whole(file, compression)
                 return data[offset : offset + length]
             if self._stream is None or not self._stream.can_reach(file, offset):
-                self._stream = _Forward(file, inflate(file, compression))
+                self._stream = _Forward(file, inflate(file, compression, self._source))
             return self._stream.read(offset, length)
 
     def _whole(self, file: FileStat, compression: str) -> bytes:
         data = self._kept.pop(file, None)
         if data is None:
-            data = b"".join(inflate(file, compression))
+            data = b"".join(inflate(file, compression, self._source))
         self._kept[file] = data
         while sum(map(len, self._kept.values())) > self._limit and len(self._kept) > 1:
             self._kept.popitem(last=False)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...errors import ShardError
-from ...storage import FileStat
+from ...storage import ByteSource, FileStat, reading
 from .base import (
     Advance,
     Blocks,
@@ -42,9 +42,11 @@ class ParquetReader(Reader):
     format = "parquet"
     suffixes = (".parquet", ".pq", ".parq")
 
-    def __init__(self) -> None:
+    def __init__(self, source: ByteSource = reading) -> None:
+        self._source = source
         self._groups = _GroupCache(GROUPS_KEPT_BYTES)
-        self._footer = functools.lru_cache(FOOTERS_KEPT)(_read_footer)
+        read_footer = functools.partial(_read_footer, source)
+        self._footer = functools.lru_cache(FOOTERS_KEPT)(read_footer)
 
     def index_file(self, file: FileStat, advance: Advance) -> FileIndex:
         """Find out about a file from its footer."""
@@ -106,8 +108,8 @@ class ParquetReader(Reader):
     def _read_groups(self, file: IndexedFile, numbers: list[int], schema: pa.Schema) -> pa.Table:
         footer = self._footer(file.stat)
         ranges = [] if file.stat.is_local else _column_ranges(footer, numbers, schema.names)
-        with _corruption(file, numbers), arrow_source(file.stat, ranges) as source:
-            with pq.ParquetFile(source, metadata=footer) as parquet:
+        with _corruption(file, numbers), arrow_source(file.stat, ranges, self._source) as opened:
+            with pq.ParquetFile(opened, metadata=footer) as parquet:
                 table = parquet.read_row_groups(numbers, columns=schema.names)
             return table.select(schema.names).cast(schema)
 
@@ -135,15 +137,15 @@ class _GroupCache:
                 self._tables.popitem(last=False)
 
 
-def _read_footer(file: FileStat) -> pq.FileMetaData:
+def _read_footer(source: ByteSource, file: FileStat) -> pq.FileMetaData:
     try:
         end = min(FOOTER_GUESS, file.size)
-        with arrow_source(file, [(file.size - end, end)]) as source:
-            return pq.read_metadata(source)
+        with arrow_source(file, [(file.size - end, end)], source) as opened:
+            return pq.read_metadata(opened)
     except ShardError:
         raise
     except (pa.ArrowException, OSError) as exc:
-        raise wrong_format(file, "parquet", _one_line(exc)) from exc
+        raise wrong_format(file, "parquet", _one_line(exc), source) from exc
 
 
 def _first_byte(group: pq.RowGroupMetaData) -> int:

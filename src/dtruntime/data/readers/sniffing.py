@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...errors import ShardError
-from ...storage import FileStat, read_range
+from ...storage import ByteSource, FileStat, reading
 from .checksums import masked_crc
 from .inflating import compression_of
 
@@ -11,9 +11,9 @@ HEAD = 512
 _TEXT_CONTROLS = b"\t\n\r\f"
 
 
-def head_of(file: FileStat) -> bytes:
+def head_of(file: FileStat, source: ByteSource = reading) -> bytes:
     """The first bytes of a file."""
-    return read_range(file, 0, min(HEAD, file.size))
+    return source.read_range(file, 0, min(HEAD, file.size))
 
 
 def format_of(head: bytes) -> str:
@@ -33,9 +33,11 @@ def starts_record(head: bytes) -> bool:
     return len(head) >= 12 and head[8:12] == masked_crc(head[:8]).to_bytes(4, "little")
 
 
-def wrong_format(file: FileStat, wanted: str, detail: str) -> ShardError:
+def wrong_format(
+    file: FileStat, wanted: str, detail: str, source: ByteSource = reading
+) -> ShardError:
     """The error for a file that cannot be read as ``wanted``."""
-    found = format_of(head_of(file))
+    found = format_of(head_of(file, source))
     if found and found != wanted:
         return ShardError(
             f"{file.url} is not a {wanted} file but looks like {found}: register the dataset "

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from ...storage import FileStat, read_range, read_ranges
-from ...storage.reading import open_local
+from ...storage import ByteSource, FileStat, reading
 
 NEAR = 1024 * 1024
 """Ranges that are less than this apart are fetched together."""
@@ -20,9 +19,10 @@ READ_AHEAD = 64 * 1024
 class RemoteFile(io.RawIOBase):
     """A seekable object that fetches what is read, unless it was loaded before."""
 
-    def __init__(self, file: FileStat) -> None:
+    def __init__(self, file: FileStat, source: ByteSource = reading) -> None:
         super().__init__()
         self._file = file
+        self._source = source
         self._at = 0
         self._starts: list[int] = []
         self._loaded: list[bytes] = []
@@ -31,7 +31,7 @@ class RemoteFile(io.RawIOBase):
         """Fetch each ``(offset, length)``, side by side, and keep it."""
         merged = _merged(ranges)
         loaded = [*zip(self._starts, self._loaded, strict=True)]
-        fetched = read_ranges(self._file, merged)
+        fetched = self._source.read_ranges(self._file, merged)
         loaded += zip((offset for offset, _ in merged), fetched, strict=True)
         loaded.sort(key=lambda part: part[0])
         self._starts = [offset for offset, _ in loaded]
@@ -71,23 +71,25 @@ class RemoteFile(io.RawIOBase):
             if begin + size <= len(data):
                 return data[begin : begin + size]
         ahead = min(max(size, READ_AHEAD), self._file.size - offset)
-        return read_range(self._file, offset, ahead)[:size]
+        return self._source.read_range(self._file, offset, ahead)[:size]
 
 
 @contextmanager
-def arrow_source(file: FileStat, ranges: Sequence[tuple[int, int]] = ()) -> Iterator[pa.NativeFile]:
+def arrow_source(
+    file: FileStat, ranges: Sequence[tuple[int, int]] = (), source: ByteSource = reading
+) -> Iterator[pa.NativeFile]:
     """Open a file for Arrow; ``ranges`` of an object are fetched first, side by side."""
     if not file.is_local:
-        remote = RemoteFile(file)
+        remote = RemoteFile(file, source)
         remote.load(ranges)
         yield pa.PythonFile(remote, mode="r")
         return
-    open_local(file).close()
+    reading.open_local(file).close()
     if file.size == 0:
         yield pa.BufferReader(b"")
         return
-    with pa.memory_map(file.url) as source:
-        yield source
+    with pa.memory_map(file.url) as mapped:
+        yield mapped
 
 
 def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

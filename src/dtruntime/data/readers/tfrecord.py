@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import ShardError
-from ...storage import FileStat, read_range, stream
+from ...storage import ByteSource, FileStat, reading
 from ...storage.stores import changed
 from .base import (
     BATCH_BYTES,
@@ -40,14 +40,18 @@ class TfrecordReader(Reader):
         for ending in ("", ".gz", ".gzip", ".zlib", ".zst", ".bz2")
     )
 
-    def __init__(self, options: TfrecordOptions | None = None) -> None:
+    def __init__(
+        self, options: TfrecordOptions | None = None, source: ByteSource = reading
+    ) -> None:
+        self._source = source
         self._raw = (options or TfrecordOptions()).raw
-        self._inflated = InflatedFiles()
+        self._inflated = InflatedFiles(source=source)
 
     def index_file(self, file: FileStat, advance: Advance) -> FileIndex:
         """Find the records, and the features of all of them."""
-        compression = _compression(file)
-        chunks = inflate(file, compression) if compression else stream(file)
+        source = self._source
+        compression = _compression(file, source)
+        chunks = inflate(file, compression, source) if compression else source.stream(file)
         counts, offsets, lengths = [], [], []
         schema = _RAW if self._raw else None
         for frames in read_frames(chunks, file):
@@ -129,9 +133,9 @@ class TfrecordReader(Reader):
         first, last = blocks[numbers.start], blocks[numbers[-1]]
         length = last.offset + last.length - first.offset
         if file.seekable:
-            data = read_range(file.stat, first.offset, length)
+            data = self._source.read_range(file.stat, first.offset, length)
         else:
-            compression = _compression(file.stat)
+            compression = _compression(file.stat, self._source)
             data = self._inflated.read(file.stat, compression, first.offset, length, blocks.extent)
         frames = Frames.found(data, first.first, first.offset)
         if len(frames) != last.first + last.count - first.first:
@@ -139,14 +143,14 @@ class TfrecordReader(Reader):
         return frames
 
 
-def _compression(file: FileStat) -> str:
+def _compression(file: FileStat, source: ByteSource) -> str:
     """How a file is compressed; ``ShardError`` when it has no records."""
-    head = head_of(file)
+    head = head_of(file, source)
     if not head or starts_record(head):
         return ""
     compression = compression_of(head) or ("zlib" if may_be_zlib(head) else "")
     if not compression:
         raise wrong_format(
-            file, "tfrecord", "it does not start with a record's length and checksum"
+            file, "tfrecord", "it does not start with a record's length and checksum", source
         )
     return compression

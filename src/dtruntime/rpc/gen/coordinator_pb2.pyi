@@ -18,6 +18,14 @@ class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKER_STATE_RECOVERING: _ClassVar[WorkerState]
     WORKER_STATE_FINISHED: _ClassVar[WorkerState]
 
+class ClaimOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CLAIM_OUTCOME_UNSPECIFIED: _ClassVar[ClaimOutcome]
+    CLAIM_OUTCOME_GRANTED: _ClassVar[ClaimOutcome]
+    CLAIM_OUTCOME_MOVED: _ClassVar[ClaimOutcome]
+    CLAIM_OUTCOME_COMPLETE: _ClassVar[ClaimOutcome]
+    CLAIM_OUTCOME_WAITING: _ClassVar[ClaimOutcome]
+
 class BarrierOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     BARRIER_OUTCOME_UNSPECIFIED: _ClassVar[BarrierOutcome]
@@ -47,6 +55,11 @@ WORKER_STATE_CHECKPOINTING: WorkerState
 WORKER_STATE_WAITING: WorkerState
 WORKER_STATE_RECOVERING: WorkerState
 WORKER_STATE_FINISHED: WorkerState
+CLAIM_OUTCOME_UNSPECIFIED: ClaimOutcome
+CLAIM_OUTCOME_GRANTED: ClaimOutcome
+CLAIM_OUTCOME_MOVED: ClaimOutcome
+CLAIM_OUTCOME_COMPLETE: ClaimOutcome
+CLAIM_OUTCOME_WAITING: ClaimOutcome
 BARRIER_OUTCOME_UNSPECIFIED: BarrierOutcome
 BARRIER_OUTCOME_COMPLETED: BarrierOutcome
 BARRIER_OUTCOME_MEMBERSHIP_CHANGED: BarrierOutcome
@@ -200,7 +213,7 @@ class DeregisterResponse(_message.Message):
     def __init__(self, generation: _Optional[int] = ...) -> None: ...
 
 class DatasetInfo(_message.Message):
-    __slots__ = ("dataset_id", "path", "format", "total_samples", "shard_size", "shuffle", "seed", "metadata", "job")
+    __slots__ = ("dataset_id", "path", "format", "total_samples", "shard_size", "shuffle", "seed", "metadata", "job", "layout", "index", "shard_count", "exact")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -217,6 +230,10 @@ class DatasetInfo(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    SHARD_COUNT_FIELD_NUMBER: _ClassVar[int]
+    EXACT_FIELD_NUMBER: _ClassVar[int]
     dataset_id: str
     path: str
     format: str
@@ -226,7 +243,57 @@ class DatasetInfo(_message.Message):
     seed: int
     metadata: _containers.ScalarMap[str, str]
     job: str
-    def __init__(self, dataset_id: _Optional[str] = ..., path: _Optional[str] = ..., format: _Optional[str] = ..., total_samples: _Optional[int] = ..., shard_size: _Optional[int] = ..., shuffle: bool = ..., seed: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., job: _Optional[str] = ...) -> None: ...
+    layout: DatasetLayout
+    index: bytes
+    shard_count: int
+    exact: bool
+    def __init__(self, dataset_id: _Optional[str] = ..., path: _Optional[str] = ..., format: _Optional[str] = ..., total_samples: _Optional[int] = ..., shard_size: _Optional[int] = ..., shuffle: bool = ..., seed: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., job: _Optional[str] = ..., layout: _Optional[_Union[DatasetLayout, _Mapping]] = ..., index: _Optional[bytes] = ..., shard_count: _Optional[int] = ..., exact: bool = ...) -> None: ...
+
+class DatasetLayout(_message.Message):
+    __slots__ = ("fingerprint", "shard_samples", "shard_bytes", "root", "files", "file_samples", "total_bytes", "columns", "options")
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    SHARD_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SHARD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    FILE_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    fingerprint: str
+    shard_samples: _containers.RepeatedScalarFieldContainer[int]
+    shard_bytes: _containers.RepeatedScalarFieldContainer[int]
+    root: str
+    files: _containers.RepeatedScalarFieldContainer[str]
+    file_samples: _containers.RepeatedScalarFieldContainer[int]
+    total_bytes: int
+    columns: _containers.RepeatedScalarFieldContainer[str]
+    options: str
+    def __init__(self, fingerprint: _Optional[str] = ..., shard_samples: _Optional[_Iterable[int]] = ..., shard_bytes: _Optional[_Iterable[int]] = ..., root: _Optional[str] = ..., files: _Optional[_Iterable[str]] = ..., file_samples: _Optional[_Iterable[int]] = ..., total_bytes: _Optional[int] = ..., columns: _Optional[_Iterable[str]] = ..., options: _Optional[str] = ...) -> None: ...
+
+class DatasetRequest(_message.Message):
+    __slots__ = ("dataset_id", "job", "full")
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    FULL_FIELD_NUMBER: _ClassVar[int]
+    dataset_id: str
+    job: str
+    full: bool
+    def __init__(self, dataset_id: _Optional[str] = ..., job: _Optional[str] = ..., full: bool = ...) -> None: ...
+
+class DatasetDescription(_message.Message):
+    __slots__ = ("found", "dataset", "generation", "slot_count", "dead_slots")
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SLOT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DEAD_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    dataset: DatasetInfo
+    generation: int
+    slot_count: int
+    dead_slots: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, found: bool = ..., dataset: _Optional[_Union[DatasetInfo, _Mapping]] = ..., generation: _Optional[int] = ..., slot_count: _Optional[int] = ..., dead_slots: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DatasetRegistration(_message.Message):
     __slots__ = ("dataset_id", "shard_count", "created")
@@ -255,20 +322,24 @@ class ShardRequest(_message.Message):
     def __init__(self, dataset_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., job: _Optional[str] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class ShardAssignment(_message.Message):
-    __slots__ = ("shard_id", "file_paths", "start_sample", "end_sample", "shard_count", "generation")
+    __slots__ = ("shard_id", "file_paths", "start_sample", "end_sample", "shard_count", "generation", "row_starts", "row_counts")
     SHARD_ID_FIELD_NUMBER: _ClassVar[int]
     FILE_PATHS_FIELD_NUMBER: _ClassVar[int]
     START_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     END_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     SHARD_COUNT_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ROW_STARTS_FIELD_NUMBER: _ClassVar[int]
+    ROW_COUNTS_FIELD_NUMBER: _ClassVar[int]
     shard_id: int
     file_paths: _containers.RepeatedScalarFieldContainer[str]
     start_sample: int
     end_sample: int
     shard_count: int
     generation: int
-    def __init__(self, shard_id: _Optional[int] = ..., file_paths: _Optional[_Iterable[str]] = ..., start_sample: _Optional[int] = ..., end_sample: _Optional[int] = ..., shard_count: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+    row_starts: _containers.RepeatedScalarFieldContainer[int]
+    row_counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, shard_id: _Optional[int] = ..., file_paths: _Optional[_Iterable[str]] = ..., start_sample: _Optional[int] = ..., end_sample: _Optional[int] = ..., shard_count: _Optional[int] = ..., generation: _Optional[int] = ..., row_starts: _Optional[_Iterable[int]] = ..., row_counts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ShardListRequest(_message.Message):
     __slots__ = ("dataset_id", "worker_id", "rank", "epoch", "job", "world_size", "incarnation")
@@ -301,6 +372,203 @@ class DatasetList(_message.Message):
     DATASETS_FIELD_NUMBER: _ClassVar[int]
     datasets: _containers.RepeatedCompositeFieldContainer[DatasetInfo]
     def __init__(self, datasets: _Optional[_Iterable[_Union[DatasetInfo, _Mapping]]] = ...) -> None: ...
+
+class EpochSegment(_message.Message):
+    __slots__ = ("slot_count", "dead_slots", "weights", "taken", "taken_back")
+    SLOT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DEAD_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_BACK_FIELD_NUMBER: _ClassVar[int]
+    slot_count: int
+    dead_slots: _containers.RepeatedScalarFieldContainer[int]
+    weights: _containers.RepeatedScalarFieldContainer[int]
+    taken: _containers.RepeatedScalarFieldContainer[int]
+    taken_back: _containers.RepeatedCompositeFieldContainer[TakenBack]
+    def __init__(self, slot_count: _Optional[int] = ..., dead_slots: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[int]] = ..., taken: _Optional[_Iterable[int]] = ..., taken_back: _Optional[_Iterable[_Union[TakenBack, _Mapping]]] = ...) -> None: ...
+
+class TakenBack(_message.Message):
+    __slots__ = ("segment", "slot", "start", "stop")
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    segment: int
+    slot: int
+    start: int
+    stop: int
+    def __init__(self, segment: _Optional[int] = ..., slot: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
+class ClaimRequest(_message.Message):
+    __slots__ = ("job", "worker_id", "incarnation", "dataset_id", "epoch", "plan", "segment", "upto", "length", "timeout_ms")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    UPTO_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    worker_id: str
+    incarnation: int
+    dataset_id: str
+    epoch: int
+    plan: str
+    segment: int
+    upto: int
+    length: int
+    timeout_ms: int
+    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., dataset_id: _Optional[str] = ..., epoch: _Optional[int] = ..., plan: _Optional[str] = ..., segment: _Optional[int] = ..., upto: _Optional[int] = ..., length: _Optional[int] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+
+class ClaimResponse(_message.Message):
+    __slots__ = ("outcome", "segments", "generation", "unfinished", "slot", "claimed", "committed_segment", "committed_position", "committed_digest")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    UNFINISHED_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    CLAIMED_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_POSITION_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    outcome: ClaimOutcome
+    segments: _containers.RepeatedCompositeFieldContainer[EpochSegment]
+    generation: int
+    unfinished: _containers.RepeatedScalarFieldContainer[int]
+    slot: int
+    claimed: int
+    committed_segment: int
+    committed_position: int
+    committed_digest: bytes
+    def __init__(self, outcome: _Optional[_Union[ClaimOutcome, str]] = ..., segments: _Optional[_Iterable[_Union[EpochSegment, _Mapping]]] = ..., generation: _Optional[int] = ..., unfinished: _Optional[_Iterable[int]] = ..., slot: _Optional[int] = ..., claimed: _Optional[int] = ..., committed_segment: _Optional[int] = ..., committed_position: _Optional[int] = ..., committed_digest: _Optional[bytes] = ...) -> None: ...
+
+class CommitRequest(_message.Message):
+    __slots__ = ("job", "worker_id", "incarnation", "dataset_id", "epoch", "segment", "position", "digest")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    worker_id: str
+    incarnation: int
+    dataset_id: str
+    epoch: int
+    segment: int
+    position: int
+    digest: bytes
+    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., dataset_id: _Optional[str] = ..., epoch: _Optional[int] = ..., segment: _Optional[int] = ..., position: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
+class CommitResponse(_message.Message):
+    __slots__ = ("generation", "segment")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    segment: int
+    def __init__(self, generation: _Optional[int] = ..., segment: _Optional[int] = ...) -> None: ...
+
+class RebalanceRequest(_message.Message):
+    __slots__ = ("job", "dataset_id", "epoch", "weights")
+    class WeightsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    dataset_id: str
+    epoch: int
+    weights: _containers.ScalarMap[int, int]
+    def __init__(self, job: _Optional[str] = ..., dataset_id: _Optional[str] = ..., epoch: _Optional[int] = ..., weights: _Optional[_Mapping[int, int]] = ...) -> None: ...
+
+class RebalanceResponse(_message.Message):
+    __slots__ = ("segment", "weights")
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    segment: int
+    weights: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, segment: _Optional[int] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CoverageReport(_message.Message):
+    __slots__ = ("job", "worker_id", "incarnation", "dataset_id", "epoch", "base", "assumed", "world_size", "digest", "dropped", "expected", "generation", "loads")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    ASSUMED_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    LOADS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    worker_id: str
+    incarnation: int
+    dataset_id: str
+    epoch: int
+    base: bytes
+    assumed: int
+    world_size: int
+    digest: bytes
+    dropped: int
+    expected: int
+    generation: int
+    loads: int
+    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., dataset_id: _Optional[str] = ..., epoch: _Optional[int] = ..., base: _Optional[bytes] = ..., assumed: _Optional[int] = ..., world_size: _Optional[int] = ..., digest: _Optional[bytes] = ..., dropped: _Optional[int] = ..., expected: _Optional[int] = ..., generation: _Optional[int] = ..., loads: _Optional[int] = ...) -> None: ...
+
+class CoverageReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CoverageRequest(_message.Message):
+    __slots__ = ("job", "dataset_id", "epoch")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    dataset_id: str
+    epoch: int
+    def __init__(self, job: _Optional[str] = ..., dataset_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class Coverage(_message.Message):
+    __slots__ = ("epoch", "digest", "assumed", "dropped", "expected", "complete", "workers", "segments")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ASSUMED_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    digest: bytes
+    assumed: int
+    dropped: int
+    expected: int
+    complete: bool
+    workers: int
+    segments: int
+    def __init__(self, epoch: _Optional[int] = ..., digest: _Optional[bytes] = ..., assumed: _Optional[int] = ..., dropped: _Optional[int] = ..., expected: _Optional[int] = ..., complete: bool = ..., workers: _Optional[int] = ..., segments: _Optional[int] = ...) -> None: ...
+
+class CoverageList(_message.Message):
+    __slots__ = ("epochs",)
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    epochs: _containers.RepeatedCompositeFieldContainer[Coverage]
+    def __init__(self, epochs: _Optional[_Iterable[_Union[Coverage, _Mapping]]] = ...) -> None: ...
 
 class BarrierRequest(_message.Message):
     __slots__ = ("barrier_id", "worker_id", "job", "incarnation", "generation", "ticket", "timeout_ms")

@@ -1,0 +1,217 @@
+"""Samples by column, as numpy and Arrow hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ..errors import ShardError
+
+Ints = NDArray[np.int64]
+Column = Any
+"""An array of numpy's or of Arrow's."""
+
+
+class Block:
+    """Some samples: their columns and their numbers."""
+
+    __slots__ = ("columns", "numbers")
+
+    def __init__(self, columns: dict[str, Column], numbers: Ints) -> None:
+        self.columns = columns
+        self.numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def slice(self, start: int, stop: int) -> Block:
+        """Samples ``start`` to ``stop``, without copying."""
+        cut = {name: column[start:stop] for name, column in self.columns.items()}
+        return Block(cut, self.numbers[start:stop])
+
+    def take(self, places: Ints) -> Block:
+        """The samples at ``places``, copied."""
+        taken = {name: _take(column, places) for name, column in self.columns.items()}
+        return Block(taken, self.numbers[places])
+
+    @staticmethod
+    def concat(blocks: Sequence[Block]) -> Block:
+        """The samples of several blocks with the same columns."""
+        if len(blocks) == 1:
+            return blocks[0]
+        joined = {
+            name: _concat([block.columns[name] for block in blocks]) for name in blocks[0].columns
+        }
+        return Block(joined, np.concatenate([block.numbers for block in blocks]))
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory it takes."""
+        return self.numbers.nbytes + sum(int(column.nbytes) for column in self.columns.values())
+
+    def table(self) -> pa.Table:
+        """As an Arrow table, of columns that are held by Arrow."""
+        return pa.table(self.columns)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """As numpy arrays."""
+        return {name: _array(column) for name, column in self.columns.items()}
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One mapping for each sample."""
+        arrays = self.arrays()
+        names = list(arrays)
+        for values in zip(*arrays.values(), strict=True):
+            yield dict(zip(names, values, strict=True))
+
+
+Assemble = Callable[[Sequence[pa.Table], Ints, Ints], Block]
+"""Makes a block of tables one after the other: places in it, and the samples' numbers."""
+
+
+def arrow_block(tables: Sequence[pa.Table], places: Ints, numbers: Ints) -> Block:
+    """Columns as Arrow holds them."""
+    table = pa.concat_tables(tables)
+    table = table.slice(int(places[0]), len(places)) if _runs(places) else table.take(places)
+    table = table.combine_chunks()
+    return Block(dict(zip(table.column_names, table.columns, strict=True)), numbers)
+
+
+class NumpyBlocks:
+    """Makes blocks of numpy arrays where a column allows it.
+
+    A whole or Boolean column with nulls has no array that holds them: ``fill`` says what to put
+    in their place, by column.
+    """
+
+    def __init__(self, fill: Mapping[str, Any] | None = None) -> None:
+        self._fill = dict(fill or {})
+
+    def __call__(self, tables: Sequence[pa.Table], places: Ints, numbers: Ints) -> Block:
+        """Make a block."""
+        columns = {
+            name: self._column(
+                name,
+                pa.chunked_array([c for t in tables for c in t[name].chunks], field.type),
+                places,
+            )
+            for name, field in zip(tables[0].column_names, tables[0].schema, strict=True)
+        }
+        return Block(columns, numbers)
+
+    def _column(self, name: str, column: pa.ChunkedArray, places: Ints) -> Column:
+        kind = column.type
+        if pa.types.is_dictionary(kind):
+            return self._column(name, column.cast(kind.value_type), places)
+        if pa.types.is_fixed_size_list(kind) and _is_plain(kind.value_type):
+            return self._vectors(name, column, places)
+        if not _is_plain(kind):
+            return column.combine_chunks().take(pa.array(places))
+        return _gather([_plain(chunk) for chunk in self._filled(name, column).chunks], places, kind)
+
+    def _vectors(self, name: str, column: pa.ChunkedArray, places: Ints) -> Column:
+        if column.null_count:
+            raise _nulls(name, column.type)
+        size = column.type.list_size
+        parts = [_plain(chunk.flatten()).reshape(-1, size) for chunk in column.chunks]
+        return _gather(parts, places, column.type.value_type)
+
+    def _filled(self, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        if not column.null_count:
+            return column
+        if name in self._fill:
+            return pc.fill_null(column, self._fill[name])
+        if pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
+            raise _nulls(name, column.type)
+        return column
+
+
+def _chunks(tables: Sequence[pa.Table], field: pa.Field) -> pa.ChunkedArray:
+    chunks = [chunk for table in tables for chunk in table[field.name].chunks]
+    return pa.chunked_array(chunks, field.type)
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Whether values are of one size and numpy has their type."""
+    t = pa.types
+    return bool(
+        t.is_integer(kind)
+        or t.is_floating(kind)
+        or t.is_boolean(kind)
+        or t.is_timestamp(kind)
+        or t.is_duration(kind)
+        or t.is_date(kind)
+    )
+
+
+def _plain(chunk: pa.Array) -> NDArray[Any]:
+    array: NDArray[Any] = chunk.to_numpy(zero_copy_only=False)
+    return array
+
+
+def _gather(parts: Sequence[NDArray[Any]], places: Ints, kind: pa.DataType) -> NDArray[Any]:
+    """The values at ``places``, always in memory of their own."""
+    if not parts:
+        return np.empty(0, kind.to_pandas_dtype())
+    joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    if not _runs(places):
+        return joined[places]
+    run = joined[int(places[0]) : int(places[0]) + len(places)]
+    return run if len(parts) > 1 else run.copy()
+
+
+def _runs(places: Ints) -> bool:
+    """Whether the places follow each other, told from the ends: a shuffled run is none."""
+    if not len(places) or places[-1] - places[0] != len(places) - 1:
+        return not len(places)
+    return bool((np.diff(places) == 1).all())
+
+
+def _nulls(name: str, kind: pa.DataType) -> ShardError:
+    return ShardError(
+        f"column {name!r} of {kind} has missing values, which a numpy array of that type cannot "
+        f"hold: pass fill={{{name!r}: ...}}, leave the column out, or use output='arrow'"
+    )
+
+
+def _take(column: Column, places: Ints) -> Column:
+    return column[places] if isinstance(column, np.ndarray) else column.take(pa.array(places))
+
+
+def _concat(columns: Sequence[Any]) -> Column:
+    if isinstance(columns[0], np.ndarray):
+        return np.concatenate(columns)
+    if isinstance(columns[0], pa.ChunkedArray):
+        return pa.chunked_array([chunk for column in columns for chunk in column.chunks])
+    return pa.concat_arrays(columns)
+
+
+def _array(column: Column) -> NDArray[Any]:
+    if isinstance(column, np.ndarray):
+        return column
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    kind = column.type
+    if pa.types.is_nested(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary(kind):
+        return _objects(column)
+    array: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+    return array
+
+
+def _objects(column: pa.Array) -> NDArray[Any]:
+    """An array of Python objects; lists of numbers become arrays."""
+    kind = column.type
+    values: list[Any]
+    if pa.types.is_list(kind) and _is_plain(kind.value_type):
+        values = [None if item.values is None else _plain(item.values) for item in column]
+    else:
+        values = column.to_pylist()
+    array = np.empty(len(values), object)
+    for place, value in enumerate(values):
+        array[place] = value
+    return array

@@ -1,0 +1,358 @@
+"""The loader: batches of a dataset for any loop, exactly once per epoch, resumable anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config import Config
+from ..errors import ShardError
+from ..sharding.coverage import Digest
+from ..types import check_whole
+from .batches import Batches, Output
+from .columns import Block
+from .index import DatasetIndex
+from .mixture import Mixture
+from .order import DEFAULT_WINDOW
+from .prefetch import Produced, ShardFetcher
+from .program import AffinityProgram, GlobalProgram, MixedProgram, Place, Program, Share
+from .sequences import ORIGIN
+from .source import FileSource, Source
+from .state import LoaderState, Plan, pack
+from .tracks import Last, Track
+
+Ints = NDArray[np.int64]
+
+ORDERS = ("global", "affinity")
+LASTS = ("keep", "drop", "pad")
+WINDOW_BYTES = 256 * 2**20
+"""A shuffle window has at most so many bytes of files."""
+BATCHES_AHEAD = 2
+DIGEST_EVERY = 1 << 16
+
+
+class Progress(Protocol):
+    """Is told what a loader has consumed."""
+
+    def report(
+        self, epoch: int, base: Digest, seen: Digest, assumed: int, dropped: int, expected: int
+    ) -> None:
+        """``base`` and ``assumed`` are from before the loader was resumed."""
+
+
+class Loader:
+    """Batches of one rank.
+
+    Iterating goes on from where the loader is to the end of its epoch; iterating again gives the
+    next epoch. What was handed out is consumed, what was only read ahead is not. `state_dict` is
+    the position between two batches, and `load_state_dict` goes on from it with any number of
+    ranks, loader processes and samples per batch.
+    """
+
+    def __init__(
+        self,
+        source: Source | DatasetIndex | Mixture,
+        batch_size: int | None = None,
+        *,
+        global_batch_size: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        order: str = "global",
+        shuffle: bool = True,
+        seed: int = 0,
+        last: Last = "keep",
+        output: Output = "numpy",
+        fill: Mapping[str, Any] | None = None,
+        decode: Callable[[dict[str, Any]], Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        ids: bool = False,
+        prefetch_shards: int | None = None,
+        window: int | None = None,
+        streams: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Nothing is read before the first batch is asked for.
+
+        - ``source``: files as `FileSource` (columns, shard size, samples to skip), an index,
+          or a `Mixture`.
+        - ``batch_size`` counts the samples of one rank, ``global_batch_size`` those of all.
+        - ``order``: ``global`` fixes one sequence of batches for the whole job, whatever its
+          size; ``affinity`` keeps each rank on the same shards in every epoch.
+        - ``last``: ``keep`` hands out every sample, ``drop`` leaves out what does not fill a
+          batch, ``pad`` fills up with copies, marked by ``False`` in the column ``__valid__``.
+          With ``drop`` and ``pad`` all ranks have the same number of steps and batch size.
+        - ``output``: ``numpy``, ``torch`` or ``jax`` give a dict of arrays, ``arrow`` a table.
+        - ``decode`` is called with every sample, ``transform`` with every batch, both in a
+          background thread. ``fill`` replaces missing values by column. ``ids`` adds the
+          samples' numbers as ``__id__``.
+        - ``prefetch_shards`` are read ahead (by default as many as are mixed), ``window`` shards
+          are mixed with each other, ``streams`` is in how many places the sequence is read side
+          by side (by default ``world_size``, and from then on what the state says).
+        """
+        self._source = FileSource(source) if isinstance(source, DatasetIndex) else source
+        self.rank = check_whole("rank", rank)
+        self.world_size = check_whole("world_size", world_size, 1)
+        if self.rank >= self.world_size:
+            raise ValueError(f"rank {rank} is not one of {world_size} ranks")
+        _check_choice("order", order, ORDERS)
+        _check_choice("last", last, LASTS)
+        self._batches = Batches(
+            output, ids=ids, pad=last == "pad", fill=fill, decode=decode, transform=transform
+        )
+        self._plan = Plan(
+            order=order,
+            samples=self._source.total,
+            fingerprint=self._source.fingerprint,
+            layout=self._source.layout,
+            seed=check_whole("seed", seed, most=2**64 - 1),
+            shuffle=bool(shuffle),
+            window=_window(self._source, window),
+            streams=check_whole("streams", self.world_size if streams is None else streams, 1),
+        )
+        self._streams_given = streams is not None
+        self._share = Share(
+            self.rank,
+            self.world_size,
+            _batch(batch_size, global_batch_size, self.world_size, order),
+            last,
+            _prefetch(prefetch_shards, self._plan),
+        )
+        self._program = self._make_program()
+        self._progress = progress
+        self._running: ExitStack | None = None
+        self._place = Place()
+        self._goto(self._place)
+
+    # Where it is
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being read, or comes next."""
+        return self._place.epoch
+
+    @property
+    def position(self) -> int:
+        """Samples consumed of this epoch: by all ranks in global order, else by this one."""
+        return self._place.of(self.rank)
+
+    def __len__(self) -> int:
+        """How many steps are left in this epoch."""
+        return self._program.track(self._place).steps
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch; in it already, stay where the loader is."""
+        if check_whole("epoch", epoch) != self.epoch:
+            self._stop()
+            self._goto(Place(epoch))
+
+    def restart(self) -> None:
+        """Go back to the start of the epoch."""
+        self._stop()
+        self._goto(Place(self.epoch))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position behind the last batch handed out: under 4 KB of JSON."""
+        return LoaderState(
+            plan=self._plan,
+            epoch=self.epoch,
+            position=self.position,
+            world=self.world_size,
+            rank=self.rank,
+            past=tuple((part.slot_count, list(part.consumed)) for part in self._place.past),
+            base=pack(self._base),
+            seen=pack(self._seen_now()),
+            assumed=self._assumed,
+        ).to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state, of this rank, any rank, or all of them (`merge_states`).
+
+        Raises ``ShardError`` when the state is of other data or of another order.
+        """
+        loaded = LoaderState.of(state)
+        self._check_plan(loaded.plan)
+        self._stop()
+        self._plan = loaded.plan
+        self._program = self._make_program()
+        self._goto(self._program.place(loaded))
+        self._base = loaded.digest(loaded.plan.samples)
+        self._assumed = self._program.consumed(loaded) - self._base.count
+
+    get_state = state_dict
+    set_state = load_state_dict
+
+    # Iteration
+
+    def __iter__(self) -> Iterator[Any]:
+        """Batches up to the end of the epoch."""
+        return self.part(0, 1)
+
+    def part(self, part: int, parts: int) -> Iterator[Any]:
+        """Every ``parts``-th of the batches from here on, for one of several loader processes."""
+        self._stop()
+        with ExitStack() as running:
+            self._running = running
+            yield from self._play(running, part, parts)
+
+    def commit(self) -> None:
+        """Report what was handed out as consumed for good, where there is a coordinator."""
+        if self._progress is None:
+            return
+        track = self._program.track(self._place)
+        self._progress.report(
+            self.epoch,
+            self._base,
+            self._seen_now(),
+            self._assumed,
+            0 if track.steps else track.dropped,
+            len(self._source),
+        )
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        self._stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_running": None, "_progress": None}
+
+    # Inside
+
+    def _play(self, running: ExitStack, part: int, parts: int) -> Iterator[Any]:
+        ahead = self._share.prefetch_shards
+        fetchers = [
+            running.enter_context(closing(ShardFetcher(source, self._batches.assemble, ahead)))
+            for source in self._source.sources
+        ]
+        made = self._made(self._program.track(self._place, fetchers), part, parts)
+        if self._batches.works:
+            made = iter(running.enter_context(closing(Produced(made, BATCHES_AHEAD))))
+        for batch, position, numbers in made:
+            self._place = replace(self._place, position=position, positions=())
+            if batch is not None:
+                self._note(numbers)
+                yield batch
+        self.commit()
+        self._goto(Place(self.epoch + 1))
+
+    def _made(self, track: Track, part: int, parts: int) -> Iterator[tuple[Any, int, Ints]]:
+        filler: Block | None = None
+        for block, padding, position in track.play(part, parts):
+            if block is None and padding:
+                filler = filler or self._any_sample()
+                block = filler.slice(0, 0)
+            if block is None:
+                yield None, position, np.empty(0, np.int64)
+                continue
+            yield self._batches.make(block, padding, filler), position, block.numbers
+            filler = block if len(block) else filler
+
+    def _any_sample(self) -> Block:
+        source = self._source.sources[0]
+        shard = int(np.argmax(np.diff(source.starts) > 0))
+        first = np.zeros(1, np.int64)
+        block = self._batches.assemble([source.read(shard)], first, first)
+        if isinstance(self._source, Mixture):
+            block.columns[ORIGIN] = first
+        return block
+
+    def _make_program(self) -> Program:
+        if isinstance(self._source, Mixture):
+            if self._plan.order != "global":
+                raise ValueError("a mixture is read in global order")
+            return MixedProgram(self._source, self._plan, self._share)
+        if self._plan.order == "global":
+            return GlobalProgram(self._source, self._plan, self._share)
+        return AffinityProgram(self._source, self._plan, self._share)
+
+    def _check_plan(self, plan: Plan) -> None:
+        if self._plan.fingerprint != plan.fingerprint:
+            raise ShardError(
+                f"the state is of other data: its files had the fingerprint {plan.fingerprint}, "
+                f"those here have {self._plan.fingerprint}; a position in the one means nothing "
+                "in the other. Load the data it was made with, or start afresh"
+            )
+        here = self._plan
+        if not self._streams_given:
+            here = msgspec.structs.replace(here, streams=plan.streams)
+        if here != plan:
+            raise ShardError(
+                f"the state is of another order ({plan.difference(here)}): make the loader as it "
+                "was made then"
+            )
+
+    def _goto(self, place: Place) -> None:
+        self._place = place
+        self._base, self._seen = Digest(self._plan.samples), Digest(self._plan.samples)
+        self._assumed = 0
+        self._unseen: list[Ints] = []
+        self._unseen_count = 0
+
+    def _note(self, numbers: Ints) -> None:
+        self._unseen.append(numbers)
+        self._unseen_count += len(numbers)
+        if self._unseen_count >= DIGEST_EVERY:
+            self._seen_now()
+
+    def _seen_now(self) -> Digest:
+        if self._unseen:
+            self._seen.add(np.concatenate(self._unseen))
+            self._unseen, self._unseen_count = [], 0
+        return self._seen
+
+    def _stop(self) -> None:
+        """End the iteration that is going on."""
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+
+
+def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+
+
+def _batch(one: int | None, all_ranks: int | None, world: int, order: str) -> int:
+    """How many samples the order counts per step."""
+    if (one is None) == (all_ranks is None):
+        raise ValueError("give either batch_size or global_batch_size")
+    if one is not None:
+        size = check_whole("batch_size", one, 1)
+        return size * world if order == "global" else size
+    size = check_whole("global_batch_size", all_ranks, 1)
+    if order == "global" and size >= world:
+        return size
+    if size % world:
+        raise ValueError(f"a global_batch_size of {size} cannot be divided by {world} ranks")
+    return size // world
+
+
+def _window(source: Source | Mixture, window: int | None) -> int:
+    if window is not None:
+        return check_whole("window", window, 1)
+    return max(1, min(DEFAULT_WINDOW, WINDOW_BYTES // max(1, source.mean_shard_bytes)))
+
+
+def _prefetch(shards: int | None, plan: Plan) -> int:
+    """As many as are mixed, so that a window is there when the one before it is used up."""
+    if shards is not None:
+        return check_whole("prefetch_shards", shards)
+    at_least = Config.load().dataset.prefetch_shards
+    return max(at_least, plan.window) if plan.shuffle else at_least

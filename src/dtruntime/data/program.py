@@ -1,0 +1,190 @@
+"""What a rank reads of an epoch, for each kind of order."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..sharding import SlotTable
+from .mixture import Mixture
+from .order import AffinityOrder, GlobalOrder, Lane, Segment, Shuffle
+from .prefetch import LaneReader, ShardFetcher
+from .sequences import EndlessStrand, MixedStrand, PlainStrand, Strand, check_sizes
+from .source import Source
+from .state import LoaderState, Plan
+from .tracks import GlobalTrack, LaneTrack, Last, Track
+
+Fetchers = Sequence[ShardFetcher]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A position in an epoch."""
+
+    epoch: int = 0
+    position: int = 0
+    past: tuple[Segment, ...] = ()
+    """Stretches of the epoch with other members."""
+    positions: tuple[int, ...] = ()
+    """Where each rank is, when they are not all at ``position``."""
+
+    def of(self, rank: int) -> int:
+        """Where a rank is."""
+        return self.positions[rank] if self.positions else self.position
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which part of the reading is this rank's, and in which portions."""
+
+    rank: int
+    world: int
+    batch: int
+    """Samples of all ranks in global order, of one in affinity order."""
+    last: Last
+    prefetch_shards: int
+
+
+class Program(ABC):
+    """What is read, from a place on."""
+
+    def __init__(self, plan: Plan, share: Share) -> None:
+        self._plan = plan
+        self._share = share
+
+    @abstractmethod
+    def track(self, place: Place, fetchers: Fetchers = ()) -> Track:
+        """This rank's steps; without fetchers they can only be counted."""
+
+    @abstractmethod
+    def place(self, state: LoaderState) -> Place:
+        """Where a state says that the epoch is, for the ranks there are now."""
+
+    @abstractmethod
+    def consumed(self, state: LoaderState) -> int:
+        """How many samples of the epoch all ranks had consumed."""
+
+    def _shuffle(self, epoch: int) -> Shuffle:
+        return Shuffle(self._plan.seed, epoch, self._plan.shuffle, self._plan.window)
+
+
+class GlobalProgram(Program):
+    """One sequence for all ranks."""
+
+    def __init__(self, source: Source, plan: Plan, share: Share) -> None:
+        super().__init__(plan, share)
+        self._source = source
+        self._order: tuple[int, GlobalOrder] | None = None
+
+    def track(self, place: Place, fetchers: Fetchers = ()) -> Track:
+        """This rank's part of every batch."""
+        length, origin = self._extent(place.epoch)
+        mine = max(1, self._plan.streams // self._share.world)
+        ahead = -(-self._share.prefetch_shards // mine)
+
+        def strand(number: int) -> Strand:
+            return self._strand(place.epoch, number, fetchers, ahead)
+
+        return GlobalTrack(
+            strand,
+            self._plan.streams,
+            length=length,
+            origin=origin,
+            position=place.position,
+            batch=self._share.batch,
+            rank=self._share.rank,
+            world=self._share.world,
+            last=self._share.last,
+        )
+
+    def place(self, state: LoaderState) -> Place:
+        """The same position, whatever the ranks."""
+        return Place(state.epoch, state.position)
+
+    def consumed(self, state: LoaderState) -> int:
+        """The position itself."""
+        return state.position
+
+    def _extent(self, epoch: int) -> tuple[int, int]:
+        """How many samples an epoch has, and which of the run is its first."""
+        return len(self._source), 0
+
+    def _strand(self, epoch: int, number: int, fetchers: Fetchers, ahead: int) -> Strand:
+        if self._order is None or self._order[0] != epoch:
+            order = GlobalOrder(self._source.starts, self._shuffle(epoch), self._plan.streams)
+            self._order = epoch, order
+        return PlainStrand(self._order[1], number, fetchers[0], ahead)
+
+
+class MixedProgram(GlobalProgram):
+    """One sequence of several datasets."""
+
+    def __init__(self, mixture: Mixture, plan: Plan, share: Share) -> None:
+        super().__init__(mixture.sources[0], plan, share)
+        check_sizes(mixture.names, [len(s) for s in mixture.sources], plan.streams)
+        self._mixture = mixture
+
+    def _extent(self, epoch: int) -> tuple[int, int]:
+        return len(self._mixture), epoch * len(self._mixture)
+
+    def _strand(self, epoch: int, number: int, fetchers: Fetchers, ahead: int) -> Strand:
+        parts = [
+            EndlessStrand(
+                fetcher,
+                replace(self._shuffle(0), seed=self._plan.seed + which),
+                self._plan.streams,
+                number,
+                ahead,
+            )
+            for which, fetcher in enumerate(fetchers)
+        ]
+        mixture = self._mixture
+        return MixedStrand(parts, mixture.quotas, mixture.offsets, self._plan.seed, number)
+
+
+class AffinityProgram(Program):
+    """Each rank its own shards."""
+
+    def __init__(self, source: Source, plan: Plan, share: Share) -> None:
+        super().__init__(plan, share)
+        self._source = source
+        self._table = SlotTable(len(source.starts) - 1, seed=plan.seed)
+
+    def track(self, place: Place, fetchers: Fetchers = ()) -> Track:
+        """This rank's lane in batches."""
+
+        def reader(lane: Lane, start: int) -> LaneReader:
+            return LaneReader(lane, fetchers[0], start, prefetch_shards=self._share.prefetch_shards)
+
+        return LaneTrack(
+            reader,
+            self.lanes(place.epoch, place.past, Segment(self._share.world)),
+            self._share.rank,
+            positions=place.of,
+            batch=self._share.batch,
+            last=self._share.last,
+        )
+
+    def lanes(self, epoch: int, past: Sequence[Segment], current: Segment) -> dict[int, Lane]:
+        """What each slot reads."""
+        order = AffinityOrder(self._table, self._source.starts, self._shuffle(epoch))
+        return order.lanes(past, current)
+
+    def place(self, state: LoaderState) -> Place:
+        """The same lanes for as many ranks, else what is left dealt anew."""
+        past = tuple(Segment(world, consumed=tuple(taken)) for world, taken in state.past)
+        if state.world == self._share.world:
+            return Place(state.epoch, state.position, past, state.positions)
+        return Place(state.epoch, 0, (*past, _stretch(state)))
+
+    def consumed(self, state: LoaderState) -> int:
+        """What is not in the lanes of a next stretch any more."""
+        past = [Segment(world, consumed=tuple(taken)) for world, taken in state.past]
+        rest = self.lanes(state.epoch, [*past, _stretch(state)], Segment(1))[0]
+        return len(self._source) - len(rest)
+
+
+def _stretch(state: LoaderState) -> Segment:
+    """The state's own stretch of the epoch, ended where it is."""
+    return Segment(state.world, consumed=state.positions or (state.position,))

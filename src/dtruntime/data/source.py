@@ -1,0 +1,166 @@
+"""What a loader reads: shards of samples, from files or from numbers alone."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ..errors import ShardError
+from ..storage.cache import DiskCache
+from .index import DatasetIndex, DatasetRows, shards
+from .readers.base import select
+
+Ints = NDArray[np.int64]
+Ranges = Iterable[tuple[int, int]]
+NUMBER = "sample"
+"""The one column of a dataset without files."""
+
+
+class Kept:
+    """The samples that are left when ranges of them are skipped, counted from 0."""
+
+    def __init__(self, total: int, skip: Ranges = ()) -> None:
+        """Each of ``skip`` is the first sample to leave out, and the first not to."""
+        self.total = total
+        self.skipped = _merged(total, skip)
+        edges = np.array([0, *(x for pair in self.skipped for x in pair), total], np.int64)
+        self._starts = edges[::2]
+        lengths = edges[1::2] - edges[::2]
+        self._counts = np.concatenate(([0], np.cumsum(lengths)))
+
+    def __len__(self) -> int:
+        return int(self._counts[-1])
+
+    def before(self, samples: Ints) -> Ints:
+        """How many kept samples come before each of ``samples``."""
+        if not self.skipped:
+            return samples
+        run = np.searchsorted(self._starts, samples, side="right") - 1
+        inside = np.minimum(samples - self._starts[run], np.diff(self._counts)[run])
+        kept: Ints = self._counts[run] + inside
+        return kept
+
+    def numbers(self, kept: Ints) -> Ints:
+        """The samples' numbers among all."""
+        if not self.skipped:
+            return kept
+        run = np.searchsorted(self._counts, kept, side="right") - 1
+        return self._starts[run] + kept - self._counts[run]
+
+
+class Source(ABC):
+    """Samples in shards, numbered without those that are skipped."""
+
+    def __init__(self, bounds: Ints, skip: Ranges, fingerprint: str) -> None:
+        """``bounds`` are the first samples of all shards, and at the end how many there are."""
+        self.kept = Kept(int(bounds[-1]), skip)
+        self.bounds = bounds
+        self.starts = self.kept.before(bounds)
+        if not len(self.kept):
+            raise ShardError("every sample is skipped: leave some to read")
+        layout = hashlib.sha256(bounds.astype("<i8").tobytes() + repr(self.kept.skipped).encode())
+        self.fingerprint = fingerprint
+        """Of the data."""
+        self.layout = layout.hexdigest()[:16]
+        """Of the shards and of what is skipped."""
+        self.mean_shard_bytes = 0
+        """How much is read for a shard."""
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    @property
+    def total(self) -> int:
+        """How many samples there are, also skipped ones."""
+        return self.kept.total
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Itself alone."""
+        return (self,)
+
+    @property
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """The columns that are read."""
+
+    def read(self, shard: int) -> pa.Table:
+        """The samples of a shard, without those that are skipped."""
+        start, stop = int(self.bounds[shard]), int(self.bounds[shard + 1])
+        table = self._read(start, stop)
+        count = int(self.starts[shard + 1] - self.starts[shard])
+        if count == stop - start:
+            return table
+        kept = np.arange(self.starts[shard], self.starts[shard + 1], dtype=np.int64)
+        return table.take(pa.array(self.kept.numbers(kept) - start))
+
+    @abstractmethod
+    def _read(self, start: int, stop: int) -> pa.Table:
+        """Samples ``start`` to ``stop`` of all."""
+
+
+class FileSource(Source):
+    """The samples of indexed files."""
+
+    def __init__(
+        self,
+        index: DatasetIndex,
+        shard_size: int = 10_000,
+        *,
+        exact: bool = False,
+        columns: Sequence[str] | None = None,
+        skip: Ranges = (),
+        cache: DiskCache | None = None,
+    ) -> None:
+        """``cache`` keeps what is read from remote stores; the rest is as for `shards`."""
+        self._schema = select(index.schema, columns)
+        self._columns = None if columns is None else list(columns)
+        self._rows = DatasetRows(index, cache)
+        cut = shards(index, shard_size, exact)
+        super().__init__(cut.bounds, skip, index.fingerprint)
+        self.mean_shard_bytes = index.total_bytes // max(1, len(cut))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that are read."""
+        return self._schema
+
+    def _read(self, start: int, stop: int) -> pa.Table:
+        return self._rows.read(start, stop, self._columns)
+
+
+class NumberSource(Source):
+    """Samples that are known by their numbers alone: one column, ``sample``."""
+
+    def __init__(self, total: int, shard_size: int = 10_000, *, skip: Ranges = ()) -> None:
+        if total < 1 or shard_size < 1:
+            raise ShardError(f"there cannot be {total} samples in shards of {shard_size}")
+        bounds = np.append(np.arange(0, total, shard_size, dtype=np.int64), total)
+        super().__init__(bounds, skip, f"numbers-{total}")
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The number."""
+        return pa.schema([(NUMBER, pa.int64())])
+
+    def _read(self, start: int, stop: int) -> pa.Table:
+        return pa.table({NUMBER: np.arange(start, stop, dtype=np.int64)})
+
+
+def _merged(total: int, skip: Ranges) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted(skip):
+        if not 0 <= start <= stop <= total:
+            raise ValueError(
+                f"skipped samples {start} to {stop} reach outside the {total} there are"
+            )
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], stop)
+        elif start < stop:
+            merged.append((start, stop))
+    return merged

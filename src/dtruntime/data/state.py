@@ -1,0 +1,145 @@
+"""Where a loader is: small, JSON, and enough to go on at any number of workers."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ..errors import ShardError
+from ..sharding.coverage import Digest
+
+VERSION = 1
+
+Past = tuple[int, list[int]]
+"""A stretch with one number of workers: how many, and what each consumed (one number: each)."""
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What decides the order; a position means nothing without it."""
+
+    order: str
+    samples: int
+    fingerprint: str
+    layout: str
+    seed: int
+    shuffle: bool
+    window: int
+    streams: int
+
+    def difference(self, other: Plan) -> str:
+        """What is not the same in another plan."""
+        return "; ".join(
+            f"{field}: {getattr(self, field)!r} in the state, {getattr(other, field)!r} here"
+            for field in self.__struct_fields__
+            if getattr(self, field) != getattr(other, field)
+        )
+
+
+class LoaderState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A position between two batches."""
+
+    plan: Plan
+    epoch: int
+    position: int
+    """Samples consumed: by the whole job in global order, by each worker in affinity order."""
+    world: int
+    rank: int = -1
+    """-1: the state stands for all ranks."""
+    past: tuple[Past, ...] = ()
+    """In affinity order, the stretches of this epoch with other numbers of workers."""
+    base: str = ""
+    """Digest of what this epoch had consumed when it was resumed."""
+    seen: str = ""
+    """Digest of what this rank consumed since."""
+    assumed: int = 0
+    """Samples consumed by the position that neither digest has seen."""
+    positions: tuple[int, ...] = ()
+    """Where each rank is, when they are not at the same place."""
+    version: int = VERSION
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
+
+    @staticmethod
+    def of(value: object) -> LoaderState:
+        """Read what `to_dict` gave; ``ValueError`` when it is not that."""
+        if isinstance(value, bytes | str):
+            return LoaderState.of(msgspec.json.decode(value))
+        if not isinstance(value, Mapping):
+            raise TypeError(f"a loader's state is a mapping, not {type(value).__name__}")
+        version = value.get("version")
+        if version != VERSION:
+            raise ValueError(f"this loader's state has version {version!r}, not {VERSION}")
+        try:
+            return msgspec.convert(dict(value), LoaderState)
+        except msgspec.ValidationError as exc:
+            raise ValueError(f"not a loader's state: {exc}") from exc
+
+    def digest(self, total: int) -> Digest:
+        """Everything it has seen."""
+        both = unpack(self.base, total)
+        both.merge(unpack(self.seen, total))
+        return both
+
+
+def pack(digest: Digest) -> str:
+    """A digest as text; nothing for an empty one."""
+    return base64.b85encode(digest.to_bytes()).decode() if digest.count else ""
+
+
+def unpack(text: str, total: int) -> Digest:
+    """The digest that `pack` made text of."""
+    return Digest(total, base64.b85decode(text) if text else b"")
+
+
+def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join the states of all ranks, taken after the same step, into one that stands for all.
+
+    Loading it instead of one rank's state lets the coverage of the epoch be proved across the
+    interruption. Raises ``ShardError`` when they do not belong together.
+    """
+    ranks = [LoaderState.of(state) for state in states]
+    if not ranks:
+        raise ValueError("there is no state to merge")
+    first = ranks[0]
+    _check_together(ranks)
+    total = first.plan.samples
+    base = unpack(first.base, total)
+    for state in ranks:
+        base.merge(unpack(state.seen, total))
+    positions = tuple(state.position for state in sorted(ranks, key=lambda state: state.rank))
+    same = len(set(positions)) == 1
+    return msgspec.structs.replace(
+        first,
+        rank=-1,
+        base=pack(base),
+        seen="",
+        position=max(positions),
+        positions=() if same else positions,
+    ).to_dict()
+
+
+def _check_together(ranks: Sequence[LoaderState]) -> None:
+    first = ranks[0]
+    if sorted(state.rank for state in ranks) != list(range(first.world)):
+        found = sorted(state.rank for state in ranks)
+        raise ShardError(
+            f"states of ranks {found} are not those of all {first.world} ranks, once each"
+        )
+    for state in ranks[1:]:
+        same = state.plan == first.plan and state.past == first.past and state.base == first.base
+        if not same or (state.epoch, state.world) != (first.epoch, first.world):
+            raise ShardError(
+                f"the states of ranks {first.rank} and {state.rank} are not of the same run: "
+                f"{first.plan.difference(state.plan) or 'they were resumed differently'}"
+            )
+        if first.plan.order == "global" and state.position != first.position:
+            raise ShardError(
+                f"rank {first.rank} is at sample {first.position} and rank {state.rank} at "
+                f"{state.position}: save the states of all ranks after the same step"
+            )

@@ -1,0 +1,146 @@
+"""Proof that every sample was consumed once: an order-independent digest of sample numbers.
+
+The samples of a dataset are divided into `BUCKETS` ranges. A digest holds, for each range, how
+many samples were consumed and the sum of their hashes modulo 2**64. Digests of disjoint parts
+add up to the digest of the whole, in any order. A digest that equals that of the whole dataset
+means, but for chance in 2**64, that every sample was consumed exactly once; where one differs,
+its range says where to look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .hashing import mix_array
+
+BUCKETS = 32
+SIZE = BUCKETS * 16
+_CHUNK = 1 << 20
+_KEY = np.uint64(0x5EED_C0DE_5A3B_1E55)
+
+Counts = NDArray[np.uint64]
+
+
+class Digest:
+    """What was consumed of a dataset of ``total`` samples."""
+
+    __slots__ = ("_counts", "_sums", "total")
+
+    def __init__(self, total: int, data: bytes = b"") -> None:
+        """Empty, or what `to_bytes` gave; ``ValueError`` when ``data`` is not that."""
+        if total < 1:
+            raise ValueError(f"a digest is of at least one sample, not {total}")
+        if len(data) not in (0, SIZE):
+            raise ValueError(f"a digest has {SIZE} bytes, not {len(data)}")
+        both = np.frombuffer(data or bytes(SIZE), "<u8").astype(np.uint64)
+        self.total = total
+        self._counts, self._sums = both[:BUCKETS], both[BUCKETS:]
+
+    @property
+    def width(self) -> int:
+        """How many samples a range has; the last may have fewer."""
+        return -(-self.total // BUCKETS)
+
+    @property
+    def count(self) -> int:
+        """How many samples were consumed, repeated ones as often as they were."""
+        return int(self._counts.sum())
+
+    def add(self, samples: NDArray[np.int64]) -> None:
+        """Count samples as consumed."""
+        for start in range(0, len(samples), _CHUNK):
+            self._add(samples[start : start + _CHUNK])
+
+    def merge(self, other: Digest) -> None:
+        """Count what another digest of the same dataset has counted."""
+        if other.total != self.total:
+            raise ValueError(f"digests of {self.total} and {other.total} samples do not add up")
+        self._counts = self._counts + other._counts
+        self._sums = self._sums + other._sums
+
+    def copy(self) -> Digest:
+        """The same, independent of this one."""
+        return Digest(self.total, self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """`SIZE` bytes from which it can be made again."""
+        return np.concatenate((self._counts, self._sums)).astype("<u8").tobytes()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Digest):
+            return NotImplemented
+        return self.total == other.total and self.to_bytes() == other.to_bytes()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _add(self, samples: NDArray[np.int64]) -> None:
+        if not len(samples):
+            return
+        if samples.min() < 0 or samples.max() >= self.total:
+            raise ValueError(
+                f"samples {samples.min()} to {samples.max()} reach outside the dataset"
+            )
+        bucket = (samples // self.width).astype(np.uint8)
+        order = np.argsort(bucket, kind="stable")
+        hashes = mix_array(samples[order].astype(np.uint64) ^ _KEY)
+        found, starts = np.unique(bucket[order], return_index=True)
+        self._counts[found] += np.diff(np.append(starts, len(samples))).astype(np.uint64)
+        self._sums[found] += np.add.reduceat(hashes, starts)
+
+    def _arrays(self) -> tuple[Counts, Counts]:
+        return self._counts, self._sums
+
+
+def whole(total: int, skip: Iterable[tuple[int, int]] = ()) -> Digest:
+    """The digest of every sample but those in the ranges ``skip``, each once.
+
+    Takes about a second for a hundred million samples.
+    """
+    digest = Digest(total)
+    at = 0
+    for start, stop in [*sorted(skip), (total, total)]:
+        for first in range(at, start, _CHUNK):
+            digest.add(np.arange(first, min(first + _CHUNK, start), dtype=np.int64))
+        at = max(at, stop)
+    return digest
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How what was consumed compares with what was to be.
+
+    ``missing`` and ``repeated`` are the least that the digests allow: what a range lacks or
+    exceeds, and one of each for a range with the right count and another hash.
+    """
+
+    covered: int
+    missing: int
+    repeated: int
+    suspect: tuple[tuple[int, int], ...] = ()
+    """Ranges of samples that are not as expected."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether every sample was consumed exactly once."""
+        return not (self.missing or self.repeated)
+
+
+def compare(seen: Digest, expected: Digest) -> Verdict:
+    """Hold what was consumed against what was to be."""
+    if seen.total != expected.total:
+        raise ValueError(f"digests of {seen.total} and {expected.total} samples do not compare")
+    counts, sums = seen._arrays()
+    due, due_sums = expected._arrays()
+    short = np.where(counts < due, due - counts, np.uint64(0))
+    over = np.where(counts > due, counts - due, np.uint64(0))
+    wrong = (counts == due) & (sums != due_sums)
+    missing = int(short.sum()) + int(wrong.sum())
+    repeated = int(over.sum()) + int(wrong.sum())
+    places = np.flatnonzero((counts != due) | wrong).tolist()
+    width = seen.width
+    ranges = tuple((i * width, min((i + 1) * width, seen.total)) for i in places)
+    return Verdict(int(due.sum()) - missing, missing, repeated, ranges)
