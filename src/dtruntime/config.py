@@ -47,6 +47,8 @@ class CoordinatorConfig:
     """Calls per second one address may make on average; twice that in a burst."""
     max_request_bytes: int = 4 * 1024 * 1024
     """A larger request is refused."""
+    max_dataset_bytes: int = 64 * 1024 * 1024
+    """The same for registering a dataset, which carries what is known of its files."""
     max_workers_per_job: int = 65536
     transport: Literal["auto", "pygrpc-native", "grpc.aio"] = "auto"
     """The gRPC server; ``auto`` takes pygrpc-native when it is installed."""
@@ -59,6 +61,7 @@ class CoordinatorConfig:
             worker_rate_limit=self.worker_rate_limit,
             peer_rate_limit=self.peer_rate_limit,
             max_request_bytes=self.max_request_bytes,
+            max_dataset_bytes=self.max_dataset_bytes,
             max_workers_per_job=self.max_workers_per_job,
         )
         if self.heartbeat_timeout_ms < 2 * self.heartbeat_interval_ms:
@@ -97,12 +100,20 @@ class DatasetConfig:
 
     default_shard_size: int = 10000
     prefetch_shards: int = 2
+    cache_dir: str = ""
+    """Where a cache of remote data lies; empty: ``$STRATA_CACHE_DIR/shards``."""
+    cache_limit_bytes: int = 0
+    """How much of the disk that cache may take; 0 means that there is none."""
 
     def __post_init__(self) -> None:
         _positive("dataset", default_shard_size=self.default_shard_size)
         if self.prefetch_shards < 0:
             raise ConfigError(
                 f"[dataset] prefetch_shards must not be negative: {self.prefetch_shards}"
+            )
+        if self.cache_limit_bytes < 0:
+            raise ConfigError(
+                f"[dataset] cache_limit_bytes must not be negative: {self.cache_limit_bytes}"
             )
 
 
@@ -115,6 +126,7 @@ ENVIRONMENT: Mapping[str, tuple[str, str]] = types.MappingProxyType(
         "STRATA_DATA_DIR": ("coordinator", "data_dir"),
         "STRATA_HEARTBEAT_INTERVAL_MS": ("coordinator", "heartbeat_interval_ms"),
         "STRATA_HEARTBEAT_TIMEOUT_MS": ("coordinator", "heartbeat_timeout_ms"),
+        "STRATA_CACHE_LIMIT_BYTES": ("dataset", "cache_limit_bytes"),
     }
 )
 """Environment variables and the keys they set."""

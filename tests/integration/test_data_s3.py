@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import pickle
 import shutil
 import socket
 import subprocess
@@ -25,7 +26,7 @@ from obstore.store import S3Store
 
 from dtruntime.data import DatasetRows, build_index, shards
 from dtruntime.errors import ShardError, ShardNotFoundError, StorageError
-from dtruntime.storage import download, expand, read_range, reading
+from dtruntime.storage import DiskCache, download, expand, read_range, reading
 from tests.unit.data.record_files import example, frame
 
 TOOLS = Path(sys.prefix) / "strata-test-tools"
@@ -279,6 +280,62 @@ def test_object_replaced_after_indexing_is_noticed(s3: S3Store) -> None:
     obstore.delete(s3, "replaced/a.csv")
     with pytest.raises(ShardNotFoundError, match=r"a\.csv: it does not exist"):
         rows.read(0, 2)
+
+
+@pytest.mark.parametrize("kind", ["csv", "csv.gz", "parquet", "tfrecord", "tfrecord.gz"])
+def test_second_read_of_cached_shards_makes_no_request(
+    flights: dict[str, Path],
+    digits: tuple[Path, np.ndarray],
+    s3: S3Store,
+    fetched: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    format = kind.partition(".")[0]
+    folder = tmp_path / "objects"
+    folder.mkdir()
+    for path in digits[0].iterdir() if format == "tfrecord" else [flights[kind]]:
+        data = path.read_bytes()
+        (folder / path.name).write_bytes(gzip.compress(data) if kind == "tfrecord.gz" else data)
+    index = build_index(upload(s3, f"cached-{kind}", folder), format)
+    first = DatasetRows(index, DiskCache())
+    table = pieces_of(first)
+    assert table == pieces_of(DatasetRows(build_index(folder, format)))
+    fetched.clear()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # where nobody answers
+    again = pickle.loads(pickle.dumps(first))
+    assert pieces_of(again) == table
+    assert pieces_of(DatasetRows(index, DiskCache())) == table
+    assert not fetched
+    assert again.cache.usage().hits > 0
+    assert again.cache.usage().misses == 0
+
+
+def test_object_replaced_after_caching_is_read_anew_or_refused(s3: S3Store) -> None:
+    def rows() -> DatasetRows:
+        return DatasetRows(build_index("s3://data/cached-replaced", "csv"), DiskCache())
+
+    obstore.put(s3, "cached-replaced/a.csv", b"a\n1\n2\n")
+    old, unread = rows(), DatasetRows(rows().index, DiskCache("elsewhere", limit_bytes=0))
+    assert old.read(0, 2)["a"].to_pylist() == [1, 2]
+    obstore.put(s3, "cached-replaced/a.csv", b"a\n3\n4\n")
+    assert rows().read(0, 2)["a"].to_pylist() == [3, 4]
+    assert old.read(0, 2)["a"].to_pylist() == [1, 2], "the version that was indexed"
+    with pytest.raises(ShardError, match=r"s3://data/cached-replaced/a\.csv has changed since"):
+        unread.read(0, 2)
+
+
+@pytest.mark.parametrize("kind", ["csv", "csv.gz", "parquet"])
+def test_cache_smaller_than_a_shard_is_harmless(
+    flights: dict[str, Path], s3: S3Store, tmp_path: Path, kind: str
+) -> None:
+    format = kind.partition(".")[0]
+    index = build_index(upload(s3, f"small-cache-{kind}", flights[kind].parent), format)
+    cache = DiskCache(tmp_path / "small", limit_bytes=100_000)
+    table = pieces_of(DatasetRows(index, cache))
+    assert table == pieces_of(DatasetRows(build_index(flights[kind], format)))
+    assert cache.usage().bytes <= 100_000
 
 
 NAMES = [

@@ -80,7 +80,7 @@ def test_file_and_variable_that_bound_each_other_are_judged_together(tmp_path: P
         ({"coordinator": {"adress": "x"}}, "did you mean address"),
         ({"storage": {"buckets": "x"}}, "did you mean bucket"),
         ({"checkpoints": {}}, r"did you mean \[checkpoint\]"),
-        ({"dataset": {"zzz": 1}}, "valid: default_shard_size, prefetch_shards"),
+        ({"dataset": {"zzz": 1}}, "valid: cache_dir, cache_limit_bytes, default_shard_size"),
         ({"zzz": {}}, "valid: checkpoint, coordinator, dataset, storage"),
     ],
 )
@@ -106,7 +106,8 @@ def test_unknown_key_names_the_nearest_valid_one(document: dict[str, object], na
         ({"storage": {"backend": "tape"}}, "one of local, s3, gcs, azure"),
         ({"checkpoint": {"keep_last_n": 0}}, "must be positive"),
         ({"checkpoint": {"compression": "rar"}}, "one of none, gzip, zstd"),
-        ({"dataset": {"prefetch_shards": -1}}, "negative"),
+        ({"dataset": {"prefetch_shards": -1}}, "prefetch_shards must not be negative"),
+        ({"dataset": {"cache_limit_bytes": -1}}, "cache_limit_bytes must not be negative"),
     ],
 )
 def test_bad_value_is_refused_by_name(document: dict[str, object], named: str) -> None:

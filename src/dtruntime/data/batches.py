@@ -106,6 +106,17 @@ def filled(block: Block, padding: int, filler: Block | None) -> Block:
     return Block.concat([block, more]) if len(block) else more
 
 
+def row(batch: Any, place: int) -> Any:
+    """One sample of a batch."""
+    if isinstance(batch, dict):
+        return {key: row(values, place) for key, values in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(row(values, place) for values in batch)
+    if isinstance(batch, pa.Table):
+        return batch.slice(place, 1).to_pylist()[0]
+    return batch[place]
+
+
 def stack(samples: Sequence[Any]) -> Any:
     """Samples as one batch: arrays of what can be stacked, lists of the rest."""
     first = samples[0]

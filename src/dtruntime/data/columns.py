@@ -70,15 +70,19 @@ class Block:
             yield dict(zip(names, values, strict=True))
 
 
-Assemble = Callable[[Sequence[pa.Table], Ints, Ints], Block]
-"""Makes a block of tables one after the other: places in it, and the samples' numbers."""
+Places = Ints | slice
+"""Which rows of tables that lie one after the other, and in which order."""
+Assemble = Callable[[Sequence[pa.Table], Places, Ints], Block]
+"""Makes a block of some rows of tables, whose samples have the given numbers."""
 
 
-def arrow_block(tables: Sequence[pa.Table], places: Ints, numbers: Ints) -> Block:
+def arrow_block(tables: Sequence[pa.Table], places: Places, numbers: Ints) -> Block:
     """Columns as Arrow holds them."""
     table = pa.concat_tables(tables)
-    table = table.slice(int(places[0]), len(places)) if _runs(places) else table.take(places)
-    table = table.combine_chunks()
+    if isinstance(places, slice):
+        table = table.slice(places.start, places.stop - places.start)
+    else:
+        table = table.take(pa.array(places)).combine_chunks()
     return Block(dict(zip(table.column_names, table.columns, strict=True)), numbers)
 
 
@@ -92,7 +96,7 @@ class NumpyBlocks:
     def __init__(self, fill: Mapping[str, Any] | None = None) -> None:
         self._fill = dict(fill or {})
 
-    def __call__(self, tables: Sequence[pa.Table], places: Ints, numbers: Ints) -> Block:
+    def __call__(self, tables: Sequence[pa.Table], places: Places, numbers: Ints) -> Block:
         """Make a block."""
         columns = {
             name: self._column(
@@ -104,22 +108,22 @@ class NumpyBlocks:
         }
         return Block(columns, numbers)
 
-    def _column(self, name: str, column: pa.ChunkedArray, places: Ints) -> Column:
+    def _column(self, name: str, column: pa.ChunkedArray, places: Places) -> Column:
         kind = column.type
         if pa.types.is_dictionary(kind):
             return self._column(name, column.cast(kind.value_type), places)
         if pa.types.is_fixed_size_list(kind) and _is_plain(kind.value_type):
             return self._vectors(name, column, places)
         if not _is_plain(kind):
-            return column.combine_chunks().take(pa.array(places))
-        return _gather([_plain(chunk) for chunk in self._filled(name, column).chunks], places, kind)
+            return _picked(column.combine_chunks(), places)
+        return _gather(self._filled(name, column).chunks, places, kind)
 
-    def _vectors(self, name: str, column: pa.ChunkedArray, places: Ints) -> Column:
+    def _vectors(self, name: str, column: pa.ChunkedArray, places: Places) -> Column:
         if column.null_count:
             raise _nulls(name, column.type)
         size = column.type.list_size
         parts = [_plain(chunk.flatten()).reshape(-1, size) for chunk in column.chunks]
-        return _gather(parts, places, column.type.value_type)
+        return np.concatenate(parts)[places]
 
     def _filled(self, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
         if not column.null_count:
@@ -154,22 +158,30 @@ def _plain(chunk: pa.Array) -> NDArray[Any]:
     return array
 
 
-def _gather(parts: Sequence[NDArray[Any]], places: Ints, kind: pa.DataType) -> NDArray[Any]:
-    """The values at ``places``, always in memory of their own."""
-    if not parts:
+def _picked(column: pa.Array, places: Places) -> pa.Array:
+    return column[places] if isinstance(places, slice) else column.take(pa.array(places))
+
+
+def _gather(chunks: Sequence[pa.Array], places: Places, kind: pa.DataType) -> NDArray[Any]:
+    """The values at ``places``, in memory that nobody else uses."""
+    if not chunks:
         return np.empty(0, kind.to_pandas_dtype())
+    if len(chunks) == 1 and isinstance(places, slice):
+        return _own(chunks[0])[places]
+    parts = [_plain(chunk) for chunk in chunks]
     joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    if not _runs(places):
-        return joined[places]
-    run = joined[int(places[0]) : int(places[0]) + len(places)]
-    return run if len(parts) > 1 else run.copy()
+    return joined[places] if isinstance(places, slice) else joined.take(places)
 
 
-def _runs(places: Ints) -> bool:
-    """Whether the places follow each other, told from the ends: a shuffled run is none."""
-    if not len(places) or places[-1] - places[0] != len(places) - 1:
-        return not len(places)
-    return bool((np.diff(places) == 1).all())
+def _own(chunk: pa.Array) -> NDArray[Any]:
+    """A chunk's values, without copying where it has the only use of its memory."""
+    array = _plain(chunk)
+    if array.flags.writeable:
+        return array
+    data = chunk.buffers()[1]
+    if not data.is_mutable or chunk.offset or data.size > array.nbytes + 64:
+        return array.copy()
+    return np.frombuffer(data, array.dtype, len(array))
 
 
 def _nulls(name: str, kind: pa.DataType) -> ShardError:

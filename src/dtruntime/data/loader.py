@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import msgspec
 import numpy as np
@@ -25,7 +26,7 @@ from .prefetch import Produced, ShardFetcher
 from .program import AffinityProgram, GlobalProgram, MixedProgram, Place, Program, Share
 from .sequences import ORIGIN
 from .source import FileSource, Source
-from .state import LoaderState, Plan, pack
+from .state import LoaderState, Plan, pack, unpack
 from .tracks import Last, Track
 
 Ints = NDArray[np.int64]
@@ -36,6 +37,17 @@ WINDOW_BYTES = 256 * 2**20
 """A shuffle window has at most so many bytes of files."""
 BATCHES_AHEAD = 2
 DIGEST_EVERY = 1 << 16
+
+
+class Delivery(NamedTuple):
+    """A step of one rank."""
+
+    batch: Any
+    """``None``: this rank has no samples in it."""
+    position: int
+    """Where the epoch stands after it."""
+    numbers: Ints
+    """Which samples it has."""
 
 
 class Progress(Protocol):
@@ -126,7 +138,7 @@ class Loader:
         )
         self._program = self._make_program()
         self._progress = progress
-        self._running: ExitStack | None = None
+        self._running: tuple[ExitStack, int] | None = None
         self._place = Place()
         self._goto(self._place)
 
@@ -182,8 +194,12 @@ class Loader:
         self._plan = loaded.plan
         self._program = self._make_program()
         self._goto(self._program.place(loaded))
-        self._base = loaded.digest(loaded.plan.samples)
-        self._assumed = self._program.consumed(loaded) - self._base.count
+        self._base = unpack(loaded.base, loaded.plan.samples)
+        if loaded.world == self.world_size == 1:
+            self._seen = unpack(loaded.seen, loaded.plan.samples)
+        # What one of several ranks has seen says nothing about the others.
+        known = self._base.count + self._seen.count
+        self._assumed = self._program.consumed(loaded) - known
 
     get_state = state_dict
     set_state = load_state_dict
@@ -192,14 +208,32 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """Batches up to the end of the epoch."""
-        return self.part(0, 1)
+        for step in self.deliveries():
+            self.accept(step)
+            if step.batch is not None:
+                yield step.batch
+        self.end_epoch()
 
-    def part(self, part: int, parts: int) -> Iterator[Any]:
-        """Every ``parts``-th of the batches from here on, for one of several loader processes."""
+    def deliveries(self, part: int = 0, parts: int = 1, skip: int = 0) -> Iterator[Delivery]:
+        """Every ``parts``-th of the steps from here on, without taking note of them.
+
+        For loader processes, whose steps the training process has to `accept` one by one, in the
+        order of their positions, before it calls `end_epoch`. ``skip`` leaves out the first ones.
+        """
         self._stop()
         with ExitStack() as running:
-            self._running = running
-            yield from self._play(running, part, parts)
+            self._running = running, os.getpid()
+            yield from self._play(running, part + skip * parts, parts)
+
+    def accept(self, step: Delivery) -> None:
+        """Take note that a step was handed out."""
+        self._place = replace(self._place, position=step.position, positions=())
+        self._note(step.numbers)
+
+    def end_epoch(self) -> None:
+        """Report the epoch as consumed, and go to the next."""
+        self.commit()
+        self._goto(Place(self.epoch + 1))
 
     def commit(self) -> None:
         """Report what was handed out as consumed for good, where there is a coordinator."""
@@ -235,7 +269,7 @@ class Loader:
 
     # Inside
 
-    def _play(self, running: ExitStack, part: int, parts: int) -> Iterator[Any]:
+    def _play(self, running: ExitStack, part: int, parts: int) -> Iterator[Delivery]:
         ahead = self._share.prefetch_shards
         fetchers = [
             running.enter_context(closing(ShardFetcher(source, self._batches.assemble, ahead)))
@@ -244,31 +278,26 @@ class Loader:
         made = self._made(self._program.track(self._place, fetchers), part, parts)
         if self._batches.works:
             made = iter(running.enter_context(closing(Produced(made, BATCHES_AHEAD))))
-        for batch, position, numbers in made:
-            self._place = replace(self._place, position=position, positions=())
-            if batch is not None:
-                self._note(numbers)
-                yield batch
-        self.commit()
-        self._goto(Place(self.epoch + 1))
+        yield from made
 
-    def _made(self, track: Track, part: int, parts: int) -> Iterator[tuple[Any, int, Ints]]:
+    def _made(self, track: Track, part: int, parts: int) -> Iterator[Delivery]:
         filler: Block | None = None
         for block, padding, position in track.play(part, parts):
             if block is None and padding:
                 filler = filler or self._any_sample()
                 block = filler.slice(0, 0)
             if block is None:
-                yield None, position, np.empty(0, np.int64)
+                yield Delivery(None, position, np.empty(0, np.int64))
                 continue
-            yield self._batches.make(block, padding, filler), position, block.numbers
+            batch = self._batches.make(block, padding, filler)
+            yield Delivery(batch, position, block.numbers)
             filler = block if len(block) else filler
 
     def _any_sample(self) -> Block:
         source = self._source.sources[0]
         shard = int(np.argmax(np.diff(source.starts) > 0))
         first = np.zeros(1, np.int64)
-        block = self._batches.assemble([source.read(shard)], first, first)
+        block = self._batches.assemble([source.read(shard)], slice(0, 1), first)
         if isinstance(self._source, Mixture):
             block.columns[ORIGIN] = first
         return block
@@ -318,10 +347,12 @@ class Loader:
         return self._seen
 
     def _stop(self) -> None:
-        """End the iteration that is going on."""
+        """End the iteration that is going on; one of the process that forked this is not ours."""
         if self._running is not None:
-            self._running.close()
+            running, process = self._running
             self._running = None
+            if process == os.getpid():
+                running.close()
 
 
 def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:

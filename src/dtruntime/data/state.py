@@ -80,12 +80,6 @@ class LoaderState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         except msgspec.ValidationError as exc:
             raise ValueError(f"not a loader's state: {exc}") from exc
 
-    def digest(self, total: int) -> Digest:
-        """Everything it has seen."""
-        both = unpack(self.base, total)
-        both.merge(unpack(self.seen, total))
-        return both
-
 
 def pack(digest: Digest) -> str:
     """A digest as text; nothing for an empty one."""

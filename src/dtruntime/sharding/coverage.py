@@ -1,6 +1,6 @@
 """Proof that every sample was consumed once: an order-independent digest of sample numbers.
 
-The samples of a dataset are divided into `BUCKETS` ranges. A digest holds, for each range, how
+The samples of a dataset are divided into at most `BUCKETS` ranges. A digest holds, for each range, how
 many samples were consumed and the sum of their hashes modulo 2**64. Digests of disjoint parts
 add up to the digest of the whole, in any order. A digest that equals that of the whole dataset
 means, but for chance in 2**64, that every sample was consumed exactly once; where one differs,
@@ -19,7 +19,8 @@ from .hashing import mix_array
 
 BUCKETS = 32
 SIZE = BUCKETS * 16
-_CHUNK = 1 << 20
+_CHUNK = 1 << 14
+"""So many hashes at a time stay in the processor's cache."""
 _KEY = np.uint64(0x5EED_C0DE_5A3B_1E55)
 
 Counts = NDArray[np.uint64]
@@ -28,7 +29,7 @@ Counts = NDArray[np.uint64]
 class Digest:
     """What was consumed of a dataset of ``total`` samples."""
 
-    __slots__ = ("_counts", "_sums", "total")
+    __slots__ = ("_counts", "_shift", "_sums", "total")
 
     def __init__(self, total: int, data: bytes = b"") -> None:
         """Empty, or what `to_bytes` gave; ``ValueError`` when ``data`` is not that."""
@@ -38,12 +39,13 @@ class Digest:
             raise ValueError(f"a digest has {SIZE} bytes, not {len(data)}")
         both = np.frombuffer(data or bytes(SIZE), "<u8").astype(np.uint64)
         self.total = total
+        self._shift = max(0, (total - 1).bit_length() - (BUCKETS.bit_length() - 1))
         self._counts, self._sums = both[:BUCKETS], both[BUCKETS:]
 
     @property
     def width(self) -> int:
         """How many samples a range has; the last may have fewer."""
-        return -(-self.total // BUCKETS)
+        return 1 << self._shift
 
     @property
     def count(self) -> int:
@@ -84,12 +86,9 @@ class Digest:
             raise ValueError(
                 f"samples {samples.min()} to {samples.max()} reach outside the dataset"
             )
-        bucket = (samples // self.width).astype(np.uint8)
-        order = np.argsort(bucket, kind="stable")
-        hashes = mix_array(samples[order].astype(np.uint64) ^ _KEY)
-        found, starts = np.unique(bucket[order], return_index=True)
-        self._counts[found] += np.diff(np.append(starts, len(samples))).astype(np.uint64)
-        self._sums[found] += np.add.reduceat(hashes, starts)
+        bucket = samples >> self._shift
+        self._counts += np.bincount(bucket, minlength=BUCKETS).astype(np.uint64)
+        np.add.at(self._sums, bucket, mix_array(samples.astype(np.uint64) ^ _KEY))
 
     def _arrays(self) -> tuple[Counts, Counts]:
         return self._counts, self._sums
@@ -98,7 +97,7 @@ class Digest:
 def whole(total: int, skip: Iterable[tuple[int, int]] = ()) -> Digest:
     """The digest of every sample but those in the ranges ``skip``, each once.
 
-    Takes about a second for a hundred million samples.
+    Takes about a second for each hundred million samples.
     """
     digest = Digest(total)
     at = 0

@@ -83,6 +83,25 @@ def expand(path: str | os.PathLike[str], suffixes: Sequence[str] = ()) -> list[F
     return [files[name] for name in sorted(chosen, key=natural_order)]
 
 
+def look(path: str | os.PathLike[str]) -> FileStat:
+    """Return some file that ``path`` names: whether anything is there, and can be seen from here.
+
+    Raises as :func:`expand` does, and does not wait long for a store that does not answer.
+    """
+    place = absolute(path)
+    if not is_remote(place):
+        return expand(place)[0]
+    url = parse_object_url(place)
+    root, pattern = _split_glob(url.key)
+    exact = _head(url, patient=False) if url.key and pattern is None else None
+    if exact is not None:
+        return exact
+    for name, stat in _objects_under(url, root, patient=False):
+        if not _is_hidden(name) and (pattern is None or pattern.fullmatch(name)):
+            return stat
+    raise ShardNotFoundError(f"{url} has no objects")
+
+
 def natural_order(name: str) -> tuple[tuple[tuple[str | int, ...], ...], str]:
     """A sort key that orders numbers in names by value, and folders before what follows them."""
     parts = (re.split(r"([0-9]+)", part) for part in name.split("/"))
@@ -132,19 +151,26 @@ def _walk(path: str) -> Iterator[str]:
 
 def _find_objects(url: ObjectUrl) -> FileStat | dict[str, FileStat]:
     """An object itself, or the objects under a prefix or glob by name relative to its root."""
-    wildcard = _WILDCARD.search(url.key)
-    if wildcard is None:
+    root, pattern = _split_glob(url.key)
+    if pattern is None:
         exact = _head(url) if url.key else None
-        return exact or dict(_objects_under(url, url.key)) or _no_objects(url)
-    root = url.key[: wildcard.start()].rpartition("/")[0]
-    pattern = glob_pattern(url.key[len(root) :].lstrip("/"))
+        return exact or dict(_objects_under(url, root)) or _no_objects(url)
     return {name: stat for name, stat in _objects_under(url, root) if pattern.fullmatch(name)}
 
 
-def _head(url: ObjectUrl) -> FileStat | None:
+def _split_glob(key: str) -> tuple[str, re.Pattern[str] | None]:
+    """The folder to search, and what the names in it must match when ``key`` is a glob."""
+    wildcard = _WILDCARD.search(key)
+    if wildcard is None:
+        return key, None
+    root = key[: wildcard.start()].rpartition("/")[0]
+    return root, glob_pattern(key[len(root) :].lstrip("/"))
+
+
+def _head(url: ObjectUrl, *, patient: bool = True) -> FileStat | None:
     import obstore
 
-    store = store_for(url)
+    store = store_for(url, patient=patient)
     with translated("read", str(url)):
         try:
             return _object_stat(url, obstore.head(store, url.key))
@@ -152,10 +178,12 @@ def _head(url: ObjectUrl) -> FileStat | None:
             return None
 
 
-def _objects_under(url: ObjectUrl, prefix: str) -> Iterator[tuple[str, FileStat]]:
+def _objects_under(
+    url: ObjectUrl, prefix: str, *, patient: bool = True
+) -> Iterator[tuple[str, FileStat]]:
     import obstore
 
-    store = store_for(url)
+    store = store_for(url, patient=patient)
     with translated("list", f"{url.base}{prefix}"):
         for chunk in obstore.list(store, prefix or None, chunk_size=_LISTING_CHUNK):
             for meta in chunk:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from ..errors import ShardError
 from .locations import FileStat, local_stat
@@ -21,22 +21,40 @@ PARALLEL_PARTS = 8
 CHUNK = 8 * 2**20
 
 
+class ByteSource(Protocol):
+    """What readers get bytes from: this module, or a cache in front of it."""
+
+    def read_range(self, file: FileStat, offset: int, length: int) -> bytes:
+        """Return ``length`` bytes of a file from ``offset`` on."""
+
+    def read_ranges(self, file: FileStat, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return the bytes of each ``(offset, length)``."""
+
+    def stream(self, file: FileStat) -> Iterator[bytes]:
+        """Yield a file's bytes from first to last."""
+
+
 def read_range(file: FileStat, offset: int, length: int) -> bytes:
     """Return ``length`` bytes of a file from ``offset`` on.
 
     ``ShardError`` when the file is shorter, or is not the one that ``file`` describes.
     """
+    check_range(file, offset, length)
     if length == 0:
         return b""
-    if offset + length > file.size:
-        raise ShardError(
-            f"{file.url} has {file.size} bytes, and {length} at {offset} were asked for: "
-            "index the dataset again"
-        )
     if file.is_local:
         with open_local(file) as source:
             return _read_exactly(source, offset, length, file.url)
     return read_ranges(file, [(offset, length)])[0]
+
+
+def check_range(file: FileStat, offset: int, length: int) -> None:
+    """Raise ``ShardError`` when a file is too short to have a range."""
+    if length and offset + length > file.size:
+        raise ShardError(
+            f"{file.url} has {file.size} bytes, and {length} at {offset} were asked for: "
+            "index the dataset again"
+        )
 
 
 def read_ranges(file: FileStat, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -55,12 +73,19 @@ def stream(file: FileStat, chunk: int = CHUNK) -> Iterator[bytes]:
             while data := source.read(chunk):
                 yield data
         return
+    yield from read_ahead(file, chunk, _fetch)
+
+
+def read_ahead(
+    file: FileStat, chunk: int, read: Callable[[FileStat, int, int], bytes]
+) -> Iterator[bytes]:
+    """Yield a file in chunks; while one is used, the next is read by another thread."""
     offsets = range(0, file.size, chunk)
     with ThreadPoolExecutor(1, thread_name_prefix="strata-read-ahead") as ahead:
         pending = None
         for offset in offsets:
             length = min(chunk, file.size - offset)
-            following = ahead.submit(_fetch, file, offset, length)
+            following = ahead.submit(read, file, offset, length)
             if pending is not None:
                 yield pending.result()
             pending = following
@@ -111,8 +136,8 @@ def _parts(offset: int, length: int) -> Iterator[tuple[int, int]]:
 
 
 def _fetch_all(file: FileStat, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-    if len(ranges) == 1:
-        return [_fetch(file, *ranges[0])]
+    if len(ranges) < 2:
+        return [_fetch(file, *part) for part in ranges]
     workers = min(PARALLEL_PARTS, len(ranges))
     with ThreadPoolExecutor(workers, thread_name_prefix="strata-fetch") as pool:
         return list(pool.map(lambda part: _fetch(file, *part), ranges))

@@ -24,6 +24,8 @@ SCHEMES = ("s3", "gs", "az")
 RETRIES = 8
 RETRY_SECONDS = 60
 """A store that throttles or restarts is asked again for this long before the error is raised."""
+IMPATIENT_SECONDS = 4
+"""How long a store may take when it is only asked whether it is there."""
 
 _ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
@@ -70,8 +72,10 @@ def parse_object_url(text: str) -> ObjectUrl:
     return ObjectUrl(scheme.lower(), bucket, key.strip("/"))
 
 
-def store_for(url: ObjectUrl) -> ObjectStore:
+def store_for(url: ObjectUrl, *, patient: bool = True) -> ObjectStore:
     """Return the client of the bucket that ``url`` lies in, as the environment describes it.
+
+    One that is not ``patient`` asks once, and not for long.
 
     ``StorageError`` in a process forked from one that had used a store: the client's threads do
     not survive a fork, and every call would hang.
@@ -87,7 +91,7 @@ def store_for(url: ObjectUrl) -> ObjectStore:
         sorted(item for item in os.environ.items() if item[0].upper().startswith(_FAMILIES))
     )
     with translated("open", url.base):
-        return _open_store(url.scheme, url.bucket, settings)
+        return _open_store(url.scheme, url.bucket, settings, patient)
 
 
 @functools.cache
@@ -97,17 +101,19 @@ def _first_user() -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def _open_store(scheme: str, bucket: str, settings: tuple[tuple[str, str], ...]) -> ObjectStore:
+def _open_store(
+    scheme: str, bucket: str, settings: tuple[tuple[str, str], ...], patient: bool
+) -> ObjectStore:
     from obstore.store import AzureStore, GCSStore, S3Store
 
     environment = dict(settings)
     endpoint = next((environment[name] for name in _ENDPOINTS[scheme] if environment.get(name)), "")
-    client: ClientConfig = {"timeout": timedelta(seconds=60)}
+    client: ClientConfig = {"timeout": timedelta(seconds=60 if patient else IMPATIENT_SECONDS)}
     if endpoint.lower().startswith("http://"):
         client["allow_http"] = True
     retry: RetryConfig = {
-        "max_retries": RETRIES,
-        "retry_timeout": timedelta(seconds=RETRY_SECONDS),
+        "max_retries": RETRIES if patient else 0,
+        "retry_timeout": timedelta(seconds=RETRY_SECONDS if patient else IMPATIENT_SECONDS),
     }
     options: dict[str, Any] = {"client_options": client, "retry_config": retry}
     if scheme == "gs":

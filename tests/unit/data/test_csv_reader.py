@@ -20,6 +20,7 @@ from dtruntime.data import CsvOptions, DatasetRows, build_index
 from dtruntime.data.readers import base
 from dtruntime.data.readers.csv_records import find_lines
 from dtruntime.errors import ShardError
+from dtruntime.storage import reading
 
 
 def index_of(path: Path | str, **options: Any) -> DatasetRows:
@@ -172,10 +173,8 @@ def test_types_are_those_of_a_plain_read_of_everything(
 
 
 def in_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    import dtruntime.data.readers.csv as module
-
-    whole = module.stream
-    monkeypatch.setattr(module, "stream", lambda file: whole(file, 8))
+    whole = reading.stream
+    monkeypatch.setattr(reading, "stream", lambda file: whole(file, 8))
 
 
 @pytest.mark.usefixtures("small_blocks")

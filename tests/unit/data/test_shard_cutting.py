@@ -53,6 +53,15 @@ def test_shards_cover_every_sample_once(
 
 
 @settings(max_examples=200, deadline=None)
+@given(FILES, st.integers(1, 200), st.booleans(), st.booleans())
+def test_bytes_of_a_shard_are_those_of_its_pieces(
+    files: list[list[int]], size: int, exact: bool, seekable: bool
+) -> None:
+    cut = shards(dataset(files, seekable), size, exact)
+    assert cut.bytes_read.tolist() == [sum(piece.bytes for piece in shard.pieces) for shard in cut]
+
+
+@settings(max_examples=200, deadline=None)
 @given(FILES, st.integers(1, 200))
 def test_exact_shards_have_the_wanted_size(files: list[list[int]], size: int) -> None:
     cut = shards(dataset(files), size, exact=True)

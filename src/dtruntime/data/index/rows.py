@@ -38,12 +38,14 @@ class DatasetRows:
             raise ValueError(f"samples {start} to {stop} are outside a dataset of {len(self)}")
         bounds = self.index.bounds
         first = int(np.searchsorted(bounds, start, side="right")) - 1
-        tables = [select(self.index.schema, columns).empty_table()]
+        tables = []
         for number in range(first, int(np.searchsorted(bounds, stop, side="left"))):
             begin, end = int(bounds[number]), int(bounds[number + 1])
             low, high = max(start, begin) - begin, min(stop, end) - begin
             tables.append(self.read_file(number, low, high, columns))
-        return pa.concat_tables(tables)
+        if len(tables) == 1:
+            return tables[0]
+        return pa.concat_tables([*tables, select(self.index.schema, columns).empty_table()])
 
     def read_file(
         self, number: int, start: int, stop: int, columns: Sequence[str] | None = None

@@ -77,17 +77,16 @@ class Window:
         """Samples ``start`` to ``stop`` of this window."""
         return Window(self.shards, self._starts, self._shuffle, self.skip + start, self.skip + stop)
 
-    def places(self) -> Ints:
+    def places(self) -> Ints | slice:
         """Where its samples are, when its shards' samples lie one after the other."""
-        if self._order is None:
-            return np.arange(self.skip, self.stop, dtype=np.int64)
-        return self._order[self.skip : self.stop]
+        part = slice(self.skip, self.stop)
+        return part if self._order is None else self._order[part]
 
     def numbers(self) -> Ints:
         """The numbers of all its samples, in reading order."""
         runs = [np.arange(self._starts[i], self._starts[i + 1]) for i in self.shards.tolist()]
         numbers = np.concatenate(runs)
-        return numbers[self.skip : self.stop] if self._order is None else numbers[self.places()]
+        return numbers[self.places()]
 
     def samples(self, offsets: Ints) -> Ints:
         """The numbers of the samples at ``offsets``."""

@@ -95,7 +95,7 @@ class ParquetReader(Reader):
             tables.append(self._group(file, number, schema).slice(first, last - first))
         if whole:
             tables.append(self._read_groups(file, whole, schema))
-        return pa.concat_tables(tables)
+        return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
 
     def _group(self, file: IndexedFile, number: int, schema: pa.Schema) -> pa.Table:
         key = file.stat, number, tuple(schema.names)
@@ -109,9 +109,10 @@ class ParquetReader(Reader):
         footer = self._footer(file.stat)
         ranges = [] if file.stat.is_local else _column_ranges(footer, numbers, schema.names)
         with _corruption(file, numbers), arrow_source(file.stat, ranges, self._source) as opened:
-            with pq.ParquetFile(opened, metadata=footer) as parquet:
-                table = parquet.read_row_groups(numbers, columns=schema.names)
-            return table.select(schema.names).cast(schema)
+            with pq.ParquetFile(opened, metadata=footer, pre_buffer=False) as parquet:
+                table = parquet.read_row_groups(numbers, columns=schema.names, use_threads=False)
+            table = table.select(schema.names)
+            return table if table.schema.equals(schema) else table.cast(schema)
 
 
 class _GroupCache:

@@ -1,0 +1,145 @@
+"""Strata's batches in PyTorch's data loading.
+
+`StrataDataset` is for a ``DataLoader`` of one's own, also torchdata's ``StatefulDataLoader``.
+`TorchLoader` makes one, and its state is exact whatever the number of loader processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from ..types import check_whole
+from .batches import row
+from .loader import Delivery, Loader
+
+
+class StrataDataset(IterableDataset):
+    """The batches of a loader, or its samples one by one.
+
+    Use it with ``batch_size=None``, or with ``samples=True`` and the loader's batch size. Several
+    loader processes take turns at batches, so that the order is the same for any number of them.
+    Loader processes are made anew for each epoch and do not know how many there were: call
+    `set_epoch` before each, as with a distributed sampler.
+
+    Its state belongs to one loader process, as ``StatefulDataLoader`` keeps it: it can be loaded
+    with the same number of them.
+    """
+
+    def __init__(self, loader: Loader, *, samples: bool = False) -> None:
+        super().__init__()
+        self.loader = loader
+        self._samples = samples
+        self._given = 0
+        self._inside = 0
+        self._start = loader.state_dict()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch; in it already, stay."""
+        if epoch != self.loader.epoch:
+            self.loader.set_epoch(epoch)
+            self._begin()
+
+    def __iter__(self) -> Iterator[Any]:
+        """What this process is to give."""
+        info = get_worker_info()
+        part, parts = (info.id, info.num_workers) if info is not None else (0, 1)
+        for step in self.loader.deliveries(part, parts, self._given):
+            if self._samples:
+                yield from self._rows(step)
+            self._given, self._inside = self._given + 1, 0
+            if not self._samples and step.batch is not None:
+                yield step.batch
+        self.loader.set_epoch(self.loader.epoch + 1)
+        self._begin()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this process is."""
+        return {"start": self._start, "given": self._given, "inside": self._inside}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where a process was."""
+        self.loader.load_state_dict(state["start"])
+        self._start = dict(state["start"])
+        self._given = check_whole("given", state["given"])
+        self._inside = check_whole("inside", state["inside"])
+
+    def _rows(self, step: Delivery) -> Iterator[Any]:
+        for place in range(self._inside, len(step.numbers)):
+            self._inside = place + 1
+            yield row(step.batch, place)
+
+    def _begin(self) -> None:
+        self._start = self.loader.state_dict()
+        self._given = self._inside = 0
+
+
+class _Deliveries(IterableDataset):
+    """The steps of a loader, as they are."""
+
+    def __init__(self, loader: Loader) -> None:
+        super().__init__()
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        info = get_worker_info()
+        part, parts = (info.id, info.num_workers) if info is not None else (0, 1)
+        for step in self._loader.deliveries(part, parts):
+            yield tuple(step)
+
+
+class TorchLoader:
+    """Batches of a loader that processes of PyTorch's ``DataLoader`` make.
+
+    Iterating goes on from where the loader is to the end of its epoch. Its state is that of the
+    loader: it can be loaded with any number of processes, also by a plain `Loader`.
+    """
+
+    def __init__(self, loader: Loader, *, num_workers: int = 0, **options: Any) -> None:
+        """``options`` go to ``DataLoader``: ``multiprocessing_context``, ``pin_memory``, ..."""
+        for name in ("batch_size", "sampler", "batch_sampler", "shuffle", "drop_last"):
+            if name in options:
+                raise TypeError(f"{name} is for the loader itself to decide: give it to Loader()")
+        if options.get("persistent_workers"):
+            raise TypeError("persistent_workers cannot follow a change of epoch or state")
+        self.loader = loader
+        self._num_workers = check_whole("num_workers", num_workers)
+        self._options = options
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being read, or comes next."""
+        return self.loader.epoch
+
+    def __len__(self) -> int:
+        """How many steps are left in this epoch."""
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Batches up to the end of the epoch."""
+        made = DataLoader(
+            _Deliveries(self.loader),
+            batch_size=None,
+            num_workers=self._num_workers,
+            **self._options,
+        )
+        for item in made:
+            step = Delivery(*item)
+            self.loader.accept(step)
+            if step.batch is not None:
+                yield step.batch
+        self.loader.end_epoch()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch; in it already, stay."""
+        self.loader.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position behind the last batch handed out."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of any loader of the same dataset and order."""
+        self.loader.load_state_dict(state)
