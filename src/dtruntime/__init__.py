@@ -24,9 +24,12 @@ if TYPE_CHECKING:
         SyncError,
     )
     from .runtime import Runtime
+    from .sharding import MovePlan
     from .types import (
         BarrierStatus,
         CheckpointInfo,
+        DatasetSummary,
+        EpochCoverage,
         GpuUsage,
         JobStatus,
         Membership,
@@ -56,9 +59,12 @@ _HOMES = {
         "SyncError",
     ),
     "runtime": ("Runtime",),
+    "sharding": ("MovePlan",),
     "types": (
         "BarrierStatus",
         "CheckpointInfo",
+        "DatasetSummary",
+        "EpochCoverage",
         "GpuUsage",
         "JobStatus",
         "Membership",
@@ -78,9 +84,12 @@ __all__ = [
     "ConfigError",
     "ConnectionError",
     "DatasetRegistry",
+    "DatasetSummary",
+    "EpochCoverage",
     "GpuUsage",
     "JobStatus",
     "Membership",
+    "MovePlan",
     "ResourceUsage",
     "Runtime",
     "ShardError",

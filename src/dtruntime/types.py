@@ -104,9 +104,72 @@ class ShardInfo:
     end_index: int
     """Exclusive."""
     file_paths: list[str] = field(default_factory=list)
+    row_ranges: list[tuple[int, int]] = field(default_factory=list)
+    """The rows ``[start, stop)`` of each of ``file_paths``; empty when they are not known."""
 
     def __len__(self) -> int:
         return self.end_index - self.start_index
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetSummary:
+    """A registered dataset, and who shares it."""
+
+    dataset_id: str
+    path: str
+    """Empty for a dataset that is known by its sample numbers alone."""
+    format: str
+    total_samples: int
+    shard_size: int
+    shard_count: int
+    shuffle: bool
+    seed: int
+    exact: bool = False
+    """Whether every shard but the last has exactly ``shard_size`` samples."""
+    fingerprint: str = ""
+    """Identifies the files and their content; empty when nobody has seen them."""
+    total_bytes: int = 0
+    columns: tuple[str, ...] = ()
+    """``name: type`` of each column."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    slot_count: int = 0
+    """How many slots the job has; 0 when it has no members."""
+    dead_slots: tuple[int, ...] = ()
+    """The slots that nobody holds at the moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochCoverage:
+    """What was consumed of an epoch, held against what it has.
+
+    ``missing`` and ``repeated`` are the least that can be the case: see `suspect` for where.
+    """
+
+    epoch: int
+    total: int
+    """How many samples the dataset has."""
+    covered: int
+    """Samples known to have been consumed."""
+    missing: int
+    """Samples neither consumed, nor assumed, nor dropped; while not ``complete``, yet to come."""
+    repeated: int
+    assumed: int = 0
+    """Samples before a resumed position whose consumption was not recorded."""
+    dropped: int = 0
+    """Samples that the epoch leaves out on purpose."""
+    complete: bool = False
+    """Whether everybody has finished the epoch."""
+    workers: int = 0
+    """How many workers reported."""
+    segments: int = 0
+    """How many times the samples were dealt out, because membership changed."""
+    suspect: tuple[tuple[int, int], ...] = ()
+    """Ranges ``[start, stop)`` of samples in which some are missing or repeated."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether every sample was consumed exactly once, or left out on purpose."""
+        return self.complete and not (self.missing or self.repeated or self.assumed)
 
 
 @dataclass(frozen=True, slots=True)

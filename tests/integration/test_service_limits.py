@@ -115,6 +115,25 @@ def test_size_limit_of_requests_can_be_configured(start_coordinator: StartCoordi
         assert caught.value.reason == "request_too_large"
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_registering_a_dataset_has_a_size_limit_of_its_own(
+    start_coordinator: StartCoordinator, transport: str
+) -> None:
+    settings = {"max_request_bytes": 1000, "max_dataset_bytes": 5000}
+    coordinator = start_coordinator(settings=settings, options=["--transport", transport])
+    dataset = {"dataset_id": "d", "total_samples": 100, "shard_size": 10}
+    with RawClient(coordinator.url) as client:
+        client.call("RegisterDataset", **dataset, metadata={"k": "v" * 4000})
+        for size, call in (
+            (1000, lambda: client.register(metadata={"k": "v" * 2000})),
+            (5000, lambda: client.call("RegisterDataset", **dataset, path="p" * 6000)),
+        ):
+            with pytest.raises(Refusal) as caught:
+                call()
+            assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert str(size) in caught.value.message
+
+
 def test_size_of_a_fixed_world_is_limited(start_coordinator: StartCoordinator) -> None:
     coordinator = start_coordinator(settings={"max_workers_per_job": 2})
     with RawClient(coordinator.url) as client:

@@ -20,6 +20,8 @@ CONTRACT = {
     "CheckpointNotFoundError",
     "ConnectionError",
     "DatasetRegistry",
+    "DatasetSummary",
+    "MovePlan",
     "Runtime",
     "ShardError",
     "ShardInfo",

@@ -14,8 +14,8 @@ SOURCE = ROOT / "src" / "dtruntime"
 TABLE = ROOT / "docs" / "architecture.md"
 
 ALLOWED_IMPORTERS = {
-    "torch": {"data.torch"},
-    "jax": {"data.jax"},
+    "torch": {"data.torch", "data.loading.to_torch"},
+    "jax": {"data.jax", "data.loading.to_jax"},
     "etcd3": {"coordinator.etcd"},
     "aetcd": {"coordinator.etcd"},
     "etcd_client": {"coordinator.etcd"},

@@ -9,19 +9,28 @@ from pathlib import Path
 import pytest
 
 from dtruntime.coordinator.sqlite import SCHEMA_VERSION, WAL_PAGES, SqliteStore
+from dtruntime.coordinator.state.layouts import LayoutRecord
 from dtruntime.coordinator.state.records import (
+    READ_ON_DEMAND,
     RECORD_TYPES,
     CheckpointRecord,
+    CoverageRecord,
     DatasetRecord,
     Delete,
     Emit,
+    EpochRecord,
     Event,
+    IndexRecord,
     JobRecord,
     PartRecord,
     PendingRecord,
     Put,
+    ReaderRecord,
     Record,
     RoundRecord,
+    SegmentRecord,
+    ShareRecord,
+    TakenBack,
     WorkerRecord,
 )
 from dtruntime.errors import StorageError
@@ -45,7 +54,21 @@ RECORDS: dict[str, Record] = {
         shard_size=2**32 - 1,
         shuffle=True,
         seed=2**64 - 1,
+        exact=True,
+        layout=LayoutRecord(
+            fingerprint="f",
+            shard_count=2,
+            shard_samples=b"\x01\xff",
+            shard_bytes=bytes(4),
+            root="/p/",
+            files=("a.csv",),
+            file_samples=bytes(8),
+            total_bytes=2**63 - 1,
+            columns=("x: int64",),
+            options="{}",
+        ),
     ),
+    "index": IndexRecord(bytes(range(256))),
     "checkpoint": CheckpointRecord(
         checkpoint_id="c",
         step=2**63 - 1,
@@ -70,6 +93,38 @@ RECORDS: dict[str, Record] = {
     "round": RoundRecord(
         barrier_id="b", round=3, generation=2, participants=2, tickets={1: 2**64 - 1, 2: 4}
     ),
+    "epoch": EpochRecord(
+        dataset_id="d", epoch=2**63 - 1, plan="p", samples=9, sequence=1, digest=bytes(range(256))
+    ),
+    "segment": SegmentRecord(
+        dataset_id="d",
+        epoch=0,
+        ledger=1,
+        number=2,
+        slot_count=3,
+        dead=(1,),
+        weights=(100, 1, 50),
+        taken=(2**63 - 1, 0, 1),
+        taken_back=(TakenBack(1, 2, 3, 4),),
+    ),
+    "reader": ReaderRecord(
+        dataset_id="d",
+        epoch=0,
+        ledger=1,
+        incarnation=2**63 - 1,
+        slot=2,
+        segment=1,
+        claim=4,
+        length=5,
+        committed_segment=1,
+        digest=bytes(512),
+        busy=0.25,
+        active_at=1.5,
+    ),
+    "coverage": CoverageRecord(
+        dataset_id="d", epoch=0, sequence=1, base=bytes(512), world_size=4, expected=2**63 - 1
+    ),
+    "share": ShareRecord(dataset_id="d", epoch=0, slot=3, incarnation=2, digest=b"\xff" * 512),
 }
 
 
@@ -106,9 +161,26 @@ async def test_record_is_on_disk_after_a_flush_and_comes_back(tmp_path: Path, ki
     await first.close()
     second = SqliteStore(tmp_path)
     rows, problems = second.load()
+    assert await second.read(kind, "job", "k") == RECORDS[kind]
+    assert await second.read(kind, "job", "other") is None
     await second.close()
-    assert rows == [(kind, "job", "k", RECORDS[kind])]
+    assert rows == ([] if kind == READ_ON_DEMAND else [(kind, "job", "k", RECORDS[kind])])
     assert problems == []
+
+
+async def test_record_read_on_demand_is_there_before_it_is_on_disk(store: SqliteStore) -> None:
+    store.submit([put("checkpoint")])
+    store.submit([put("index")])
+    assert await store.read("index", "job", "k") == RECORDS["index"]
+
+
+async def test_unreadable_record_is_absent_when_asked_for(store: SqliteStore) -> None:
+    store.submit([put("index")])
+    await store.flush()
+    with sqlite3.connect(store.path) as db:
+        db.execute("UPDATE records SET value = '{' WHERE kind = 'index'")
+    db.close()
+    assert await store.read("index", "job", "k") is None
 
 
 async def test_store_is_dirty_until_what_needs_the_disk_is_there(store: SqliteStore) -> None:

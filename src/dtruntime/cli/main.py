@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from .._version import __version__
 from ..errors import ConfigError, ConnectionError, StrataError
-from . import coordinator, demo, doctor, status
+from . import coordinator, datasets, demo, doctor, status
 
-COMMANDS = (coordinator, status, demo, doctor)
+COMMANDS = (coordinator, status, datasets, demo, doctor)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Collection
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
 
 from .._loop import awaitable, blocking
-from ..config import Config
-from ..errors import ShardError
+from ..errors import ShardError, ShardNotFoundError
 from ..rpc.channel import Channel
 from ..rpc.gen import coordinator_pb2 as pb
-from ..types import ShardInfo, check_id, check_whole
+from ..sharding import MovePlan
+from ..storage.locations import is_remote
+from ..types import DatasetSummary, EpochCoverage, ShardInfo, check_id, check_whole
 from . import current, wire
+from .coverage import CoverageProgress, coverage_of
+from .layouts import DatasetLayout, add_layout, index_in, layout_of, options_in
+from .planning import move_plan
+from .registration import FORMATS, Progress, Wanted, changed_files, index_files
 from .settings import WorkerConfig
 
-FORMATS = ("parquet", "csv", "tfrecord")
+if TYPE_CHECKING:
+    from ..data.index import DatasetIndex
+    from ..data.readers import Options
+
 OUTAGE_SECONDS = 300.0
 
 
@@ -26,14 +36,24 @@ class DatasetRegistry:
     to the one the environment names. Constructing touches no network.
     """
 
-    def __init__(self, coordinator_url: str | None = None, *, job: str | None = None) -> None:
-        """``job`` defaults to the registered worker's job, else ``STRATA_JOB``."""
+    def __init__(
+        self,
+        coordinator_url: str | None = None,
+        *,
+        job: str | None = None,
+        patience: float = OUTAGE_SECONDS,
+    ) -> None:
+        """``job`` defaults to the registered worker's job, else ``STRATA_JOB``.
+
+        ``patience`` is how long a coordinator that is away is waited for, in seconds.
+        """
         worker = current.current()
         if worker is not None:
             coordinator_url = coordinator_url or worker.config.coordinator_url
             job = job or worker.job
         self._config = WorkerConfig(coordinator_url=coordinator_url, job=job).resolved()
         self._channel = Channel(self._config.coordinator_url or "")
+        self._patience = patience
 
     @property
     def job(self) -> str:
@@ -51,32 +71,42 @@ class DatasetRegistry:
         shard_size: int | None = None,
         shuffle: bool = False,
         seed: int = 0,
+        *,
+        exact: bool = False,
+        options: Options | None = None,
+        progress: Progress | None = None,
         **metadata: object,
     ) -> None:
-        """Register a dataset of files.
+        """Register the files at ``path``: a folder, a file, a glob or a URL.
 
-        Registering the same thing again does nothing; another thing under the same id is a
-        `ShardError` that shows the difference. The files of a dataset that is described by
-        its sample count are ``path/shard_{i}.{format}``.
+        They are indexed here: ``progress`` is told how far that is, from another thread. Shards
+        have about ``shard_size`` samples and end where row groups do; with ``exact``, precisely
+        so many. ``options`` say how CSV or TFRecord files are to be read.
+
+        Registering the same thing again does nothing; another thing under the same id, or files
+        that have changed since, is a `ShardError` that shows the difference. Files that cannot
+        be seen here are accepted when ``total_samples`` is given: without anybody who can see
+        them, they are taken to be ``path/shard_{i}.{format}``.
         """
         if format not in FORMATS:
             raise ShardError(
                 f"dataset {dataset_id!r}: format {format!r} is unknown; use {', '.join(FORMATS)}"
             )
-        if total_samples is None:
-            raise ShardError(
-                f"dataset {dataset_id!r}: total_samples is needed, since the files are not indexed"
-            )
-        await self._register(
+        wanted = Wanted.checked(
             dataset_id,
-            _count("total_samples", dataset_id, total_samples),
+            total_samples,
             shard_size,
-            path=os.fspath(path),
+            path=path,
             format=format,
             shuffle=shuffle,
             seed=seed,
-            metadata={key: str(value) for key, value in metadata.items()},
+            exact=exact,
+            options=options,
+            metadata=metadata,
         )
+        if not wanted.path:
+            raise ShardError(f"dataset {dataset_id!r}: the path is empty")
+        await self._register(wanted, progress)
 
     register = blocking(register_async, brief=True)
 
@@ -85,12 +115,8 @@ class DatasetRegistry:
         self, dataset_id: str, total_samples: int, shard_size: int, shuffle: bool = True
     ) -> None:
         """Register a dataset that is known by its sample numbers alone, without files."""
-        await self._register(
-            dataset_id,
-            _count("total_samples", dataset_id, total_samples),
-            shard_size,
-            shuffle=shuffle,
-        )
+        wanted = Wanted.checked(dataset_id, total_samples, shard_size, shuffle=shuffle)
+        await self._send(wanted.message(self.job, wanted.total_samples or 0))
 
     register_dataset = blocking(register_dataset_async, brief=True)
 
@@ -105,12 +131,92 @@ class DatasetRegistry:
     @awaitable
     async def get_shards_async(self, dataset_id: str, epoch: int) -> list[ShardInfo]:
         """The shards of this worker, in the order of the epoch."""
-        worker = current.current()
-        if worker is not None and worker.job == self.job:
-            return await self._shards(dataset_id, worker.rank, epoch)
-        return await self._shards(dataset_id, self._config.rank or 0, epoch)
+        return await self._shards(dataset_id, self._rank() or 0, epoch)
 
     get_shards = blocking(get_shards_async, brief=True)
+
+    @awaitable
+    async def list_datasets_async(self) -> list[DatasetSummary]:
+        """All datasets of the job by id; who shares them is told by `describe`."""
+        reply = await self._channel.call(
+            "ListDatasets", pb.JobRequest(job=self.job), pb.DatasetList, patience=self._patience
+        )
+        return [wire.dataset(info) for info in reply.datasets]
+
+    list_datasets = blocking(list_datasets_async, brief=True)
+
+    @awaitable
+    async def describe_async(self, dataset_id: str) -> DatasetSummary:
+        """A dataset and who shares it; `ShardNotFoundError` when it is not registered."""
+        description = await self._found(dataset_id)
+        return wire.dataset(description.dataset, description)
+
+    describe = blocking(describe_async, brief=True)
+
+    @awaitable
+    async def layout_async(self, dataset_id: str) -> DatasetLayout:
+        """The sizes of a dataset's shards, and its files."""
+        description = await self._found(dataset_id, full=True)
+        return layout_of(description.dataset)
+
+    layout = blocking(layout_async, brief=True)
+
+    @awaitable
+    async def index_of_async(self, dataset_id: str) -> DatasetIndex:
+        """The index of a dataset's files, for reading them.
+
+        It is the one that was registered. Where that was too large to be kept, the files are
+        indexed here; `ShardError` when they are not the registered ones.
+        """
+        info = (await self._found(dataset_id, full=True)).dataset
+        return await asyncio.to_thread(index_in, info) or await self._index_here(info)
+
+    index_of = blocking(index_of_async, brief=True)
+
+    @awaitable
+    async def plan_async(
+        self,
+        dataset_id: str,
+        join: int | Collection[int] = 0,
+        leave: Collection[int] = (),
+        *,
+        world_size: int | None = None,
+    ) -> MovePlan:
+        """What would move if workers joined or left; nothing is changed.
+
+        ``join`` is how many newcomers there are, who take the lowest free ranks, or the ranks
+        they take. ``leave`` are ranks. While the job has no members, a world of ``world_size``
+        is assumed (by default ``WORLD_SIZE``, else 1).
+        """
+        description = await self._found(dataset_id, full=True)
+        size = self._config.world_size if world_size is None else world_size
+        return await asyncio.to_thread(move_plan, description, join, leave, size)
+
+    plan = blocking(plan_async, brief=True)
+
+    @awaitable
+    async def coverage_async(
+        self,
+        dataset_id: str,
+        epoch: int | None = None,
+        *,
+        progress: CoverageProgress | None = None,
+    ) -> list[EpochCoverage]:
+        """What was consumed in an epoch, or in all that are known.
+
+        Takes about a second for a hundred million samples; ``progress`` is told how many of how
+        many have been counted, from another thread.
+        """
+        total = (await self._found(dataset_id)).dataset.total_samples
+        request = pb.CoverageRequest(job=self.job, dataset_id=dataset_id)
+        if epoch is not None:
+            request.epoch = check_whole("epoch", epoch)
+        reply = await self._channel.call(
+            "GetCoverage", request, pb.CoverageList, patience=self._patience
+        )
+        return await asyncio.to_thread(coverage_of, total, reply.epochs, progress)
+
+    coverage = blocking(coverage_async)
 
     @awaitable
     async def close_async(self) -> None:
@@ -119,33 +225,94 @@ class DatasetRegistry:
 
     close = blocking(close_async, brief=True)
 
-    async def _register(
-        self,
-        dataset_id: str,
-        total_samples: int,
-        shard_size: int | None,
-        *,
-        path: str = "",
-        format: str = "",
-        shuffle: bool,
-        seed: int = 0,
-        metadata: dict[str, str] | None = None,
-    ) -> None:
-        size = Config.load().dataset.default_shard_size if shard_size is None else shard_size
-        request = pb.DatasetInfo(
-            dataset_id=check_id("dataset", dataset_id),
-            path=path,
-            format=format,
-            total_samples=total_samples,
-            shard_size=_count("shard_size", dataset_id, size, 2**32 - 1),
-            shuffle=bool(shuffle),
-            seed=check_whole("seed", seed, most=2**64 - 1),
-            metadata=metadata or {},
-            job=self.job,
+    async def _register(self, wanted: Wanted, progress: Progress | None) -> None:
+        description = await self._description(wanted.dataset_id)
+        known = description.dataset if description.found else None
+        if known is not None:
+            if not wanted.agrees_with(known):
+                # The coordinator refuses, and shows each difference.
+                total = wanted.total_samples or known.total_samples
+                await self._send(wanted.message(self.job, total))
+            wanted.check_options(known)
+            if is_remote(wanted.path) and self._rank():
+                return
+        index = await index_files(wanted, progress)
+        if index is None:
+            await self._send(wanted.message(self.job, wanted.total_samples or 0))
+            return
+        if known is not None and known.layout.fingerprint == index.fingerprint:
+            return
+        request = wanted.message(self.job, index.total_samples)
+        await asyncio.to_thread(add_layout, request, index)
+        try:
+            await self._send(request)
+        except ShardError:
+            await self._check_files(wanted, index)
+            raise
+
+    async def _check_files(self, wanted: Wanted, index: DatasetIndex) -> None:
+        """Raise when only the files differ from those registered, naming them."""
+        description = await self._description(wanted.dataset_id, full=True)
+        known = description.dataset
+        if not (known.HasField("layout") and wanted.agrees_with(known)):
+            return
+        if known.layout.fingerprint != index.fingerprint:
+            raise await asyncio.to_thread(changed_files, wanted, known, index)
+
+    async def _index_here(self, info: pb.DatasetInfo) -> DatasetIndex:
+        if not info.path:
+            raise ShardError(f"dataset {info.dataset_id!r} has no files that could be indexed")
+        wanted = Wanted.checked(
+            info.dataset_id,
+            None,
+            info.shard_size,
+            path=info.path,
+            format=info.format,
+            shuffle=info.shuffle,
+            options=options_in(info),
         )
-        await self._channel.call(
-            "RegisterDataset", request, pb.DatasetRegistration, patience=OUTAGE_SECONDS
+        index = await index_files(wanted, None)
+        assert index is not None
+        if info.HasField("layout") and index.fingerprint != info.layout.fingerprint:
+            raise await asyncio.to_thread(changed_files, wanted, info, index)
+        if index.total_samples != info.total_samples:
+            raise ShardError(
+                f"dataset {info.dataset_id!r} was registered with {info.total_samples} samples, "
+                f"but its files at {info.path} have {index.total_samples}"
+            )
+        return index
+
+    async def _send(self, request: pb.DatasetInfo) -> None:
+        try:
+            await self._channel.call(
+                "RegisterDataset", request, pb.DatasetRegistration, patience=self._patience
+            )
+        except ValueError as exc:
+            raise ShardError(str(exc)) from exc
+
+    async def _description(self, dataset_id: str, *, full: bool = False) -> pb.DatasetDescription:
+        request = pb.DatasetRequest(
+            dataset_id=check_id("dataset", dataset_id), job=self.job, full=full
         )
+        return await self._channel.call(
+            "GetDataset", request, pb.DatasetDescription, patience=self._patience
+        )
+
+    async def _found(self, dataset_id: str, *, full: bool = False) -> pb.DatasetDescription:
+        description = await self._description(dataset_id, full=full)
+        if not description.found:
+            raise ShardNotFoundError(
+                f"dataset {dataset_id!r} is not registered in job {self.job!r}: see "
+                "'strata datasets ls', or call DatasetRegistry.register() first"
+            )
+        return description
+
+    def _rank(self) -> int | None:
+        """This worker's rank; none for a process that is no worker."""
+        worker = current.current()
+        if worker is not None and worker.job == self.job:
+            return worker.rank
+        return self._config.rank
 
     async def _shards(self, dataset_id: str, rank: int, epoch: int) -> list[ShardInfo]:
         request = pb.ShardListRequest(
@@ -156,7 +323,7 @@ class DatasetRegistry:
             world_size=self._config.world_size or 0,
         )
         reply = await self._channel.call(
-            "ListShards", request, pb.ShardList, patience=OUTAGE_SECONDS
+            "ListShards", request, pb.ShardList, patience=self._patience
         )
         return [wire.shard(shard) for shard in reply.shards]
 
@@ -181,10 +348,3 @@ class DatasetRegistry:
         trace: TracebackType | None,
     ) -> None:
         await self.close_async()
-
-
-def _count(name: str, dataset_id: str, value: Any, most: int = 2**63 - 1) -> int:
-    try:
-        return check_whole(name, value, 1, most)
-    except ValueError as exc:
-        raise ShardError(f"dataset {dataset_id!r}: {exc}") from None

@@ -10,6 +10,7 @@ from ..rpc.gen import coordinator_pb2 as pb
 from ..types import (
     BarrierStatus,
     CheckpointInfo,
+    DatasetSummary,
     GpuUsage,
     JobStatus,
     Membership,
@@ -52,8 +53,36 @@ def resources(usage: ResourceUsage) -> pb.ResourceUsage:
 
 def shard(message: pb.ShardAssignment) -> ShardInfo:
     """A shard."""
+    rows = zip(message.row_starts, message.row_counts, strict=True)
     return ShardInfo(
-        message.shard_id, message.start_sample, message.end_sample, list(message.file_paths)
+        message.shard_id,
+        message.start_sample,
+        message.end_sample,
+        list(message.file_paths),
+        [(start, start + count) for start, count in rows],
+    )
+
+
+def dataset(
+    info: pb.DatasetInfo, description: pb.DatasetDescription | None = None
+) -> DatasetSummary:
+    """A dataset; ``description`` says who shares it."""
+    return DatasetSummary(
+        dataset_id=info.dataset_id,
+        path=info.path,
+        format=info.format,
+        total_samples=info.total_samples,
+        shard_size=info.shard_size,
+        shard_count=info.shard_count,
+        shuffle=info.shuffle,
+        seed=info.seed,
+        exact=info.exact,
+        fingerprint=info.layout.fingerprint,
+        total_bytes=info.layout.total_bytes,
+        columns=tuple(info.layout.columns),
+        metadata=dict(info.metadata),
+        slot_count=description.slot_count if description else 0,
+        dead_slots=tuple(description.dead_slots) if description else (),
     )
 
 

@@ -37,7 +37,10 @@ ON CONFLICT (name) DO UPDATE SET value = value + 1
 RETURNING value
 
 -- name: all_records
-SELECT kind, job, key, value FROM records
+SELECT kind, job, key, value FROM records WHERE kind <> ?
+
+-- name: one_record
+SELECT value FROM records WHERE kind = ? AND job = ? AND key = ?
 
 -- name: put_record
 INSERT INTO records (kind, job, key, value) VALUES (?, ?, ?, ?)

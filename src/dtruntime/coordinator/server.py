@@ -60,7 +60,6 @@ class CoordinatorServer:
             self._transport = open_transport(
                 service,
                 config.address,
-                config.max_request_bytes,
                 config.transport,
                 config.data_dir,
             )

@@ -21,9 +21,11 @@ from pathlib import Path
 import msgspec
 
 from ..errors import StorageError
+from ..telemetry import EventLog
 from .state.journal import JOURNAL_LENGTH
 from .state.records import (
     CRASH_SAFE_KINDS,
+    READ_ON_DEMAND,
     RECORD_TYPES,
     Delete,
     Effect,
@@ -32,6 +34,8 @@ from .state.records import (
     Put,
     Record,
 )
+
+log = EventLog("coordinator")
 
 SCHEMA_VERSION = 1
 WAL_PAGES = 2000
@@ -129,14 +133,15 @@ class SqliteStore:
     # Reading, before serving
 
     def load(self) -> tuple[list[Row], list[str]]:
-        """All records, and a line for each that could not be read and was set aside.
+        """All records but those read on demand, and a line for each that was set aside.
 
-        One unreadable record must not keep the coordinator from starting.
+        One unreadable record must not keep the coordinator from starting: it is quarantined.
         """
         rows: list[Row] = []
         problems: list[str] = []
         with _translated(self.path, "read"):
-            for kind, job, key, value in self._db.execute(QUERIES["all_records"]).fetchall():
+            found = self._db.execute(QUERIES["all_records"], (READ_ON_DEMAND,)).fetchall()
+            for kind, job, key, value in found:
                 try:
                     rows.append(
                         (kind, job, key, msgspec.json.decode(value, type=RECORD_TYPES[kind]))
@@ -154,6 +159,21 @@ class SqliteStore:
         with _translated(self.path, "read"):
             rows = self._db.execute(QUERIES["all_events"]).fetchall()
         return [Event(id, at, job, kind, _fields(text)) for id, at, job, kind, text in rows]
+
+    async def read(self, kind: str, job: str, key: str) -> Record | None:
+        """One record as it is stored; none when it is absent or unreadable."""
+        await self.flush()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self._read, kind, job, key)
+
+    def _read(self, kind: str, job: str, key: str) -> Record | None:
+        with _translated(self.path, "read"):
+            row = self._db.execute(QUERIES["one_record"], (kind, job, key)).fetchone()
+        try:
+            return msgspec.json.decode(row[0], type=RECORD_TYPES[kind]) if row else None
+        except msgspec.DecodeError as exc:
+            log.error("state.record_unreadable", record=f"{kind} {job}/{key}", reason=str(exc))
+            return None
 
     # Writing
 

@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -52,6 +52,10 @@ class Service(Protocol):
         """Answer the streaming call."""
         ...
 
+    def request_limit(self, method: str) -> int:
+        """How many bytes a request may have."""
+        ...
+
     def refuse_oversized(self, method: str, size: int) -> Refused:
         """The refusal of a request that is too large."""
         ...
@@ -84,7 +88,6 @@ def native_is_installed() -> bool:
 def open_transport(
     service: Service,
     address: str,
-    max_request_bytes: int,
     choice: Choice = "auto",
     socket_dir: str = "",
 ) -> Transport:
@@ -100,8 +103,8 @@ def open_transport(
     use_native = choice == "pygrpc-native" or (choice == "auto" and native_is_installed())
     try:
         if use_native:
-            return NativeTransport(service, address, max_request_bytes, socket_dir)
-        return AioTransport(service, address, max_request_bytes)
+            return NativeTransport(service, address, socket_dir)
+        return AioTransport(service, address)
     except (RuntimeError, OSError) as exc:
         raise ConnectionError(
             f"cannot listen on {address}: {exc}. Is another coordinator (or another program) using "
@@ -122,17 +125,26 @@ def _cut(message: str) -> str:
     return message if len(message) <= MESSAGE_LENGTH else f"{message[:MESSAGE_LENGTH]}…"
 
 
-def _parse(service: Service, method: Method, payload: bytes) -> Message:
-    try:
-        return method.request.FromString(payload)
-    except DecodeError as exc:
-        raise service.refuse_unreadable(method.name, exc) from None
+def _parser(service: Service, method: Method) -> Callable[[bytes], Message]:
+    limit, parse = service.request_limit(method.name), method.request.FromString
+
+    def read(payload: bytes) -> Message:
+        if len(payload) > limit:
+            raise service.refuse_oversized(method.name, len(payload))
+        try:
+            return parse(payload)
+        except DecodeError as exc:
+            raise service.refuse_unreadable(method.name, exc) from None
+
+    return read
 
 
 def _stream_handler(service: Service, method: Method) -> grpc.RpcMethodHandler[Any, Any]:
+    parse = _parser(service, method)
+
     async def call(payload: bytes, context: Any) -> AsyncIterator[Message]:
         try:
-            async for message in service.watch(_parse(service, method, payload)):
+            async for message in service.watch(parse(payload)):
                 yield message
         except Exception as exc:
             await context.abort(*_status_of(exc))
@@ -143,10 +155,11 @@ def _stream_handler(service: Service, method: Method) -> grpc.RpcMethodHandler[A
 
 
 def _unary_handler(service: Service, method: Method) -> grpc.RpcMethodHandler[Any, Any]:
+    parse = _parser(service, method)
+
     async def call(payload: bytes, context: Any) -> Message:
         try:
-            request = _parse(service, method, payload)
-            answer = service.handle(method.name, request, context.peer())
+            answer = service.handle(method.name, parse(payload), context.peer())
             return answer if isinstance(answer, Message) else await answer
         except Exception as exc:
             await context.abort(*_status_of(exc))
@@ -179,11 +192,13 @@ class _SocketPlace:
 class _AioServer:
     """A grpc.aio server with some of the service's methods, health and reflection."""
 
-    def __init__(self, service: Service, methods: Iterable[Method], max_request_bytes: int) -> None:
+    def __init__(self, service: Service, methods: Sequence[Method]) -> None:
+        largest = max(service.request_limit(method.name) for method in methods)
         self.server = grpc.aio.server(
             options=[
                 ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", max_request_bytes),
+                ("grpc.max_receive_message_length", largest),
+                ("grpc.max_send_message_length", -1),
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5000),
                 ("grpc.http2.max_ping_strikes", 0),
@@ -217,8 +232,8 @@ class AioTransport:
 
     name = "grpc.aio"
 
-    def __init__(self, service: Service, address: str, max_request_bytes: int) -> None:
-        self._aio = _AioServer(service, METHODS.values(), max_request_bytes)
+    def __init__(self, service: Service, address: str) -> None:
+        self._aio = _AioServer(service, tuple(METHODS.values()))
         self.port: int = self._aio.server.add_insecure_port(address)
 
     async def start(self) -> None:
@@ -235,23 +250,20 @@ class NativeTransport:
 
     name = "pygrpc-native"
 
-    def __init__(
-        self, service: Service, address: str, max_request_bytes: int, socket_dir: str = ""
-    ) -> None:
+    def __init__(self, service: Service, address: str, socket_dir: str = "") -> None:
         from pygrpc_native import EVENT_CANCEL, NativeGrpcFront
 
         unary = [m for m in METHODS.values() if not m.streams]
         self._service = service
-        self._limit = max_request_bytes
         self._cancel = EVENT_CANCEL
-        self._table = unary
+        self._table = [(m.name, _parser(service, m)) for m in unary]
         paths = [(m.path, False) for m in unary]
         self._front = NativeGrpcFront(address, paths, call_details=True)
         self.port: int = self._front.bound_port
         self._waiting: dict[int, asyncio.Future[Message]] = {}
         self._socket = _SocketPlace(socket_dir)
         streams = [m for m in METHODS.values() if m.streams]
-        self._behind = _AioServer(service, streams, max_request_bytes)
+        self._behind = _AioServer(service, streams)
 
     async def start(self) -> None:
         """Begin to serve."""
@@ -286,11 +298,9 @@ class NativeTransport:
             if kind == self._cancel:
                 self._hang_up(call)
                 continue
-            known = table[method]
+            name, parse = table[method]
             try:
-                if len(payload) > self._limit:
-                    raise self._service.refuse_oversized(known.name, len(payload))
-                answer = handle(known.name, _parse(self._service, known, payload), details[1])
+                answer = handle(name, parse(payload), details[1])
             except Exception as exc:
                 self._fail(call, exc)
                 continue

@@ -1,4 +1,4 @@
-"""Datasets: their files, samples and shards."""
+"""Datasets: their files, samples and shards, and the loaders that read them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ if TYPE_CHECKING:
         index_to_json,
         shards,
     )
+    from .loading import (
+        FileSource,
+        LiveLoader,
+        Loader,
+        Mixture,
+        NumberSource,
+        Source,
+        merge_states,
+    )
     from .readers import CsvOptions, ParquetOptions, TfrecordOptions
 
 _HOMES = {
@@ -35,6 +44,15 @@ _HOMES = {
         "index_to_json",
         "shards",
     ),
+    "loading": (
+        "FileSource",
+        "LiveLoader",
+        "Loader",
+        "Mixture",
+        "NumberSource",
+        "Source",
+        "merge_states",
+    ),
     "readers": ("CsvOptions", "ParquetOptions", "TfrecordOptions"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -44,15 +62,22 @@ __all__ = [
     "CsvOptions",
     "DatasetIndex",
     "DatasetRows",
+    "FileSource",
     "IndexProgress",
+    "LiveLoader",
+    "Loader",
+    "Mixture",
+    "NumberSource",
     "ParquetOptions",
     "ShardSpec",
     "Shards",
+    "Source",
     "TfrecordOptions",
     "build_index",
     "changes_since",
     "index_from_json",
     "index_to_json",
+    "merge_states",
     "shards",
 ]
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import jax
 
-from .loader import Loader
+from .loading.loader import Loader
 
 
 class JaxIterator:

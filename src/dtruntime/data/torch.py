@@ -12,8 +12,8 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ..types import check_whole
-from .batches import row
-from .loader import Delivery, Loader
+from .loading.batches import row
+from .loading.loader import Delivery, Loader
 
 
 class StrataDataset(IterableDataset):

@@ -72,6 +72,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return Path(self.root, "exchange")
 
     @property
+    def cache_folder(self) -> Path:
+        """Where the workers keep the index of the dataset."""
+        return Path(self.root, "cache")
+
+    @property
     def checkpoint_folder(self) -> Path:
         """The checkpoints."""
         return Path(self.root, "checkpoints")

@@ -40,13 +40,14 @@ class DemoWorker:
         self.log_path = plan.worker_file(rank, "log")
         command = [sys.executable, "-m", "dtruntime.demo.worker", "--plan", str(plan_path)]
         command += ["--url", url, "--rank", str(rank), "--coordinator-pid", str(coordinator)]
+        settings = {"STRATA_CACHE_DIR": str(plan.cache_folder), **dict.fromkeys(_ONE_THREAD, "1")}
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **dict.fromkeys(_ONE_THREAD, "1")},
+                env={**os.environ, **settings},
                 start_new_session=True,
             )
 

@@ -85,6 +85,11 @@ class Failure:
             return SyncError(self.message, reason="superseded")
         if self.code == _Code.INVALID_ARGUMENT:
             return ValueError(self.message)
+        if self.code == _Code.UNIMPLEMENTED:
+            return StrataError(
+                f"the coordinator does not know this call and is older than this client: upgrade "
+                f"it ({self.message})"
+            )
         by_reason: dict[str, type[StrataError]] = {
             "unknown_dataset": ShardNotFoundError,
             "unknown_rank": ShardNotFoundError,

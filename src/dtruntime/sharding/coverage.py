@@ -1,10 +1,10 @@
 """Proof that every sample was consumed once: an order-independent digest of sample numbers.
 
-The samples of a dataset are divided into at most `BUCKETS` ranges. A digest holds, for each range, how
-many samples were consumed and the sum of their hashes modulo 2**64. Digests of disjoint parts
-add up to the digest of the whole, in any order. A digest that equals that of the whole dataset
-means, but for chance in 2**64, that every sample was consumed exactly once; where one differs,
-its range says where to look.
+The samples of a dataset are divided into at most `BUCKETS` ranges. A digest holds, for each
+range, how many samples were consumed and the sum of their hashes modulo 2**64. Digests of
+disjoint parts add up to the digest of the whole, in any order. A digest that equals that of the
+whole dataset means, but for chance in 2**64, that every sample was consumed exactly once; where
+one differs, its range says where to look.
 """
 
 from __future__ import annotations

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dtruntime.coordinator.state import HELD, Machine, Refused
 from dtruntime.coordinator.state import commands as c
 from dtruntime.coordinator.state.invariants import Rows, durable_rows, snapshot, violations
-from dtruntime.coordinator.state.records import Delete, Effect, Emit, Event, Put, Release
+from dtruntime.coordinator.state.records import (
+    READ_ON_DEMAND,
+    Delete,
+    Effect,
+    Emit,
+    Event,
+    Put,
+    Release,
+)
+from dtruntime.sharding.coverage import Digest
 
 TIMEOUT = 3.0
 TICK = 0.25
 JOB = "job"
+DATASET = "corpus"
+SAMPLES = 100
+
+
+def digest_of(samples: Iterable[int], total: int = SAMPLES) -> bytes:
+    """The digest of some samples of the dataset."""
+    digest = Digest(total)
+    digest.add(np.fromiter(samples, np.int64))
+    return digest.to_bytes()
 
 
 class Bench:
@@ -51,7 +71,8 @@ class Bench:
         self.effects = list(effects)
         for effect in effects:
             if isinstance(effect, Put):
-                self.rows[effect.kind, effect.job, effect.key] = effect.record
+                if effect.kind != READ_ON_DEMAND:
+                    self.rows[effect.kind, effect.job, effect.key] = effect.record
             elif isinstance(effect, Delete):
                 self.rows.pop((effect.kind, effect.job, effect.key), None)
             elif isinstance(effect, Release):
@@ -141,6 +162,43 @@ class Bench:
             **fields,
         )
         return Call(self, self._calls, self.apply(command))
+
+    def claim(
+        self,
+        m: c.Registered,
+        segment: int,
+        upto: int = 0,
+        length: int = 0,
+        *,
+        timeout: float = 0.0,
+        **fields: Any,
+    ) -> Call:
+        self._calls += 1
+        fields = {"dataset_id": DATASET, "epoch": 0, **fields}
+        command = c.Claim(
+            m.job,
+            m.worker_id,
+            m.incarnation,
+            segment=segment,
+            upto=upto,
+            length=length,
+            call=self._calls,
+            timeout=timeout,
+            **fields,
+        )
+        return Call(self, self._calls, self.apply(command))
+
+    def commit(
+        self, m: c.Registered, segment: int, position: int, count: int, **fields: Any
+    ) -> c.Consumed:
+        """Commit with a digest of ``count`` samples, unless another one is given."""
+        fields = {"dataset_id": DATASET, "epoch": 0, "digest": digest_of(range(count)), **fields}
+        command = c.Commit(
+            m.job, m.worker_id, m.incarnation, segment=segment, position=position, **fields
+        )
+        reply = self.apply(command)
+        assert isinstance(reply, c.Consumed)
+        return reply
 
     def hang_up(self, call: Call) -> None:
         self.apply(c.Hangup(JOB, call.number))

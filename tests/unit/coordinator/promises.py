@@ -23,6 +23,7 @@ from dtruntime.coordinator.state.records import (
     RoundRecord,
 )
 from tests.unit.coordinator.barrier_promises import BarrierPromises
+from tests.unit.coordinator.epoch_promises import EpochPromises, Readings
 from tests.unit.coordinator.program_promises import Programs
 from tests.unit.coordinator.promise_model import (
     Applied,
@@ -44,7 +45,9 @@ class Promises:
     def __init__(self, heartbeat_timeout: float, tick: float) -> None:
         self.jobs: dict[str, JobModel] = defaultdict(JobModel)
         self.programs = Programs(self.jobs)
+        self.readings = Readings(self.jobs)
         self._barriers = BarrierPromises(self.programs)
+        self._epochs = EpochPromises()
         self._timeout = heartbeat_timeout
         self._tick = tick
         self._step = 0
@@ -58,6 +61,7 @@ class Promises:
         """A machine was made from what is stored."""
         demand(durable_rows(machine) == rows, "a restored machine differs from what was stored")
         self._check_state(machine)
+        self._epochs.check(rows)
         self._step += 1
         self._last_tick = self._last_stall = now
         for name, model in self.jobs.items():
@@ -111,6 +115,7 @@ class Promises:
             demand(self._before is None, "a call of one who is no member was taken", command)
             self._hear(command, reply, now)
         self._check_state(machine)
+        self._epochs.after(machine, effects)
         job = getattr(command, "job", None)
         for name in [job] if job else list(self.jobs):
             own = [e for e in effects if not isinstance(e, Put | Delete) or e.job == name]

@@ -1,7 +1,7 @@
 """Simulated processes that behave like the real client, and the launcher that runs them.
 
-A process has two tasks, written as generators: its program, and its heartbeats. A task yields
-what it waits for, a number of seconds or an `Attempt`, and is resumed with the outcome.
+A process has three tasks, written as generators: its program, its heartbeats and its reader. A
+task yields what it waits for, a number of seconds or an `Attempt`, and is resumed with the outcome.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtruntime.coordinator.state import Refused
 from dtruntime.coordinator.state import commands as c
+from tests.unit.coordinator.simulated_reader import Unreachable, reading
 
 if TYPE_CHECKING:
     from tests.unit.coordinator.simulation import Simulation
@@ -25,10 +26,6 @@ BROKEN = object()
 """The outcome of an attempt whose connection broke."""
 
 Task = Generator[Any, Any, Any]
-
-
-class Unreachable(Exception):
-    """The coordinator was away for too long."""
 
 
 class Attempt:
@@ -151,6 +148,7 @@ class Process:
         self.told = self.identity.generation
         self._tickets = 0
         self._resume(self._heartbeats(self.identity), None)
+        self._resume(reading(self, self.identity), None)
 
     def _heartbeats(self, identity: c.Registered) -> Task:
         step = 0
@@ -284,6 +282,10 @@ class Launcher:
         self.named = rng.random() < 0.5
         self.restarts = rng.choice(["one", "one", "group", "group with attempt", "none"])
         self.leaving = rng.choice([0.0, 0.0, 0.02])
+        self.samples = rng.choice([4, 40, 100, 100])
+        self.weighs = rng.random() < 0.5
+        self.epoch = 0
+        self._epoch_when_healed = 0
         self.attempt = 0
         self.slots: list[Process | None] = [None] * self.size
         self._everyone: list[Process] = []
@@ -341,6 +343,7 @@ class Launcher:
             if process not in self.slots:
                 process.kill()
         self.leaving = 0.0
+        self._epoch_when_healed = self.epoch
         for slot in range(self.size):
             self._fill(slot)
 
@@ -351,6 +354,10 @@ class Launcher:
         if len(incarnations) < len(live):
             return False
         return incarnations in self.sim.promises.final_rounds(self.job)
+
+    def has_read(self) -> bool:
+        """Whether a whole epoch was read since the last fault."""
+        return self.epoch > self._epoch_when_healed
 
     def _look_after(self) -> None:
         rng = self.sim.rng

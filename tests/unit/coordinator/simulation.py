@@ -180,11 +180,11 @@ class Simulation:
         waiting = list(self.launchers)
         while waiting and self._events and self.now < deadline:
             self._next()
-            waiting = [launcher for launcher in waiting if not launcher.met()]
+            waiting = [x for x in waiting if not (x.met() and x.has_read())]
         for launcher in waiting:
             raise PromiseBroken(
-                f"{launcher.describe()}: the live workers did not meet at a barrier within "
-                f"{HEALING} s after the last fault"
+                f"{launcher.describe()}: the live workers did not meet at a barrier, or did not "
+                f"read an epoch, within {HEALING} s after the last fault"
             )
 
 
@@ -271,7 +271,7 @@ class Coordinator:
         call = self._next_call
         self._next_call += 1
         command = attempt.command
-        if isinstance(command, c.Arrive | c.NotifyCheckpoint):
+        if isinstance(command, c.Arrive | c.NotifyCheckpoint | c.Claim):
             command = msgspec.structs.replace(command, call=call, timeout=attempt.hold)
         reply = self._apply(command, attempt)
         if reply is c.HELD:

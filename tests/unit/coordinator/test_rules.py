@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dtruntime.coordinator.state import Machine, Refused
 from dtruntime.coordinator.state import commands as c
 from dtruntime.coordinator.state.invariants import durable_rows
-from tests.unit.coordinator.bench import JOB, TIMEOUT, Bench, Call
+from tests.unit.coordinator.bench import DATASET, JOB, SAMPLES, TIMEOUT, Bench, Call, digest_of
 
 IDS = st.sampled_from(["", "", "x", "y", "worker-1"])
 RANKS = st.sampled_from([None, None, 0, 1, 2])
@@ -19,6 +19,7 @@ SIZES = st.sampled_from([0, 0, 3])
 BARRIERS = st.sampled_from(["b", "c"])
 CHECKPOINTS = st.sampled_from(["k1", "k2", "k3"])
 SMALL = st.integers(0, 7)
+TENS = st.sampled_from([0, 5, 10, 20, 50])
 
 
 class AnyCommands(RuleBasedStateMachine):
@@ -39,6 +40,7 @@ class AnyCommands(RuleBasedStateMachine):
 
     @initialize(size=SIZES)
     def first_member(self, size: int) -> None:
+        self._apply(c.RegisterDataset(JOB, DATASET, SAMPLES, 10))
         self.register("", None, size, 0, 0)
 
     @rule(worker_id=IDS, rank=RANKS, size=SIZES, attempt=st.sampled_from([0, 0, 0, 1]), old=SMALL)
@@ -94,6 +96,60 @@ class AnyCommands(RuleBasedStateMachine):
             return
         self.calls.append(call)
 
+    @precondition(lambda self: self.members)
+    @rule(who=SMALL, back=st.sampled_from([0, 0, 0, 1]), upto=TENS, wait=st.booleans())
+    def claim(self, who: int, back: int, upto: int, wait: bool) -> None:
+        m, ledger = self._member(who), self._ledger()
+        lane = SAMPLES // len(self.members) if self.members else SAMPLES
+        segment = max(0, ledger.current - back) if ledger else 0
+        timeout = 2.0 if wait else 0.0
+        try:
+            call = self.bench.claim(m, segment, min(upto, lane), lane, timeout=timeout)
+        except Refused:
+            return
+        self.calls.append(call)
+
+    @precondition(lambda self: self.members)
+    @rule(
+        who=SMALL, back=st.sampled_from([0, 0, 1]), position=TENS, wrong=st.sampled_from([0, 0, 1])
+    )
+    def commit(self, who: int, back: int, position: int, wrong: int) -> None:
+        m, ledger = self._member(who), self._ledger()
+        reader = ledger.readers.get(m.incarnation) if ledger else None
+        if reader is None:
+            return
+        segment = max(reader.committed_segment, ledger.current - back)
+        count = reader.count + position - reader.committed_position + wrong
+        for number in range(reader.committed_segment, segment):
+            count += ledger.taken(reader, number)
+        try:
+            self.bench.commit(m, segment, position, min(SAMPLES, max(0, count)))
+        except Refused:
+            return
+
+    @rule(rank=SMALL, weight=st.sampled_from([0, 30, 100]), measured=st.booleans())
+    def rebalance(self, rank: int, weight: int, measured: bool) -> None:
+        self._apply(c.Rebalance(JOB, DATASET, 0, {} if measured else {rank: weight}))
+
+    @precondition(lambda self: self.members)
+    @rule(who=SMALL, base=st.sampled_from([0, 10]), count=TENS, world=SMALL, loads=SMALL)
+    def report(self, who: int, base: int, count: int, world: int, loads: int) -> None:
+        m = self._member(who)
+        self._apply(
+            c.ReportCoverage(
+                JOB,
+                m.worker_id,
+                m.incarnation,
+                DATASET,
+                epoch=1,
+                base=digest_of(range(base)),
+                digest=digest_of(range(count)),
+                world_size=world,
+                generation=m.generation,
+                loads=loads,
+            )
+        )
+
     @precondition(lambda self: self.calls)
     @rule(which=SMALL)
     def hang_up(self, which: int) -> None:
@@ -146,6 +202,11 @@ class AnyCommands(RuleBasedStateMachine):
         restored = Machine(TIMEOUT)
         restored.restore([(*k, r) for k, r in self.bench.rows.items()], self.bench.now)
         assert durable_rows(restored) == self.bench.rows
+
+    def _ledger(self) -> Any:
+        job = self.bench.machine.jobs.get(JOB)
+        ledger = job.epochs.ledgers.get(DATASET, {}).get(0) if job else None
+        return ledger if ledger and not ledger.record.complete else None
 
     def _member(self, who: int) -> c.Registered:
         return self.members[-1 - who % len(self.members)]

@@ -12,8 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from dtruntime.coordinator.state import barriers, checkpoints, machine, outbox, roster
+from dtruntime.coordinator.state import barriers, checkpoints, machine, outbox, records, roster
 from dtruntime.coordinator.state.commands import Arrive, Passed
+from tests.unit.coordinator import promises, simulation
+from tests.unit.coordinator.ledger_bugs import LEDGER_BUGS
 from tests.unit.coordinator.promises import PromiseBroken
 from tests.unit.coordinator.simulation import Simulation
 
@@ -64,7 +66,10 @@ def test_simulation_catches_replies_that_leave_before_their_effects_are_stored()
     first_breach(replies_wait_for_store=False)
 
 
-@pytest.mark.parametrize("kind", ["job", "worker", "round", "checkpoint", "part", "dataset"])
+STORED = ["job", "worker", "round", "checkpoint", "part", "dataset", "epoch", "segment", "reader"]
+
+
+@pytest.mark.parametrize("kind", STORED)
 def test_simulation_catches_a_record_that_is_not_stored(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -96,6 +101,7 @@ def reuse_incarnations(patch: Callable[..., None]) -> None:
     def starting_over(self: roster.Roster, *args: Any) -> None:
         begin(self, *args)
         self.next_incarnation = 1
+        self._oldest.clear()
 
     patch(roster.Roster, "_begin_world", starting_over)
 
@@ -164,6 +170,21 @@ BUGS: dict[str, Callable[[Callable[..., None]], None]] = {
         machine.Machine, "deadline", lambda self, member: member.last_seen + 4.0
     ),
 }
+
+
+@pytest.mark.parametrize("bug", LEDGER_BUGS)
+def test_simulation_catches_ledger_where(monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
+    LEDGER_BUGS[bug](monkeypatch.setattr)
+    first_breach()
+
+
+def test_simulation_catches_claims_that_a_power_failure_takes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unsafe = records.CRASH_SAFE_KINDS | {"reader"}
+    monkeypatch.setattr(simulation, "CRASH_SAFE_KINDS", unsafe)
+    monkeypatch.setattr(promises, "CRASH_SAFE_KINDS", unsafe)
+    first_breach()
 
 
 @pytest.mark.parametrize("bug", BUGS)

@@ -37,6 +37,12 @@ def test_reason_becomes_the_error_that_users_catch(reason: str, error: type[Exce
         assert raised.reason == "superseded"
 
 
+def test_call_that_an_older_coordinator_does_not_know_names_the_remedy() -> None:
+    raised = Failure(Code.UNIMPLEMENTED, "Method not found!").error()
+    assert type(raised) is errors.StrataError
+    assert "upgrade it (Method not found!)" in str(raised)
+
+
 def test_every_refusal_of_the_coordinator_has_a_code() -> None:
     folder = Path(dtruntime.coordinator.__file__).parent
     source = "".join(path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))

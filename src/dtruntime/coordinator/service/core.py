@@ -20,6 +20,7 @@ from ..sqlite import SqliteStore
 from ..state import HELD, Effect, Emit, Machine, Refused, Release
 from ..state import commands as c
 from . import decode, encode
+from .descriptions import Descriptions
 from .limits import RateLimits
 
 log = EventLog("coordinator")
@@ -69,6 +70,7 @@ class CoordinatorService:
         self._closing = False
         self._appended = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._descriptions = Descriptions(store)
         self.machine = Machine(
             self.config.heartbeat_timeout_ms / 1000,
             store.events(),
@@ -83,6 +85,12 @@ class CoordinatorService:
             "GetDataShard": self._get_data_shard,
             "ListShards": self._list_shards,
             "ListDatasets": self._list_datasets,
+            "GetDataset": self._get_dataset,
+            "ClaimSamples": self._claim_samples,
+            "CommitSamples": self._commit_samples,
+            "RebalanceEpoch": self._rebalance_epoch,
+            "ReportCoverage": self._report_coverage,
+            "GetCoverage": self._get_coverage,
             "WaitBarrier": self._wait_barrier,
             "NotifyCheckpoint": self._notify_checkpoint,
             "GetLatestCheckpoint": self._get_latest_checkpoint,
@@ -124,13 +132,19 @@ class CoordinatorService:
             stats.latency.observe(time.perf_counter() - started)
         return answer
 
+    def request_limit(self, method: str) -> int:
+        """How many bytes a request may have."""
+        limit = self.config.max_request_bytes
+        return max(limit, self.config.max_dataset_bytes) if method == "RegisterDataset" else limit
+
     def refuse_oversized(self, method: str, size: int) -> Refused:
         """The refusal of a request that is too large."""
         self._count_unheard(method)
+        key = "max_dataset_bytes" if method == "RegisterDataset" else "max_request_bytes"
         return Refused(
             "request_too_large",
-            f"the request has {size} bytes, more than {self.config.max_request_bytes}: send less, "
-            "or raise max_request_bytes in [coordinator]",
+            f"the request has {size} bytes, more than {self.request_limit(method)}: send less, or "
+            f"raise {key} in [coordinator]",
         )
 
     def refuse_unreadable(self, method: str, error: Exception) -> Refused:
@@ -229,8 +243,8 @@ class CoordinatorService:
                 f"worker {request.worker_id!r} has {len(order)} shards of {request.dataset_id!r}; "
                 f"there is no shard number {request.index}",
             )
-        shard_id = int(order[request.index])
-        return encode.shard(dataset, shard_id, len(order), job.roster.generation)
+        shard = dataset.shard(int(order[request.index]))
+        return encode.shard(shard, len(order), job.roster.generation)
 
     def _list_shards(self, request: pb.ShardListRequest, now: float) -> Answer:
         job = self.machine.job(decode.job_name(request.job))
@@ -244,13 +258,45 @@ class CoordinatorService:
             request.dataset_id, rank, request.epoch, request.world_size
         )
         generation = job.roster.generation
-        shards = [encode.shard(dataset, int(i), len(order), generation) for i in order]
-        return pb.ShardList(shards=shards, generation=generation)
+        return encode.shards(dataset.shards(order), len(order), generation)
 
     def _list_datasets(self, request: pb.JobRequest, now: float) -> Answer:
         job = self.machine.job(decode.job_name(request.job))
         records = job.datasets.records()
         return pb.DatasetList(datasets=[encode.dataset(r, job.name) for r in records])
+
+    def _get_dataset(self, request: pb.DatasetRequest, now: float) -> Answer:
+        job = self.machine.jobs.get(decode.job_name(request.job))
+        record = job.datasets.find(request.dataset_id) if job else None
+        if job is None or record is None:
+            return pb.DatasetDescription(found=False)
+        if request.full:
+            return asyncio.ensure_future(self._descriptions.full(job, record))
+        return self._descriptions.brief(job, record)
+
+    # Consumption
+
+    def _commit_samples(self, request: pb.CommitRequest, now: float) -> Answer:
+        command = decode.commit(request)
+        self._limit_worker(command.job, command.worker_id, now)
+        return encode.reply(self._apply(command, now))
+
+    def _rebalance_epoch(self, request: pb.RebalanceRequest, now: float) -> Answer:
+        return encode.reply(self._apply(decode.rebalance(request), now))
+
+    def _report_coverage(self, request: pb.CoverageReport, now: float) -> Answer:
+        command = decode.report_coverage(request)
+        self._limit_worker(command.job, command.worker_id, now)
+        self._apply(command, now)
+        return pb.CoverageReply()
+
+    def _get_coverage(self, request: pb.CoverageRequest, now: float) -> Answer:
+        job = self.machine.job(decode.job_name(request.job))
+        ledgers = job.epochs.ledgers.get(request.dataset_id, {})
+        found = job.coverages.of(request.dataset_id, ledgers)
+        if request.HasField("epoch"):
+            found = [covered for covered in found if covered.epoch == request.epoch]
+        return pb.CoverageList(epochs=[encode.coverage(covered) for covered in found])
 
     def _rank_of(self, job: str, worker_id: str, incarnation: int, now: float) -> int:
         self._limit_worker(job, worker_id, now)
@@ -277,7 +323,10 @@ class CoordinatorService:
     def _notify_checkpoint(self, request: pb.CheckpointInfo, now: float) -> Answer:
         return self._hold(decode.notify_checkpoint(request, self._next_call), now)
 
-    def _hold(self, command: c.Arrive | c.NotifyCheckpoint, now: float) -> Answer:
+    def _claim_samples(self, request: pb.ClaimRequest, now: float) -> Answer:
+        return self._hold(decode.claim(request, self._next_call), now)
+
+    def _hold(self, command: c.Arrive | c.NotifyCheckpoint | c.Claim, now: float) -> Answer:
         self._next_call += 1
         self._limit_worker(command.job, command.worker_id, now)
         reply = self._apply(command, now)

@@ -8,6 +8,7 @@ from ...rpc.gen import coordinator_pb2 as pb
 from ...types import DEFAULT_JOB, WorkerState, check_id
 from ..state import Refused
 from ..state import commands as c
+from . import layouts
 
 METADATA_ENTRIES = 64
 METADATA_KEY = 128
@@ -143,6 +144,9 @@ def register_dataset(request: pb.DatasetInfo) -> c.RegisterDataset:
         shuffle=request.shuffle,
         seed=request.seed,
         metadata=_metadata(request.metadata),
+        exact=request.exact,
+        layout=layouts.decode(request),
+        index=request.index,
     )
 
 
@@ -163,6 +167,69 @@ def notify_checkpoint(request: pb.CheckpointInfo, call: int) -> c.NotifyCheckpoi
         call=call,
         timeout=_seconds(request.timeout_ms),
         metadata=_metadata(request.metadata),
+    )
+
+
+def claim(request: pb.ClaimRequest, call: int) -> c.Claim:
+    """A claim of samples."""
+    return c.Claim(
+        job=request.job or DEFAULT_JOB,
+        worker_id=request.worker_id,
+        incarnation=_incarnation(request.incarnation),
+        dataset_id=identifier("dataset", request.dataset_id),
+        epoch=_at_most("epoch", request.epoch, MAX_COUNT),
+        plan=_text("plan", request.plan),
+        segment=request.segment,
+        upto=request.upto,
+        length=_at_most("length", request.length, MAX_COUNT),
+        call=call,
+        timeout=_seconds(request.timeout_ms),
+        known=request.known,
+    )
+
+
+def commit(request: pb.CommitRequest) -> c.Commit:
+    """A commit of samples."""
+    return c.Commit(
+        job=request.job or DEFAULT_JOB,
+        worker_id=request.worker_id,
+        incarnation=_incarnation(request.incarnation),
+        dataset_id=identifier("dataset", request.dataset_id),
+        epoch=_at_most("epoch", request.epoch, MAX_COUNT),
+        segment=request.segment,
+        position=request.position,
+        digest=request.digest,
+    )
+
+
+def rebalance(request: pb.RebalanceRequest) -> c.Rebalance:
+    """A wish for other shares."""
+    for rank, weight in request.weights.items():
+        _at_most(f"the weight of rank {rank}", weight, 100)
+    return c.Rebalance(
+        job=job_name(request.job),
+        dataset_id=identifier("dataset", request.dataset_id),
+        epoch=_at_most("epoch", request.epoch, MAX_COUNT),
+        weights=dict(request.weights),
+    )
+
+
+def report_coverage(request: pb.CoverageReport) -> c.ReportCoverage:
+    """What a worker consumed."""
+    return c.ReportCoverage(
+        job=request.job or DEFAULT_JOB,
+        worker_id=request.worker_id,
+        incarnation=_incarnation(request.incarnation),
+        dataset_id=identifier("dataset", request.dataset_id),
+        epoch=_at_most("epoch", request.epoch, MAX_COUNT),
+        base=request.base,
+        digest=request.digest,
+        world_size=request.world_size,
+        assumed=request.assumed,
+        dropped=request.dropped,
+        expected=request.expected,
+        generation=_at_most("generation", request.generation, MAX_COUNT),
+        loads=request.loads,
     )
 
 

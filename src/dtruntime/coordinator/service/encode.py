@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 from google.protobuf.message import Message
@@ -12,9 +13,13 @@ from ...types import Membership, WorkerState
 from ..state import Event, Job
 from ..state import commands as c
 from ..state.barriers import NAMES_CUT, Round
-from ..state.datasets import Dataset
-from ..state.records import CheckpointRecord, DatasetRecord
+from ..state.coverage import Covered
+from ..state.layouts import Shard
+from ..state.records import CheckpointRecord, DatasetRecord, SegmentRecord
 from ..state.roster import Member
+from . import layouts
+
+SEGMENTS_CACHED = 512
 
 _STATES: dict[WorkerState, Any] = {
     state: pb.WorkerState.Value(f"WORKER_STATE_{state.name}") for state in WorkerState
@@ -99,6 +104,57 @@ def pending(reply: c.Pending) -> pb.CheckpointResponse:
     )
 
 
+def granted(reply: c.Granted) -> pb.ClaimResponse:
+    """A claim that stands."""
+    return pb.ClaimResponse(
+        outcome=pb.CLAIM_OUTCOME_GRANTED, generation=reply.generation, slot=reply.slot
+    )
+
+
+def moved(reply: c.Moved) -> pb.ClaimResponse:
+    """The segments that the caller does not know, and what is recorded of it."""
+    response = pb.ClaimResponse(
+        outcome=pb.CLAIM_OUTCOME_MOVED,
+        generation=reply.generation,
+        slot=reply.slot,
+        segments=[_segment(segment) for segment in reply.segments],
+    )
+    if reply.reader is not None:
+        reader = reply.reader
+        response.claimed = reader.claim if reader.segment == reply.segments[-1].number else 0
+        response.committed_segment = reader.committed_segment
+        response.committed_position = reader.committed_position
+        response.committed_digest = reader.digest
+    return response
+
+
+def complete(reply: c.Complete) -> pb.ClaimResponse:
+    """An epoch that is over."""
+    return pb.ClaimResponse(
+        outcome=pb.CLAIM_OUTCOME_COMPLETE, generation=reply.generation, slot=reply.slot
+    )
+
+
+def waiting(reply: c.Waiting) -> pb.ClaimResponse:
+    """An epoch that others still read."""
+    return pb.ClaimResponse(
+        outcome=pb.CLAIM_OUTCOME_WAITING,
+        generation=reply.generation,
+        slot=reply.slot,
+        unfinished=reply.unfinished,
+    )
+
+
+def consumed(reply: c.Consumed) -> pb.CommitResponse:
+    """Samples that are consumed for good."""
+    return pb.CommitResponse(generation=reply.generation, segment=reply.segment)
+
+
+def rebalanced(reply: c.Rebalanced) -> pb.RebalanceResponse:
+    """A segment with other shares."""
+    return pb.RebalanceResponse(segment=reply.segment, weights=reply.weights)
+
+
 _ENCODERS: dict[type[c.Reply], Callable[[Any], Message]] = {
     c.Passed: passed,
     c.MembershipChanged: membership_changed,
@@ -108,6 +164,12 @@ _ENCODERS: dict[type[c.Reply], Callable[[Any], Message]] = {
     c.Committed: committed,
     c.Aborted: aborted,
     c.Pending: pending,
+    c.Granted: granted,
+    c.Moved: moved,
+    c.Complete: complete,
+    c.Waiting: waiting,
+    c.Consumed: consumed,
+    c.Rebalanced: rebalanced,
 }
 
 
@@ -116,22 +178,34 @@ def reply(answer: c.Reply) -> Message:
     return _ENCODERS[type(answer)](answer)
 
 
-def shard(dataset: Dataset, shard_id: int, count: int, generation: int) -> pb.ShardAssignment:
-    """One shard of a worker."""
-    found = dataset.shard(shard_id)
-    return pb.ShardAssignment(
-        shard_id=shard_id,
-        file_paths=found.file_paths,
-        start_sample=found.start,
-        end_sample=found.end,
-        shard_count=count,
-        generation=generation,
-    )
+def shard(found: Shard, count: int, generation: int) -> pb.ShardAssignment:
+    """One shard of a worker that has ``count``."""
+    return shards([found], count, generation).shards[0]
 
 
-def dataset(record: DatasetRecord, job: str) -> pb.DatasetInfo:
-    """A registered dataset."""
-    return pb.DatasetInfo(
+def shards(found: Iterable[Shard], count: int, generation: int) -> pb.ShardList:
+    """The ``count`` shards of a worker."""
+    reply = pb.ShardList(generation=generation)
+    add = reply.shards.add
+    for shard_id, start, end, paths, rows, counts in found:
+        add(
+            shard_id=shard_id,
+            file_paths=paths,
+            start_sample=start,
+            end_sample=end,
+            shard_count=count,
+            generation=generation,
+            row_starts=rows,
+            row_counts=counts,
+        )
+    return reply
+
+
+def dataset(
+    record: DatasetRecord, job: str, *, full: bool = False, index: bytes = b""
+) -> pb.DatasetInfo:
+    """A registered dataset; ``full`` is with the lists of its shards and files."""
+    info = pb.DatasetInfo(
         dataset_id=record.dataset_id,
         path=record.path,
         format=record.format,
@@ -141,7 +215,13 @@ def dataset(record: DatasetRecord, job: str) -> pb.DatasetInfo:
         seed=record.seed,
         metadata=record.metadata,
         job=job,
+        shard_count=record.shard_count,
+        exact=record.exact,
+        index=index,
     )
+    if record.layout is not None:
+        info.layout.CopyFrom(layouts.encode(record.layout, full))
+    return info
 
 
 def checkpoint(record: CheckpointRecord, job: str) -> pb.CheckpointInfo:
@@ -158,6 +238,20 @@ def checkpoint(record: CheckpointRecord, job: str) -> pb.CheckpointInfo:
         job=job,
         committed_at=record.committed_at,
         parts=record.parts,
+    )
+
+
+def coverage(covered: Covered) -> pb.Coverage:
+    """What is consumed of an epoch."""
+    return pb.Coverage(
+        epoch=covered.epoch,
+        digest=covered.digest,
+        assumed=covered.assumed,
+        dropped=covered.dropped,
+        expected=covered.expected,
+        complete=covered.complete,
+        workers=covered.workers,
+        segments=covered.segments,
     )
 
 
@@ -220,6 +314,21 @@ def job_status(
     if latest is not None:
         status.latest_checkpoint.CopyFrom(checkpoint(latest, job.name))
     return status
+
+
+@lru_cache(maxsize=SEGMENTS_CACHED)
+def _segment(record: SegmentRecord) -> pb.EpochSegment:
+    """A segment as a message; kept, since all workers are told of it at once."""
+    return pb.EpochSegment(
+        slot_count=record.slot_count,
+        dead_slots=record.dead,
+        weights=record.weights,
+        taken=record.taken,
+        taken_back=[
+            pb.TakenBack(segment=b.segment, slot=b.slot, start=b.start, stop=b.stop)
+            for b in record.taken_back
+        ],
+    )
 
 
 def _barrier(job: Job, round_: Round, now: float) -> pb.BarrierStatus:

@@ -162,7 +162,7 @@ class Barriers:
             for arrival in list(round_.arrived.values()):
                 unknown = bisect_right(heard, arrival.member.incarnation)
                 if not arrival.member.live:
-                    self._fail(round_, arrival, self._fenced(arrival.member), out)
+                    self._fail(round_, arrival, self._roster.refusal(arrival.member), out)
                 elif unknown < len(losses):
                     if unknown not in replies:
                         replies[unknown] = self._changed(by_heard[unknown:])
@@ -235,13 +235,6 @@ class Barriers:
             del round_.arrived[arrival.member.rank]
         if not round_.arrived:
             del self.open[round_.barrier_id]
-
-    def _fenced(self, member: Member) -> Refused:
-        try:
-            self._roster.find(member.worker_id, member.incarnation)
-        except Refused as refusal:
-            return refusal
-        raise AssertionError(f"{member.worker_id} is live and cannot be fenced")
 
     def _fail(self, round_: Round, arrival: Arrival, reply: object, out: Outbox) -> None:
         del round_.arrived[arrival.member.rank]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from ...types import WorkerState
+from .layouts import LayoutRecord
+from .records import ReaderRecord, SegmentRecord
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -85,6 +87,9 @@ class RegisterDataset(Command, frozen=True):
     shuffle: bool = False
     seed: int = 0
     metadata: dict[str, str] = {}
+    exact: bool = False
+    layout: LayoutRecord | None = None
+    index: bytes = b""
 
 
 class NotifyCheckpoint(Command, frozen=True):
@@ -104,6 +109,66 @@ class NotifyCheckpoint(Command, frozen=True):
     call: int = 0
     timeout: float = 0.0
     metadata: dict[str, str] = {}
+
+
+class Claim(Command, frozen=True):
+    """A worker takes samples of its lane; at the end of it the call may be held."""
+
+    job: str
+    worker_id: str
+    incarnation: int
+    dataset_id: str
+    epoch: int
+    plan: str = ""
+    segment: int = 0
+    """0: the worker has not been told of one."""
+    upto: int = 0
+    length: int = 0
+    call: int = 0
+    timeout: float = 0.0
+    known: int = 0
+    """How many ended segments the worker has kept and need not be told again."""
+
+
+class Commit(Command, frozen=True):
+    """A worker has consumed for good what it took up to a place."""
+
+    job: str
+    worker_id: str
+    incarnation: int
+    dataset_id: str
+    epoch: int
+    segment: int
+    position: int
+    digest: bytes = b""
+
+
+class Rebalance(Command, frozen=True):
+    """What nobody has begun of an epoch is to be dealt anew."""
+
+    job: str
+    dataset_id: str
+    epoch: int
+    weights: dict[int, int] = {}
+    """Percentages by rank; empty: as fast as each has been."""
+
+
+class ReportCoverage(Command, frozen=True):
+    """A worker says what it consumed of an epoch whose position is kept in checkpoints."""
+
+    job: str
+    worker_id: str
+    incarnation: int
+    dataset_id: str
+    epoch: int
+    base: bytes = b""
+    digest: bytes = b""
+    world_size: int = 0
+    assumed: int = 0
+    dropped: int = 0
+    expected: int = 0
+    generation: int = 0
+    loads: int = 0
 
 
 class Tick(Command, frozen=True):
@@ -223,6 +288,53 @@ class Pending(Reply, frozen=True):
     checkpoint_id: str
     generation: int
     missing_ranks: tuple[int, ...]
+
+
+class Granted(Reply, frozen=True):
+    """The claim stands."""
+
+    generation: int
+    slot: int
+
+
+class Moved(Reply, frozen=True):
+    """Another segment has begun."""
+
+    generation: int
+    slot: int
+    segments: tuple[SegmentRecord, ...]
+    """All that the caller has not kept; the last one is current."""
+    reader: ReaderRecord | None = None
+    """What is recorded of the caller."""
+
+
+class Complete(Reply, frozen=True):
+    """All samples of the epoch are taken and committed."""
+
+    generation: int
+    slot: int
+
+
+class Waiting(Reply, frozen=True):
+    """The caller has finished, and others have not."""
+
+    generation: int
+    slot: int
+    unfinished: tuple[int, ...]
+
+
+class Consumed(Reply, frozen=True):
+    """What the caller committed is consumed for good."""
+
+    generation: int
+    segment: int
+
+
+class Rebalanced(Reply, frozen=True):
+    """A segment has begun in which what was left is dealt by ``weights``."""
+
+    segment: int
+    weights: tuple[int, ...]
 
 
 class Refused(Exception):

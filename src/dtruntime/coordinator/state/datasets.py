@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ...sharding import Permutation, SlotTable
 from .commands import DatasetRegistered, Refused, RegisterDataset
+from .layouts import Layout, Shard, differences
 from .outbox import Outbox
-from .records import DatasetRecord
+from .records import DatasetRecord, IndexRecord
 from .roster import Roster
 
 DATASETS_LIMIT = 10_000
 SHARDS_LIMIT = 100_000_000
 ORDERS_KEPT = 4096
 
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """A range of samples and the files that hold it."""
-
-    shard_id: int
-    start: int
-    end: int
-    file_paths: tuple[str, ...]
+_PARAMETERS = (
+    "path",
+    "format",
+    "total_samples",
+    "shard_size",
+    "shuffle",
+    "seed",
+    "exact",
+    "metadata",
+)
+"""What has to be the same when a dataset is registered again, beside its files."""
 
 
 class Dataset:
@@ -49,6 +53,20 @@ class Dataset:
 
     def shard(self, shard_id: int) -> Shard:
         """Where a shard lies."""
+        return next(self.shards([shard_id]))
+
+    def shards(self, shard_ids: ArrayLike) -> Iterator[Shard]:
+        """Where each of some shards lies."""
+        if self._layout is not None:
+            return self._layout.shards(shard_ids)
+        return (self._unseen(int(shard_id)) for shard_id in np.asarray(shard_ids))
+
+    @cached_property
+    def _layout(self) -> Layout | None:
+        layout = self.record.layout
+        return None if layout is None else Layout(layout)
+
+    def _unseen(self, shard_id: int) -> Shard:
         record = self.record
         start = shard_id * record.shard_size
         end = min(start + record.shard_size, record.total_samples)
@@ -85,6 +103,11 @@ class Datasets:
         """All of them, by id."""
         return [self._by_id[key].record for key in sorted(self._by_id)]
 
+    def find(self, dataset_id: str) -> DatasetRecord | None:
+        """The dataset, if it is registered."""
+        known = self._by_id.get(dataset_id)
+        return None if known is None else known.record
+
     def get(self, dataset_id: str) -> Dataset:
         """The dataset, or a refusal."""
         dataset = self._by_id.get(dataset_id)
@@ -108,14 +131,18 @@ class Datasets:
             shuffle=c.shuffle,
             seed=c.seed,
             metadata=c.metadata,
+            exact=c.exact,
+            layout=c.layout,
         )
         known = self._by_id.get(c.dataset_id)
         if known is not None:
             self._check_same(known.record, record)
-            return DatasetRegistered(c.dataset_id, record.shard_count, created=False)
+            return DatasetRegistered(c.dataset_id, known.record.shard_count, created=False)
         self._check_limits(record)
         self.restore(record)
         out.put("dataset", self._roster.job, c.dataset_id, record)
+        if c.index:
+            out.put("index", self._roster.job, c.dataset_id, IndexRecord(c.index))
         out.emit(
             self._roster.job,
             "dataset.registered",
@@ -162,14 +189,15 @@ class Datasets:
             )
 
     def _check_same(self, known: DatasetRecord, wanted: DatasetRecord) -> None:
-        differences = [
+        found = [
             f"{field}: registered {getattr(known, field)!r}, given {getattr(wanted, field)!r}"
-            for field in known.__struct_fields__
+            for field in _PARAMETERS
             if getattr(known, field) != getattr(wanted, field)
         ]
-        if differences:
+        found += differences(known.layout, wanted.layout)
+        if found:
             raise Refused(
                 "dataset_conflict",
                 f"dataset {known.dataset_id!r} is already registered with other parameters "
-                f"({'; '.join(differences)}): use the same parameters, or another id",
+                f"({'; '.join(found)}): use the same parameters, or another id",
             )

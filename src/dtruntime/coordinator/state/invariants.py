@@ -13,8 +13,11 @@ from operator import attrgetter
 from typing import Any
 
 from ...types import Membership
+from . import ledger_invariants
 from .barriers import OPEN_LIMIT, ROUNDS_KEPT, Barriers, Round
 from .checkpoints import CHECKPOINTS_KEPT, PENDING_LIMIT, Checkpoints, part_key
+from .coverage import coverage_key, share_key
+from .epochs import epoch_key, reader_key, segment_key
 from .losses import LOSSES_KEPT
 from .machine import JOBS_LIMIT, Job, Machine
 from .records import Record
@@ -27,7 +30,7 @@ def violations(machine: Machine) -> list[str]:
     """What is wrong in this state; empty when all invariants hold."""
     found = list(_machine(machine))
     for job in machine.jobs.values():
-        for part in (_roster, _losses, _barriers, _checkpoints):
+        for part in (_roster, _losses, _barriers, _checkpoints, _epochs):
             found.extend(f"job {job.name}: {problem}" for problem in part(job))
     return found
 
@@ -50,6 +53,23 @@ def durable_rows(machine: Machine) -> Rows:
                 rows["part", name, part_key(part)] = part
         for key, done in job.barriers.completed.items():
             rows["round", name, key] = done
+        rows.update(_consumption_rows(name, job))
+    return rows
+
+
+def _consumption_rows(name: str, job: Job) -> Rows:
+    rows: Rows = {}
+    for ledger in job.epochs:
+        rows["epoch", name, epoch_key(ledger.record)] = ledger.record
+        for segment in ledger.segments:
+            rows["segment", name, segment_key(segment)] = segment
+        for reader in ledger.readers.values():
+            rows["reader", name, reader_key(reader)] = reader
+    for attempts in job.coverages.attempts.values():
+        for attempt in attempts.values():
+            rows["coverage", name, coverage_key(attempt.record)] = attempt.record
+            for share in attempt.shares.values():
+                rows["share", name, share_key(share)] = share
     return rows
 
 
@@ -84,6 +104,7 @@ def _machine(machine: Machine) -> Iterator[str]:
     for job in machine.jobs.values():
         calls += job.barriers.held_calls
         calls += job.checkpoints.held_calls
+        calls += job.epochs.held_calls
         for holder in job.roster.slots:
             if holder is None or not holder.live:
                 continue
@@ -181,6 +202,10 @@ def _losses(job: Job) -> Iterator[str]:
     newest = generations[-1] if generations else losses._forgotten_generation
     if newest != losses.newest_generation:
         yield f"the newest loss is {newest}, not {losses.newest_generation}"
+
+
+def _epochs(job: Job) -> Iterator[str]:
+    return ledger_invariants.problems(job.epochs, job.roster)
 
 
 def _barriers(job: Job) -> Iterator[str]:

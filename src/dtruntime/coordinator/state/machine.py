@@ -18,19 +18,26 @@ from . import commands as c
 from .barriers import Barriers
 from .checkpoints import Checkpoints
 from .commands import Lost, Refused, Reply
+from .coverage import Coverages
 from .datasets import Datasets
+from .epochs import Epochs
 from .journal import Journal
 from .outbox import Outbox
 from .records import (
     CheckpointRecord,
+    CoverageRecord,
     DatasetRecord,
     Effect,
+    EpochRecord,
     Event,
     JobRecord,
     PartRecord,
     PendingRecord,
+    ReaderRecord,
     Record,
     RoundRecord,
+    SegmentRecord,
+    ShareRecord,
     WorkerRecord,
 )
 from .roster import MAX_WORKERS, Member, Roster
@@ -56,11 +63,14 @@ class Job:
         self.barriers = Barriers(self.roster)
         self.checkpoints = Checkpoints(self.roster)
         self.datasets = Datasets(self.roster)
+        self.epochs = Epochs(self.roster, self.datasets)
+        self.coverages = Coverages(self.roster, self.datasets)
 
     @property
     def held_calls(self) -> set[int]:
         """Calls that wait for an answer."""
-        return self.barriers.held_calls | self.checkpoints.held_calls
+        waiting = self.barriers.held_calls | self.checkpoints.held_calls
+        return waiting | self.epochs.held_calls
 
 
 class Machine:
@@ -93,6 +103,10 @@ class Machine:
             c.Deregister: self._deregister,
             c.RegisterDataset: self._register_dataset,
             c.NotifyCheckpoint: self._notify_checkpoint,
+            c.Claim: self._claim,
+            c.Commit: self._commit,
+            c.Rebalance: self._rebalance,
+            c.ReportCoverage: self._report_coverage,
             c.Tick: self._tick,
         }
 
@@ -148,10 +162,11 @@ class Machine:
             else:
                 orphans.append(f"{kind} {name}/{key}")
         for name, owned in by_job.items():
-            self._restore_job(self.jobs[name], owned, now)
+            left_out = self._restore_job(self.jobs[name], owned, now)
+            orphans += [f"{what} of job {name}" for what in left_out]
         return orphans
 
-    def _restore_job(self, job: Job, records: list[Record], now: float) -> None:
+    def _restore_job(self, job: Job, records: list[Record], now: float) -> list[str]:
         def of(kind: type[Any]) -> list[Any]:
             return [record for record in records if isinstance(record, kind)]
 
@@ -163,6 +178,8 @@ class Machine:
             job.datasets.restore(dataset)
         job.checkpoints.restore(of(CheckpointRecord), of(PendingRecord), of(PartRecord))
         job.barriers.restore(of(RoundRecord))
+        left_out = job.epochs.restore(of(EpochRecord), of(SegmentRecord), of(ReaderRecord))
+        return left_out + job.coverages.restore(of(CoverageRecord), of(ShareRecord))
 
     # Commands
 
@@ -182,6 +199,7 @@ class Machine:
         if registered.incarnation >= incarnations:
             self._watch_over(job, job.roster.by_id[registered.worker_id])
         self._spread_loss(job, lost)
+        job.epochs.membership_changed(self._out)
         return registered
 
     def _deregister(self, command: c.Deregister) -> Reply:
@@ -207,6 +225,29 @@ class Machine:
             self._wait(command.timeout, command.call, command.job)
         return reply
 
+    def _claim(self, command: c.Claim) -> Reply:
+        job, member = self.member(command.job, command.worker_id, command.incarnation)
+        reply = job.epochs.claim(command, member, self._out)
+        job.roster.hear(member, self._out.now)
+        if reply is c.HELD:
+            self._wait(command.timeout, command.call, command.job)
+        return reply
+
+    def _commit(self, command: c.Commit) -> Reply:
+        job, member = self.member(command.job, command.worker_id, command.incarnation)
+        reply = job.epochs.commit(command, member, self._out)
+        job.roster.hear(member, self._out.now)
+        return reply
+
+    def _rebalance(self, command: c.Rebalance) -> Reply:
+        return self.job(command.job).epochs.rebalance(command, self._out)
+
+    def _report_coverage(self, command: c.ReportCoverage) -> Reply:
+        job, member = self.member(command.job, command.worker_id, command.incarnation)
+        reply = job.coverages.report(command, member, self._out)
+        job.roster.hear(member, self._out.now)
+        return reply
+
     def _register_dataset(self, command: c.RegisterDataset) -> Reply:
         job = self._job_or_new(command.job)
         registered = job.datasets.register(command, self._out)
@@ -218,8 +259,8 @@ class Machine:
     def _hang_up(self, command: c.Hangup) -> Reply:
         job = self.jobs.get(command.job)
         if job is not None:
-            job.barriers.hang_up(command.call)
-            job.checkpoints.hang_up(command.call)
+            for part in (job.barriers, job.checkpoints, job.epochs):
+                part.hang_up(command.call)
         return c.DONE
 
     def _tick(self, _: c.Tick) -> Reply:
@@ -280,8 +321,9 @@ class Machine:
             _, call, name = heapq.heappop(self._waits)
             expired.setdefault(name, []).append(call)
         for name, calls in expired.items():
-            self.jobs[name].barriers.time_out(calls, self._out)
-            self.jobs[name].checkpoints.time_out(calls, self._out)
+            job = self.jobs[name]
+            for part in (job.barriers, job.checkpoints, job.epochs):
+                part.time_out(calls, self._out)
 
     def _job_or_new(self, name: str) -> Job:
         job = self.jobs.get(name)
@@ -297,3 +339,4 @@ class Machine:
         if lost:
             job.barriers.lose(lost, self._out)
             job.checkpoints.lose(lost, self._out)
+            job.epochs.membership_changed(self._out)

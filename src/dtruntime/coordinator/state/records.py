@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from .layouts import LayoutRecord
+
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -59,11 +61,23 @@ class DatasetRecord(Record, frozen=True):
     shuffle: bool
     seed: int
     metadata: dict[str, str] = {}
+    exact: bool = False
+    """Whether shards have exactly ``shard_size`` samples, also where that cuts row groups."""
+    layout: LayoutRecord | None = None
+    """Absent: nobody has seen the files, and shards follow from the numbers alone."""
 
     @property
     def shard_count(self) -> int:
         """How many shards the samples make."""
+        if self.layout is not None:
+            return self.layout.shard_count
         return -(-self.total_samples // self.shard_size)
+
+
+class IndexRecord(Record, frozen=True):
+    """The loader's index of a dataset's files, which is kept but not understood here."""
+
+    data: bytes
 
 
 class CheckpointRecord(Record, frozen=True):
@@ -122,6 +136,107 @@ class RoundRecord(Record, frozen=True):
     sequence: int = 0
 
 
+class EpochRecord(Record, frozen=True):
+    """The ledger of an epoch, without its segments and readers."""
+
+    dataset_id: str
+    epoch: Count
+    plan: str
+    samples: Positive
+    sequence: int
+    """Order in which ledgers were begun within the job."""
+    segment_count: Positive = 1
+    complete: bool = False
+    gone: int = 0
+    """How many readers are counted in ``count`` and ``digest``: lost ones, in the end all."""
+    count: Count = 0
+    digest: bytes = b""
+    step: int = 0
+    """The largest single claim of the readers that are gone."""
+    rebalanced_at: int = 0
+    """How much was unclaimed when what is left was last dealt anew for idle readers; 0: never."""
+
+
+class TakenBack(msgspec.Struct, frozen=True, array_like=True):
+    """A stretch of a slot's lane in an earlier segment that is read again."""
+
+    segment: Positive
+    slot: Count
+    start: Count
+    stop: Count
+
+
+class SegmentRecord(Record, frozen=True):
+    """A stretch of an epoch in which the same slots read."""
+
+    dataset_id: str
+    epoch: Count
+    ledger: int
+    """The sequence of the ledger."""
+    number: Positive
+    slot_count: Positive
+    dead: tuple[int, ...] = ()
+    weights: tuple[int, ...] = ()
+    """One for each slot; empty: the slot table deals."""
+    taken: tuple[int, ...] = ()
+    """How much of its lane each slot took; empty while the segment is current."""
+    taken_back: tuple[TakenBack, ...] = ()
+
+
+class ReaderRecord(Record, frozen=True):
+    """How far one incarnation came in an epoch."""
+
+    dataset_id: str
+    epoch: Count
+    ledger: int
+    """The sequence of the ledger."""
+    incarnation: Positive
+    slot: Count
+    segment: Positive
+    """Of its newest claim; ``claim`` and ``length`` are of its lane there."""
+    claim: Count
+    length: Count
+    committed_segment: Positive
+    committed_position: Count = 0
+    count: Count = 0
+    """How many samples it has committed."""
+    digest: bytes = b""
+    step: int = 0
+    """Its largest single claim."""
+    busy: float = 0.0
+    """Seconds it took for what it has committed."""
+    active_at: float = 0.0
+    """Since when it works on what it has not committed."""
+
+
+class CoverageRecord(Record, frozen=True):
+    """What an epoch whose position is kept in checkpoints was resumed from."""
+
+    dataset_id: str
+    epoch: Count
+    sequence: int
+    base: bytes
+    world_size: int
+    assumed: int = 0
+    dropped: int = 0
+    expected: int = 0
+    generation: int = 0
+    """With ``loads``: how new that state is."""
+    loads: int = 0
+
+
+class ShareRecord(Record, frozen=True):
+    """What one slot consumed since the state that an epoch was resumed from."""
+
+    dataset_id: str
+    epoch: Count
+    slot: Count
+    incarnation: int
+    digest: bytes
+    generation: int = 0
+    loads: int = 0
+
+
 class Event(Record, frozen=True):
     """An entry of the journal."""
 
@@ -136,17 +251,27 @@ RECORD_TYPES: dict[str, type[Record]] = {
     "job": JobRecord,
     "worker": WorkerRecord,
     "dataset": DatasetRecord,
+    "index": IndexRecord,
     "checkpoint": CheckpointRecord,
     "part": PartRecord,
     "pending": PendingRecord,
     "round": RoundRecord,
+    "epoch": EpochRecord,
+    "segment": SegmentRecord,
+    "reader": ReaderRecord,
+    "coverage": CoverageRecord,
+    "share": ShareRecord,
 }
 """Record types by the kind they are stored under."""
 
-CRASH_SAFE_KINDS = frozenset({"round", "pending", "part"})
+READ_ON_DEMAND = "index"
+"""The kind that is large and seldom asked for: the machine writes it and never holds it."""
+
+CRASH_SAFE_KINDS = frozenset({"round", "pending", "part", "coverage", "share"})
 """Kinds that must outlive the coordinator's process but not its machine's power supply.
 
 Parts are sent again by those who wait for the commit, and the commit itself waits for the disk.
+Reports of coverage are sums, so the next one makes up for one that was lost.
 A barrier that waited for the disk would be slow every time; what a lost round can do is written
 down in ``docs/state-machine.md``.
 """

@@ -135,6 +135,10 @@ class Roster:
             return member
         raise self._refusal(worker_id, incarnation, member)
 
+    def refusal(self, member: Member) -> Refused:
+        """What one that is not a member any more is told."""
+        return self._refusal(member.worker_id, member.incarnation, self.by_id.get(member.worker_id))
+
     def untold(
         self, member: Member, told_generation: int, until: int | None = None
     ) -> tuple[Lost, ...]:

@@ -30,8 +30,8 @@ class Segment:
     slot_count: int
     dead: tuple[int, ...] = ()
     consumed: tuple[int, ...] = ()
-    """Samples that each slot consumed; a single number stands for every live slot, and means
-    all of a lane that is shorter."""
+    """Samples that each slot consumed; a single number stands for every live slot. More than a
+    lane has means all of it."""
     weights: tuple[int, ...] = ()
     """Shares in which what nobody has begun is dealt; without them the slot table deals it."""
     taken_back: tuple[TakenBack, ...] = ()
@@ -41,9 +41,8 @@ class Segment:
         """How many of a lane's ``length`` samples a slot consumed."""
         if slot in self.dead or not self.consumed:
             return 0
-        if len(self.consumed) == 1:
-            return min(self.consumed[0], length)
-        return self.consumed[slot]
+        consumed = self.consumed[0] if len(self.consumed) == 1 else self.consumed[slot]
+        return min(consumed, length)
 
     @property
     def live(self) -> list[int]:

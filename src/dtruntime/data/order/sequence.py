@@ -81,6 +81,7 @@ def spans(streams: int, start: int, stop: int, rank: int, world: int) -> list[Sp
     for strand in range(int(begin), int(end) + 1):
         before = int(ends[strand - 1]) if strand else 0
         depth = int(first[strand]) - before
-        last = min(high, int(ends[strand]))
-        found.append(Span(strand, depth + max(low, before), depth + last))
+        first_mine, last_mine = max(low, before), min(high, int(ends[strand]))
+        if first_mine < last_mine:
+            found.append(Span(strand, depth + first_mine, depth + last_mine))
     return found

@@ -400,7 +400,7 @@ class TakenBack(_message.Message):
     def __init__(self, segment: _Optional[int] = ..., slot: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class ClaimRequest(_message.Message):
-    __slots__ = ("job", "worker_id", "incarnation", "dataset_id", "epoch", "plan", "segment", "upto", "length", "timeout_ms")
+    __slots__ = ("job", "worker_id", "incarnation", "dataset_id", "epoch", "plan", "segment", "upto", "length", "timeout_ms", "known")
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -411,6 +411,7 @@ class ClaimRequest(_message.Message):
     UPTO_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker_id: str
     incarnation: int
@@ -421,7 +422,8 @@ class ClaimRequest(_message.Message):
     upto: int
     length: int
     timeout_ms: int
-    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., dataset_id: _Optional[str] = ..., epoch: _Optional[int] = ..., plan: _Optional[str] = ..., segment: _Optional[int] = ..., upto: _Optional[int] = ..., length: _Optional[int] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+    known: int
+    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., dataset_id: _Optional[str] = ..., epoch: _Optional[int] = ..., plan: _Optional[str] = ..., segment: _Optional[int] = ..., upto: _Optional[int] = ..., length: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., known: _Optional[int] = ...) -> None: ...
 
 class ClaimResponse(_message.Message):
     __slots__ = ("outcome", "segments", "generation", "unfinished", "slot", "claimed", "committed_segment", "committed_position", "committed_digest")

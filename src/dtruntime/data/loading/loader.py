@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -13,15 +13,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..config import Config
-from ..errors import ShardError
-from ..sharding.coverage import Digest
-from ..types import check_whole
+from ...config import Config
+from ...errors import ShardError
+from ...sharding.coverage import Digest
+from ...types import check_whole
+from ..index import DatasetIndex
+from ..order import DEFAULT_WINDOW
 from .batches import Batches, Output
 from .columns import Block
-from .index import DatasetIndex
 from .mixture import Mixture
-from .order import DEFAULT_WINDOW
 from .prefetch import Produced, ShardFetcher
 from .program import AffinityProgram, GlobalProgram, MixedProgram, Place, Program, Share
 from .sequences import ORIGIN
@@ -50,13 +50,32 @@ class Delivery(NamedTuple):
     """Which samples it has."""
 
 
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """What a rank has consumed of an epoch."""
+
+    epoch: int
+    world_size: int
+    base: Digest
+    """What all ranks had consumed when the epoch was resumed."""
+    seen: Digest
+    """What this rank consumed since."""
+    assumed: int
+    """What had been consumed before, by the position, and is not in ``base``."""
+    dropped: int
+    """What all ranks leave out at the end of the epoch."""
+    expected: int
+    """How many samples the epoch has."""
+
+
 class Progress(Protocol):
     """Is told what a loader has consumed."""
 
-    def report(
-        self, epoch: int, base: Digest, seen: Digest, assumed: int, dropped: int, expected: int
-    ) -> None:
-        """``base`` and ``assumed`` are from before the loader was resumed."""
+    def resumed(self) -> None:
+        """A state was loaded: what comes is another attempt at the epoch."""
+
+    def report(self, consumed: Consumed) -> None:
+        """Everything that was handed out."""
 
 
 class Loader:
@@ -125,7 +144,7 @@ class Loader:
             layout=self._source.layout,
             seed=check_whole("seed", seed, most=2**64 - 1),
             shuffle=bool(shuffle),
-            window=_window(self._source, window),
+            window=window_of(self._source, window),
             streams=check_whole("streams", self.world_size if streams is None else streams, 1),
         )
         self._streams_given = streams is not None
@@ -134,7 +153,7 @@ class Loader:
             self.world_size,
             _batch(batch_size, global_batch_size, self.world_size, order),
             last,
-            _prefetch(prefetch_shards, self._plan),
+            prefetch_of(prefetch_shards, self._plan),
         )
         self._program = self._make_program()
         self._progress = progress
@@ -200,6 +219,8 @@ class Loader:
         # What one of several ranks has seen says nothing about the others.
         known = self._base.count + self._seen.count
         self._assumed = self._program.consumed(loaded) - known
+        if self._progress is not None:
+            self._progress.resumed()
 
     get_state = state_dict
     set_state = load_state_dict
@@ -241,12 +262,15 @@ class Loader:
             return
         track = self._program.track(self._place)
         self._progress.report(
-            self.epoch,
-            self._base,
-            self._seen_now(),
-            self._assumed,
-            0 if track.steps else track.dropped,
-            len(self._source),
+            Consumed(
+                epoch=self.epoch,
+                world_size=self.world_size,
+                base=self._base,
+                seen=self._seen_now(),
+                assumed=self._assumed,
+                dropped=0 if track.steps else track.dropped,
+                expected=len(self._source),
+            )
         )
 
     def close(self) -> None:
@@ -375,14 +399,15 @@ def _batch(one: int | None, all_ranks: int | None, world: int, order: str) -> in
     return size // world
 
 
-def _window(source: Source | Mixture, window: int | None) -> int:
+def window_of(source: Source | Mixture, window: int | None) -> int:
+    """How many shards are mixed: what is asked for, else as many as are not too large."""
     if window is not None:
         return check_whole("window", window, 1)
     return max(1, min(DEFAULT_WINDOW, WINDOW_BYTES // max(1, source.mean_shard_bytes)))
 
 
-def _prefetch(shards: int | None, plan: Plan) -> int:
-    """As many as are mixed, so that a window is there when the one before it is used up."""
+def prefetch_of(shards: int | None, plan: Plan) -> int:
+    """How many shards are read ahead: so that a window is there when the one before is used up."""
     if shards is not None:
         return check_whole("prefetch_shards", shards)
     at_least = Config.load().dataset.prefetch_shards

@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
+from ..order import Lane, Window
 from .columns import Assemble, Block
-from .order import Lane, Window
 from .source import Source
 
 T = TypeVar("T")

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
+from ..order import Lane, spans
 from .columns import Block
-from .order import Lane, spans
 from .prefetch import LaneReader
 from .sequences import Strand
 

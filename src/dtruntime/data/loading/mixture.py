@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..errors import ShardError
+from ...errors import ShardError
 from .sequences import BLOCK, quotas
 from .source import Source
 

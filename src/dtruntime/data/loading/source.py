@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ..errors import ShardError
-from ..storage.cache import DiskCache
-from .index import DatasetIndex, DatasetRows, shards
-from .readers.base import select
+from ...errors import ShardError
+from ...storage.cache import DiskCache
+from ..index import DatasetIndex, DatasetRows, shards
+from ..readers.base import select
 
 Ints = NDArray[np.int64]
 Ranges = Iterable[tuple[int, int]]

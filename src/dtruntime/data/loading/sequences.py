@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ShardError
-from ..sharding import shuffled
+from ...errors import ShardError
+from ...sharding import shuffled
+from ..order import GlobalOrder, Shuffle
 from .columns import Block
-from .order import GlobalOrder, Shuffle
 from .prefetch import LaneReader, ShardFetcher
 
 Ints = NDArray[np.int64]

@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..sharding import SlotTable
+from ...sharding import SlotTable
+from ..order import AffinityOrder, GlobalOrder, Lane, Segment, Shuffle
 from .mixture import Mixture
-from .order import AffinityOrder, GlobalOrder, Lane, Segment, Shuffle
 from .prefetch import LaneReader, ShardFetcher
 from .sequences import EndlessStrand, MixedStrand, PlainStrand, Strand, check_sizes
 from .source import Source

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ..errors import ShardError
+from ...errors import ShardError
 
 Ints = NDArray[np.int64]
 Column = Any

@@ -1,0 +1,142 @@
+"""``strata datasets``: what is registered, where it lies, and what a change would move."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from rich.console import RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..client.coverage import CoverageProgress
+from ..config import DEFAULT_URL
+from ..display import open_console
+from ..errors import ConnectionError
+from .datasets_report import find_job, read_dataset, read_list, read_plan
+from .datasets_view import dataset_view, list_view, plan_view
+from .logs import log_only_when_asked
+from .status import coordinator_url
+
+FILES_SHOWN = 10
+"""Files listed on a terminal; elsewhere all are."""
+BAR_FROM = 50_000_000
+"""Samples from which on checking the coverage takes long enough to show a bar."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "datasets",
+        help="show datasets and what a change of workers would move",
+        description="Show registered datasets. Exit code 3: the coordinator cannot be reached, 1: "
+        "the named job or dataset does not exist.",
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    _add_action(actions, "ls", "list datasets", _list)
+    show = _add_action(actions, "show", "show a dataset: files, shards, coverage of epochs", _show)
+    show.add_argument("dataset_id", metavar="ID")
+    plan = _add_action(actions, "plan", "say what moves when workers join or leave", _plan)
+    plan.add_argument("dataset_id", metavar="ID")
+    plan.add_argument(
+        "--join", type=_whole, default=0, metavar="N", help="so many newcomers (default 0)"
+    )
+    plan.add_argument(
+        "--leave", type=_ranks, default=(), metavar="RANK[,RANK]", help="ranks that leave"
+    )
+    plan.add_argument(
+        "--world-size",
+        type=_whole,
+        metavar="N",
+        help="ranks to assume while no worker is registered (default: WORLD_SIZE, else 1)",
+    )
+
+
+def _add_action(actions: Any, name: str, text: str, run: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text)
+    parser.add_argument(
+        "--url",
+        "--coordinator",
+        help=f"coordinator (default: COORDINATOR_URL, else {DEFAULT_URL})",
+    )
+    one = "the dataset's job (default: STRATA_JOB, else the only one that has it)"
+    parser.add_argument("--job", help="only this job" if name == "ls" else one)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.set_defaults(run=_reaching(run))
+    return parser
+
+
+def _reaching(run: Any) -> Any:
+    """A command that says what to do about a coordinator that cannot be reached."""
+
+    def face(options: argparse.Namespace) -> int:
+        log_only_when_asked()
+        url = coordinator_url(options)
+        try:
+            return int(run(url, options))
+        except ConnectionError as exc:
+            raise ConnectionError(f"{exc}; 'strata doctor --url {url}' checks all of that") from exc
+
+    return face
+
+
+def _list(url: str, options: argparse.Namespace) -> int:
+    report = read_list(url, options.job)
+    return _write(report, list_view(report), options)
+
+
+def _show(url: str, options: argparse.Namespace) -> int:
+    job = find_job(url, options.job, options.dataset_id)
+    with _bar() as progress:
+        report = read_dataset(url, job, options.dataset_id, progress)
+    limit = FILES_SHOWN if open_console().is_terminal else None
+    return _write(report, dataset_view(report, limit), options)
+
+
+def _plan(url: str, options: argparse.Namespace) -> int:
+    job = find_job(url, options.job, options.dataset_id)
+    report = read_plan(
+        url, job, options.dataset_id, options.join, options.leave, options.world_size
+    )
+    return _write(report, plan_view(report), options)
+
+
+def _write(report: msgspec.Struct, view: RenderableType, options: argparse.Namespace) -> int:
+    if options.json:
+        print(msgspec.json.format(msgspec.json.encode(report)).decode(), flush=True)
+    else:
+        open_console().print(view)
+    return 0
+
+
+@contextmanager
+def _bar() -> Iterator[CoverageProgress]:
+    """A bar on the terminal while many samples are counted."""
+    console = open_console(stderr=True)
+    columns = (
+        TextColumn("checking the coverage"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("coverage", visible=False)
+
+        def advance(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, visible=total > BAR_FROM)
+
+        yield advance
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    return tuple(_whole(part.strip()) for part in text.split(","))

@@ -1,0 +1,140 @@
+"""Indexes and layouts of datasets on their way to and from the coordinator."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ShardError
+from ..rpc.gen import coordinator_pb2 as pb
+from ..telemetry import EventLog
+
+if TYPE_CHECKING:
+    from ..data.index import DatasetIndex
+    from ..data.readers import Options
+
+log = EventLog("datasets")
+
+INDEX_BYTES = 8 * 10**6
+"""A longer index is not sent: workers then make their own."""
+COLUMNS = 10_000
+COLUMN_LENGTH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetLayout:
+    """Where the samples of a dataset lie; the files are empty when nobody has seen them."""
+
+    shard_samples: NDArray[np.int64]
+    """How many samples each shard has."""
+    shard_bytes: NDArray[np.int64] | None
+    """How much has to be read for each shard."""
+    files: tuple[str, ...]
+    """Paths or URLs."""
+    file_samples: NDArray[np.int64]
+
+
+def layout_of(info: pb.DatasetInfo) -> DatasetLayout:
+    """The layout of a dataset that was described in full."""
+    if not info.HasField("layout"):
+        sizes = np.full(info.shard_count, info.shard_size, dtype=np.int64)
+        sizes[-1] = info.total_samples - info.shard_size * (info.shard_count - 1)
+        return DatasetLayout(sizes, None, (), np.zeros(0, np.int64))
+    layout = info.layout
+    return DatasetLayout(
+        _numbers(layout.shard_samples),
+        _numbers(layout.shard_bytes),
+        tuple(layout.root + name for name in layout.files),
+        _numbers(layout.file_samples),
+    )
+
+
+def add_layout(request: pb.DatasetInfo, index: DatasetIndex) -> None:
+    """Put what is known of the files into a registration."""
+    from ..data.index import shards
+    from ..data.index.model import common_root
+
+    cut = shards(index, request.shard_size, request.exact)
+    root = common_root([file.url for file in index.files])
+    try:
+        request.layout.CopyFrom(
+            pb.DatasetLayout(
+                fingerprint=index.fingerprint,
+                shard_samples=np.diff(cut.bounds).tolist(),
+                shard_bytes=cut.bytes_read.tolist(),
+                root=root,
+                files=[file.url[len(root) :] for file in index.files],
+                file_samples=[file.samples for file in index.files],
+                total_bytes=index.total_bytes,
+                columns=_columns(index),
+                options=options_text(index.options),
+            )
+        )
+    except UnicodeEncodeError as exc:
+        raise unreadable_name(request.dataset_id, exc) from exc
+    request.index = _packed(index)
+
+
+def unreadable_name(dataset_id: str, error: UnicodeEncodeError) -> ShardError:
+    """The error for a file whose name is not text."""
+    return ShardError(
+        f"dataset {dataset_id!r}: the name of file {error.object[:200]!r} is not valid UTF-8: "
+        "rename it"
+    )
+
+
+def index_in(info: pb.DatasetInfo) -> DatasetIndex | None:
+    """The index that a registration brought; none when it brought none that is understood here."""
+    from ..data.index import index_from_json
+
+    if not info.index:
+        return None
+    try:
+        return index_from_json(zlib.decompress(info.index))
+    except (ValueError, zlib.error) as exc:
+        log.warning("dataset.index_unreadable", dataset=info.dataset_id, reason=str(exc))
+        return None
+
+
+def options_text(options: Options | None) -> str:
+    """Options as JSON; empty when they are those that nobody has to choose."""
+    if options is None or options == type(options)():
+        return ""
+    return msgspec.json.encode(options).decode()
+
+
+def options_in(info: pb.DatasetInfo) -> Options | None:
+    """The options that a dataset's files are read with; none for the usual ones."""
+    from ..data.readers import CsvOptions, ParquetOptions, TfrecordOptions
+
+    if not info.layout.options:
+        return None
+    kinds = ParquetOptions | CsvOptions | TfrecordOptions
+    decoded: Options = msgspec.json.decode(info.layout.options, type=kinds)
+    return decoded
+
+
+def _packed(index: DatasetIndex) -> bytes:
+    from ..data.index import index_to_json
+
+    data = zlib.compress(index_to_json(index))
+    if len(data) <= INDEX_BYTES:
+        return data
+    log.info("dataset.index_not_sent", path=index.path, bytes=len(data))
+    return b""
+
+
+def _columns(index: DatasetIndex) -> list[str]:
+    """The columns for people: cut, and without what cannot be printed."""
+    texts = (f"{column.name}: {column.type}" for column in index.columns[:COLUMNS])
+    return ["".join(c if c.isprintable() else "?" for c in text)[:COLUMN_LENGTH] for text in texts]
+
+
+def _numbers(values: Iterable[int]) -> NDArray[np.int64]:
+    return np.fromiter(values, np.int64)

@@ -1,0 +1,56 @@
+"""Datasets described in full, with what the machine does not hold."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ...errors import StorageError
+from ...rpc.gen import coordinator_pb2 as pb
+from ..sqlite import SqliteStore
+from ..state import Job, Refused
+from ..state.records import DatasetRecord, IndexRecord
+from . import encode
+
+
+class Descriptions:
+    """Describes datasets; what was read last is kept, since all workers of a job ask at once."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+        self._record: DatasetRecord | None = None
+        self._reading: asyncio.Future[pb.DatasetInfo] | None = None
+
+    def brief(self, job: Job, record: DatasetRecord) -> pb.DatasetDescription:
+        """A dataset without the lists of its shards and files."""
+        description = _heading(job)
+        description.dataset.CopyFrom(encode.dataset(record, job.name))
+        return description
+
+    async def full(self, job: Job, record: DatasetRecord) -> pb.DatasetDescription:
+        """A dataset with layout and index; everything it tells is stored before it returns."""
+        description = _heading(job)
+        if self._reading is None or self._record is not record:
+            self._record = record
+            self._reading = asyncio.ensure_future(self._read(job.name, record))
+        try:
+            description.dataset.CopyFrom(await asyncio.shield(self._reading))
+            await self._store.flush()
+        except StorageError as exc:
+            self._record = self._reading = None
+            raise Refused("storage", str(exc)) from exc
+        return description
+
+    async def _read(self, job: str, record: DatasetRecord) -> pb.DatasetInfo:
+        index = await self._store.read("index", job, record.dataset_id)
+        data = index.data if isinstance(index, IndexRecord) else b""
+        return encode.dataset(record, job, full=True, index=data)
+
+
+def _heading(job: Job) -> pb.DatasetDescription:
+    slot_count, dead = job.roster.view()
+    return pb.DatasetDescription(
+        found=True,
+        generation=job.roster.generation,
+        slot_count=slot_count,
+        dead_slots=sorted(dead),
+    )

@@ -1,0 +1,221 @@
+"""What was consumed of each epoch: from its ledger, or as workers report it.
+
+An epoch whose position is kept in checkpoints has no ledger. Its workers report sums: what the
+state that they resumed from had seen (the same on all of them), and what each consumed since.
+Reports that name another state, or another number of workers, belong to another attempt at the
+epoch. Of two attempts the newer one counts: the one whose workers had been told of a higher
+generation when they loaded the state, or that had loaded more states in that generation. So the
+last reports of a worker that has not loaded the newer state yet change nothing, and a job that
+goes back to an older checkpoint is followed there.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ...sharding.coverage import Digest
+from .commands import DONE, Done, Refused, ReportCoverage
+from .datasets import Datasets
+from .epochs import EPOCHS_KEPT
+from .ledger import Ledger
+from .outbox import Outbox
+from .records import CoverageRecord, ShareRecord
+from .roster import Member, Roster
+
+
+class Covered(msgspec.Struct, frozen=True):
+    """What is known to be consumed of an epoch."""
+
+    epoch: int
+    digest: bytes
+    expected: int
+    complete: bool
+    workers: int
+    segments: int = 0
+    """0: there is no ledger."""
+    assumed: int = 0
+    dropped: int = 0
+
+
+class Attempt:
+    """One try at an epoch from one state: what its workers reported."""
+
+    __slots__ = ("record", "shares")
+
+    def __init__(self, record: CoverageRecord) -> None:
+        self.record = record
+        self.shares: dict[int, ShareRecord] = {}
+        """By slot."""
+
+    def is_of(self, c: ReportCoverage) -> bool:
+        """Whether a report is of this attempt."""
+        return (self.record.base, self.record.world_size) == (c.base, c.world_size)
+
+    def covered(self, samples: int) -> Covered:
+        """What the base and all shares have together."""
+        record, digest = self.record, Digest(samples, self.record.base)
+        for share in self.shares.values():
+            digest.merge(Digest(samples, share.digest))
+        accounted = digest.count + record.assumed + record.dropped
+        return Covered(
+            epoch=record.epoch,
+            digest=digest.to_bytes(),
+            expected=record.expected,
+            complete=accounted >= record.expected,
+            workers=len(self.shares),
+            assumed=record.assumed,
+            dropped=record.dropped,
+        )
+
+
+class Coverages:
+    """The reports of one job."""
+
+    def __init__(self, roster: Roster, datasets: Datasets) -> None:
+        self._roster = roster
+        self._datasets = datasets
+        self.attempts: dict[str, dict[int, Attempt]] = {}
+        """By dataset and epoch, in the order in which the epochs were first reported."""
+        self._sequence = 0
+
+    def report(self, c: ReportCoverage, member: Member, out: Outbox) -> Done:
+        """Take what a member consumed, if it is of the newest attempt."""
+        self._check(c)
+        attempt = self.attempts.get(c.dataset_id, {}).get(c.epoch)
+        if attempt is None:
+            self._forget_oldest(c.dataset_id, out)
+            self._sequence += 1
+            attempt = self._begin(c, self._sequence, out)
+        elif not attempt.is_of(c):
+            if (c.generation, c.loads) <= (attempt.record.generation, attempt.record.loads):
+                return DONE
+            self._delete_shares(attempt, out)
+            attempt = self._begin(c, attempt.record.sequence, out)
+        else:
+            self._renew(attempt, c, out)
+        self._take(attempt, c, member, out)
+        return DONE
+
+    def of(self, dataset_id: str, ledgers: dict[int, Ledger]) -> list[Covered]:
+        """What is consumed of each epoch of a dataset, by epoch."""
+        samples = self._datasets.get(dataset_id).record.total_samples
+        found = [_of_ledger(ledger) for ledger in ledgers.values()]
+        found += [a.covered(samples) for a in self.attempts.get(dataset_id, {}).values()]
+        return sorted(found, key=lambda covered: covered.epoch)
+
+    def restore(self, records: list[CoverageRecord], shares: list[ShareRecord]) -> list[str]:
+        """Take back what was stored; returns what had to be left out."""
+        for record in sorted(records, key=lambda r: r.sequence):
+            self._sequence = max(self._sequence, record.sequence)
+            self.attempts.setdefault(record.dataset_id, {})[record.epoch] = Attempt(record)
+        left_out: list[str] = []
+        for share in shares:
+            attempt = self.attempts.get(share.dataset_id, {}).get(share.epoch)
+            if attempt is None:
+                left_out.append(f"share {share_key(share)}")
+            else:
+                attempt.shares[share.slot] = share
+        return left_out
+
+    def _check(self, c: ReportCoverage) -> None:
+        samples = self._datasets.get(c.dataset_id).record.total_samples
+        try:
+            for data in (c.base, c.digest):
+                Digest(samples, data)
+        except ValueError as exc:
+            raise Refused("invalid", f"{c.worker_id!r} sent no digest: {exc}") from None
+        if max(c.expected, c.assumed, c.dropped) > samples:
+            raise Refused(
+                "invalid",
+                f"dataset {c.dataset_id!r} has {samples} samples; an epoch of it cannot expect "
+                f"{c.expected}, assume {c.assumed} or drop {c.dropped}",
+            )
+
+    def _begin(self, c: ReportCoverage, sequence: int, out: Outbox) -> Attempt:
+        record = CoverageRecord(
+            dataset_id=c.dataset_id,
+            epoch=c.epoch,
+            sequence=sequence,
+            base=c.base,
+            world_size=c.world_size,
+            assumed=c.assumed,
+            dropped=c.dropped,
+            expected=c.expected,
+            generation=c.generation,
+            loads=c.loads,
+        )
+        attempt = self.attempts.setdefault(c.dataset_id, {})[c.epoch] = Attempt(record)
+        out.put("coverage", self._roster.job, coverage_key(record), record)
+        return attempt
+
+    def _renew(self, attempt: Attempt, c: ReportCoverage, out: Outbox) -> None:
+        """Note what a report says of the attempt as a whole."""
+        known = attempt.record
+        generation, loads = max((known.generation, known.loads), (c.generation, c.loads))
+        record = msgspec.structs.replace(
+            known,
+            assumed=c.assumed,
+            dropped=c.dropped,
+            expected=c.expected,
+            generation=generation,
+            loads=loads,
+        )
+        if record != known:
+            attempt.record = record
+            out.put("coverage", self._roster.job, coverage_key(record), record)
+
+    def _take(self, attempt: Attempt, c: ReportCoverage, member: Member, out: Outbox) -> None:
+        known = attempt.shares.get(member.rank)
+        share = ShareRecord(
+            dataset_id=c.dataset_id,
+            epoch=c.epoch,
+            slot=member.rank,
+            incarnation=member.incarnation,
+            digest=c.digest,
+            generation=c.generation,
+            loads=c.loads,
+        )
+        samples = self._datasets.get(c.dataset_id).record.total_samples
+        if known is None or _age(known, samples) < _age(share, samples):
+            attempt.shares[member.rank] = share
+            out.put("share", self._roster.job, share_key(share), share)
+
+    def _delete_shares(self, attempt: Attempt, out: Outbox) -> None:
+        for share in attempt.shares.values():
+            out.delete("share", self._roster.job, share_key(share))
+
+    def _forget_oldest(self, dataset_id: str, out: Outbox) -> None:
+        kept = self.attempts.get(dataset_id, {})
+        while len(kept) >= EPOCHS_KEPT:
+            oldest = next(iter(kept.values()))
+            self._delete_shares(oldest, out)
+            out.delete("coverage", self._roster.job, coverage_key(oldest.record))
+            del kept[oldest.record.epoch]
+
+
+def _age(share: ShareRecord, samples: int) -> tuple[int, int, int, int]:
+    """Orders what one slot reports: sums only grow within one attempt of one incarnation."""
+    count = Digest(samples, share.digest).count
+    return share.incarnation, share.generation, share.loads, count
+
+
+def _of_ledger(ledger: Ledger) -> Covered:
+    record = ledger.record
+    return Covered(
+        epoch=record.epoch,
+        digest=ledger.digest().to_bytes(),
+        expected=record.samples,
+        complete=record.complete,
+        workers=record.gone + len(ledger.readers),
+        segments=record.segment_count,
+    )
+
+
+def coverage_key(record: CoverageRecord) -> str:
+    """What an epoch's reports are stored under."""
+    return f"{record.epoch}:{record.dataset_id}"
+
+
+def share_key(share: ShareRecord) -> str:
+    """What a slot's report is stored under."""
+    return f"{share.epoch}:{share.slot}:{share.dataset_id}"

@@ -1,0 +1,283 @@
+"""A loader whose share follows the membership: what a lost worker left, others read at once.
+
+The coordinator keeps a ledger of each epoch. A worker claims a little ahead of what it reads, and
+commits what it has consumed. When a worker is lost, comes, or falls behind, the ledger begins a
+new segment: everybody keeps what it claimed, and the rest is dealt anew, by the same pure
+function on every worker. Nobody restarts and nobody waits for the others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
+
+from ...sharding.coverage import Digest
+from ...types import check_whole
+from ..order import Lane, Segment
+from .batches import Batches, Output
+from .columns import Block
+from .loader import prefetch_of, window_of
+from .prefetch import LaneReader, ShardFetcher
+from .program import AffinityProgram, Share
+from .source import Source
+from .state import Plan
+
+WAIT_SECONDS = 30.0
+"""How long the coordinator is asked to hold the call of a worker that has nothing to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The ledger's answer to a claim."""
+
+    outcome: Literal["granted", "moved", "complete", "waiting"]
+    slot: int = 0
+    segments: tuple[Segment, ...] = ()
+    """When moved: all of them; the last is current."""
+    claimed: int = 0
+    """When moved: what this worker has claimed in the current segment."""
+    committed_segment: int = 0
+    """When moved: where this worker committed last; 0: it has not claimed yet."""
+    committed_position: int = 0
+    committed_digest: bytes = b""
+
+
+class Ledger(Protocol):
+    """The coordinator's account of who reads what."""
+
+    def claim(
+        self, epoch: int, plan: str, segment: int, upto: int, length: int, wait: float
+    ) -> Claim:
+        """Take a lane of ``length`` samples up to a place."""
+
+    def commit(self, epoch: int, segment: int, position: int, digest: bytes) -> None:
+        """Say that what was taken up to a place is consumed for good."""
+
+
+class _Stretch:
+    """A worker's lane in one segment."""
+
+    __slots__ = ("at", "lane", "number", "reader", "upto")
+
+    def __init__(self, number: int, lane: Lane, at: int = 0, upto: int = 0) -> None:
+        self.number = number
+        self.lane = lane
+        self.at = at
+        """What was handed out."""
+        self.upto = upto
+        """What was claimed."""
+        self.reader: LaneReader | None = None
+
+
+class LiveLoader:
+    """Batches of the samples that this worker gets of each epoch, until all workers are through.
+
+    Use it where workers are independent of each other between commits, as in inference,
+    preprocessing or asynchronous training. What this worker was given counts for good when
+    `commit` returns, and at the end of an epoch; if it dies before, others read it again.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        batch_size: int,
+        *,
+        ledger: Ledger,
+        shuffle: bool = True,
+        seed: int = 0,
+        epoch: int = 0,
+        output: Output = "numpy",
+        fill: Mapping[str, Any] | None = None,
+        decode: Callable[[dict[str, Any]], Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        ids: bool = False,
+        prefetch_shards: int | None = None,
+        window: int | None = None,
+    ) -> None:
+        """The arguments are those of `Loader`; the order is affinity."""
+        self._source = source
+        self._batch = check_whole("batch_size", batch_size, 1)
+        self._ledger = ledger
+        self._batches = Batches(output, ids=ids, fill=fill, decode=decode, transform=transform)
+        plan = Plan(
+            order="affinity",
+            samples=source.total,
+            fingerprint=source.fingerprint,
+            layout=source.layout,
+            seed=check_whole("seed", seed, most=2**64 - 1),
+            shuffle=bool(shuffle),
+            window=window_of(source, window),
+            streams=1,
+        )
+        self._prefetch = prefetch_of(prefetch_shards, plan)
+        self._program = AffinityProgram(source, plan, Share(0, 1, 1, "keep", self._prefetch))
+        self._plan = "/".join(str(getattr(plan, name)) for name in plan.__struct_fields__)
+        self._running: ExitStack | None = None
+        self._committed: tuple[int, int] = (0, 0)
+        self._goto(epoch)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being read, or comes next."""
+        return self._epoch
+
+    @property
+    def consumed(self) -> int:
+        """How many samples of this epoch were handed out here."""
+        return self._seen.count
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to an epoch; in it already, stay."""
+        if check_whole("epoch", epoch) != self._epoch:
+            self.close()
+            self._goto(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Batches until the epoch is complete, on all workers."""
+        self.close()
+        with ExitStack() as running:
+            self._running = running
+            fetcher = ShardFetcher(self._source, self._batches.assemble, self._prefetch)
+            running.enter_context(closing(fetcher))
+            for stretch in self._stretches:
+                stretch.reader = None
+            while (block := self._take(fetcher)) is not None:
+                self._seen.add(block.numbers)
+                yield self._batches.make(block, 0, None)
+        self._goto(self._epoch + 1)
+
+    def commit(self) -> None:
+        """Count everything handed out as consumed for good."""
+        last = next((s for s in reversed(self._stretches) if s.at), None)
+        if last is None:
+            return
+        place = last.number, last.at
+        if place != self._committed:
+            self._ledger.commit(self._epoch, *place, self._seen.to_bytes())
+            self._committed = place
+        while self._stretches[0] is not last:
+            self._stretches.popleft()
+
+    def close(self) -> None:
+        """Stop reading ahead; what was claimed stays this worker's."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Inside
+
+    def _goto(self, epoch: int) -> None:
+        self._epoch = check_whole("epoch", epoch)
+        self._seen = Digest(self._source.total)
+        self._stretches: deque[_Stretch] = deque()
+        self._committed = (0, 0)
+
+    def _take(self, fetcher: ShardFetcher) -> Block | None:
+        """The samples of the next batch; none when the epoch is complete."""
+        while True:
+            blocks: list[Block] = []
+            missing = self._batch
+            while missing and (stretch := self._claimed()) is not None:
+                block = self._read(stretch, missing, fetcher)
+                missing -= len(block)
+                blocks.append(block)
+            if blocks:
+                return Block.concat(blocks)
+            if self._is_over():
+                return None
+
+    def _read(self, stretch: _Stretch, count: int, fetcher: ShardFetcher) -> Block:
+        if stretch.reader is None:
+            stretch.reader = LaneReader(
+                stretch.lane, fetcher, stretch.at, prefetch_shards=self._prefetch
+            )
+        stop = min(stretch.upto, stretch.at + count)
+        block = stretch.reader.read(stretch.at, stop)
+        stretch.at = stop
+        return block
+
+    def _claimed(self) -> _Stretch | None:
+        """A stretch with samples that may be read; none when the lane is at its end."""
+        while True:
+            for stretch in self._stretches:
+                if stretch.at < stretch.upto:
+                    return stretch
+            if not self._claim_more():
+                return None
+
+    def _claim_more(self) -> bool:
+        if not self._stretches:
+            return self._follow(self._ask(0, 0, 0))
+        current = self._stretches[-1]
+        length = len(current.lane)
+        if current.upto == length:
+            return False
+        upto = current.lane.window_end(current.upto)
+        answer = self._ask(current.number, upto, length)
+        if answer.outcome == "granted":
+            current.upto = upto
+            return True
+        return self._follow(answer)
+
+    def _is_over(self) -> bool:
+        """Wait for more to read; whether the epoch is complete."""
+        if not self._stretches:
+            return True
+        self.commit()
+        current = self._stretches[-1]
+        length = len(current.lane)
+        answer = self._ask(current.number, length, length, WAIT_SECONDS)
+        if answer.outcome == "complete":
+            return True
+        self._follow(answer)
+        return False
+
+    def _ask(self, segment: int, upto: int, length: int, wait: float = 0.0) -> Claim:
+        return self._ledger.claim(self._epoch, self._plan, segment, upto, length, wait)
+
+    def _follow(self, answer: Claim) -> bool:
+        """Go on in the current segment; whether there may be something to read in it."""
+        if answer.outcome != "moved":
+            return False
+        first = not self._stretches
+        current = len(answer.segments)
+        if first and answer.committed_segment:
+            self._go_back(answer)
+        for stretch in self._stretches:
+            if stretch.number < current:
+                # A claim may have stood although its answer was that another segment has begun.
+                stretch.upto = answer.segments[stretch.number - 1].consumed[answer.slot]
+        if not self._stretches or self._stretches[-1].number < current:
+            lane = self._lane(answer, current)
+            self._stretches.append(_Stretch(current, lane, 0, answer.claimed))
+        return True
+
+    def _go_back(self, answer: Claim) -> None:
+        """Take up what this worker had claimed, from where it last committed."""
+        self._seen = Digest(self._source.total, answer.committed_digest)
+        start = answer.committed_position
+        self._committed = answer.committed_segment, start
+        for number in range(answer.committed_segment, len(answer.segments) + 1):
+            taken = answer.segments[number - 1].consumed
+            upto = taken[answer.slot] if number < len(answer.segments) else answer.claimed
+            self._stretches.append(_Stretch(number, self._lane(answer, number), start, upto))
+            start = 0
+
+    def _lane(self, answer: Claim, number: int) -> Lane:
+        past, here = answer.segments[: number - 1], answer.segments[number - 1]
+        return self._program.lanes(self._epoch, past, here)[answer.slot]

@@ -1,0 +1,161 @@
+"""Columns of every kind become the arrays that a loop expects."""
+
+import datetime
+import gc
+import weakref
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dtruntime.data import build_index
+from dtruntime.data.loading.loader import Loader
+from dtruntime.data.loading.source import FileSource, NumberSource
+from dtruntime.errors import ShardError
+
+ROWS = 250
+
+
+def table():
+    ids = np.arange(ROWS)
+    return pa.table(
+        {
+            "id": ids,
+            "small": pa.array(ids % 100, pa.int8()),
+            "real": pa.array([None if i % 7 == 0 else i / 3 for i in ids], pa.float32()),
+            "flag": pa.array(ids % 2 == 0),
+            "when": pa.array([datetime.datetime(2026, 1, 1, 0, i % 60) for i in ids]),
+            "day": pa.array([datetime.date(2026, 1, 1 + i % 28) for i in ids]),
+            "name": [None if i % 5 == 0 else f"n{i}" for i in ids],
+            "raw": [bytes([i % 256]) * (i % 3) for i in ids],
+            "kind": pa.array([f"k{i % 3}" for i in ids]).dictionary_encode(),
+            "vector": pa.array([[i, i + 1, i + 2] for i in ids], pa.list_(pa.float32(), 3)),
+            "list": [list(range(i % 4)) for i in ids],
+            "holes": pa.array([None if i == 123 else i for i in ids], pa.int64()),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    path = tmp_path_factory.mktemp("kinds") / "all.parquet"
+    pq.write_table(table(), path, row_group_size=40)
+    return build_index(path, "parquet", use_cache=False)
+
+
+def loader(index, batch=32, columns=None, **options):
+    return Loader(FileSource(index, 40, columns=columns), batch, **options)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_values_and_types_survive(index, shuffle):
+    expected = table()
+    types = set()
+    for batch in loader(index, shuffle=shuffle, fill={"holes": -1}):
+        rows = expected.take(pa.array(batch["id"])).to_pydict()
+        types.add(tuple(str(array.dtype) for array in batch.values()))
+        assert batch["small"].tolist() == rows["small"]
+        given = [None if np.isnan(x) else x for x in batch["real"]]
+        assert given == [None if x is None else np.float32(x) for x in rows["real"]]
+        assert batch["flag"].tolist() == rows["flag"]
+        assert batch["when"].astype("M8[us]").tolist() == rows["when"]
+        assert batch["day"].tolist() == rows["day"]
+        assert list(batch["name"]) == rows["name"]
+        assert list(batch["raw"]) == rows["raw"]
+        assert list(batch["kind"]) == rows["kind"]
+        assert batch["vector"].tolist() == rows["vector"]
+        assert batch["vector"].shape == (len(batch["id"]), 3)
+        assert [list(x) for x in batch["list"]] == rows["list"]
+        assert batch["holes"].tolist() == [-1 if x is None else x for x in rows["holes"]]
+    assert len(types) == 1
+
+
+def test_missing_whole_numbers_are_an_error_that_names_the_remedy(index):
+    with pytest.raises(ShardError, match=r"'holes'.*fill="):
+        list(loader(index, columns=["holes"]))
+
+
+def test_columns_are_chosen_and_ordered(index):
+    batch = next(iter(loader(index, columns=["name", "id"])))
+    assert list(batch) == ["name", "id"]
+    with pytest.raises(ShardError, match=r"no column 'nane'.*'name'"):
+        loader(index, columns=["nane"])
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_arrow_tables_keep_everything(index, shuffle):
+    batches = list(loader(index, output="arrow", shuffle=shuffle, ids=True))
+    whole = pa.concat_tables(batches).sort_by("__id__")
+    assert whole.drop_columns(["__id__"]).cast(table().schema).equals(table())
+
+
+def test_batches_may_be_changed_without_changing_later_ones(index):
+    """Also where a shard is a part of a row group that is kept decoded."""
+    source = FileSource(index, 7, exact=True, columns=["id"])
+    reading = Loader(source, 5, shuffle=False)
+    for _ in range(3):
+        seen = []
+        for batch in reading:
+            seen += batch["id"].tolist()
+            batch["id"][:] = -1
+        assert seen == list(range(ROWS))
+
+
+def test_decode_and_transform_see_samples_and_batches(index):
+    def decode(sample):
+        return {"twice": sample["id"] * 2, "pair": np.array([sample["id"], 1])}
+
+    def transform(batch):
+        return batch["twice"], batch["pair"]
+
+    twice, pair = next(iter(loader(index, 8, decode=decode, transform=transform, shuffle=False)))
+    assert twice.tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
+    assert pair.tolist() == [[i, 1] for i in range(8)]
+
+
+def test_samples_may_decode_to_tuples_and_text():
+    reading = Loader(NumberSource(6, 3), 3, shuffle=False, decode=lambda s: (s["sample"], "x"))
+    values, text = next(iter(reading))
+    assert values.tolist() == [0, 1, 2]
+    assert text == ["x", "x", "x"]
+
+
+def test_padding_repeats_own_samples_and_says_so(index):
+    runs = [
+        list(loader(index, 40, rank=r, world_size=2, last="pad", ids=True, fill={"holes": 0}))
+        for r in range(2)
+    ]
+    for run in runs:
+        last = run[-1]
+        assert len(last["__valid__"]) == 40
+        assert set(last["__id__"].tolist()) == set(last["__id__"][last["__valid__"]].tolist())
+    assert sum(int(b["__valid__"].sum()) for run in runs for b in run) == ROWS
+
+
+def test_rank_without_any_sample_pads_a_whole_batch():
+    runs = [list(Loader(NumberSource(1, 1), 2, rank=r, world_size=3, last="pad")) for r in range(3)]
+    assert [len(run) for run in runs] == [1, 1, 1]
+    assert sum(int(run[0]["__valid__"].sum()) for run in runs) == 1
+    assert all(len(run[0]["sample"]) == 2 for run in runs)
+
+
+def test_memory_stays_bounded_by_window_and_prefetch():
+    """Shards in memory are counted at every read; the dataset has a hundred of them."""
+    source = NumberSource(10_000, 100)
+    alive, most = set(), 0
+    read = source.read
+
+    def counted(shard):
+        nonlocal most
+        made = read(shard)
+        alive.add(shard)
+        weakref.finalize(made, alive.discard, shard)
+        gc.collect()
+        most = max(most, len(alive))
+        return made
+
+    source.read = counted  # type: ignore[method-assign]
+    reading = Loader(source, 50, window=4, prefetch_shards=3)
+    assert sum(len(batch["sample"]) for batch in reading) == 10_000
+    assert most <= 4 + 3 + 1

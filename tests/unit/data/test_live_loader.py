@@ -1,0 +1,212 @@
+"""Workers come, go and fall behind in the middle of an epoch: every sample is committed once."""
+
+import random
+import threading
+
+import numpy as np
+import pytest
+
+from dtruntime.coordinator.state import commands as c
+from dtruntime.coordinator.state.machine import Machine
+from dtruntime.data.loading.live import Claim, LiveLoader
+from dtruntime.data.loading.source import NumberSource
+from dtruntime.data.order import Segment, TakenBack
+from dtruntime.sharding import coverage
+
+JOB, DATASET = "job", "numbers"
+
+
+class Killed(Exception):
+    pass
+
+
+class Office:
+    """The coordinator's real state machine, shared by worker threads."""
+
+    def __init__(self, samples: int, shard_size: int) -> None:
+        self.machine = Machine(heartbeat_timeout=1e9)
+        self.changed = threading.Condition()
+        self.now = 0.0
+        self.call(c.RegisterDataset(JOB, DATASET, samples, shard_size))
+
+    def call(self, command):
+        with self.changed:
+            self.now += 0.001
+            reply, _ = self.machine.apply(command, self.now)
+            self.changed.notify_all()
+            return reply
+
+    def register(self, worker: str):
+        return self.call(c.Register(JOB, worker))
+
+    def lose(self, worker: str, incarnation: int) -> None:
+        self.call(c.Deregister(JOB, worker, incarnation, "killed"))
+
+
+class Desk:
+    """One worker's ledger."""
+
+    def __init__(self, office: Office, worker: str) -> None:
+        self.office = office
+        self.worker = worker
+        self.incarnation = office.register(worker).incarnation
+        self.dead = False
+        self.committed = 0
+
+    def claim(self, epoch, plan, segment, upto, length, wait):
+        while True:
+            reply = self._call(
+                c.Claim(
+                    JOB, self.worker, self.incarnation, DATASET, epoch, plan, segment, upto, length
+                )
+            )
+            if not wait or not isinstance(reply, c.Waiting):
+                return answer(reply)
+            with self.office.changed:
+                self.office.changed.wait(0.01)
+
+    def commit(self, epoch, segment, position, digest):
+        self._call(
+            c.Commit(JOB, self.worker, self.incarnation, DATASET, epoch, segment, position, digest)
+        )
+        self.committed = coverage.Digest(2000, digest).count
+
+    def _call(self, command):
+        if self.dead:
+            raise Killed
+        try:
+            return self.office.call(command)
+        except c.Refused as refusal:
+            if self.dead:
+                raise Killed from refusal
+            raise
+
+
+def answer(reply) -> Claim:
+    if not isinstance(reply, c.Moved):
+        return Claim(type(reply).__name__.lower(), reply.slot)
+    segments = tuple(
+        Segment(
+            s.slot_count,
+            tuple(s.dead),
+            tuple(s.taken),
+            tuple(s.weights),
+            tuple(TakenBack(b.segment, b.slot, b.start, b.stop) for b in s.taken_back),
+        )
+        for s in reply.segments
+    )
+    reader = reply.reader
+    if reader is None:
+        return Claim("moved", reply.slot, segments)
+    return Claim(
+        "moved",
+        reply.slot,
+        segments,
+        reader.claim if reader.segment == len(segments) else 0,
+        reader.committed_segment,
+        reader.committed_position,
+        reader.digest,
+    )
+
+
+class Worker(threading.Thread):
+    """Reads one epoch; dies, restarts its loader or leaves as its dice say."""
+
+    def __init__(self, office: Office, name: str, seed: int, batches: int | None) -> None:
+        super().__init__(name=name, daemon=True)
+        self.desk = Desk(office, name)
+        self.dice = random.Random(seed)
+        self.batches = batches
+        """After so many it dies; ``None``: it lives."""
+        self.delivered: list[int] = []
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.read()
+        except Killed:
+            pass
+        except BaseException as exc:
+            self.failure = exc
+
+    @property
+    def committed(self) -> list[int]:
+        return self.delivered[: self.desk.committed]
+
+    def read(self) -> None:
+        while self.read_some():
+            self.delivered = self.committed
+
+    def read_some(self) -> bool:
+        """Whether the loader is to be made again, in the same process."""
+        batch_size = self.dice.randint(1, 30)
+        source = NumberSource(2000, 10)
+        loader = LiveLoader(source, batch_size, ledger=self.desk, window=2, epoch=0)
+        for seen, batch in enumerate(loader, 1):
+            self.delivered += batch["sample"].tolist()
+            if self.batches is not None and seen > self.batches:
+                self.desk.dead = True
+                self.desk.office.lose(self.name, self.desk.incarnation)
+                return False
+            if self.dice.random() < 0.3:
+                loader.commit()
+            if self.batches is None and self.dice.random() < 0.02:
+                return True
+        return False
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_every_sample_is_committed_once_whoever_dies_or_joins(seed):
+    dice = random.Random(seed)
+    office = Office(2000, 10)
+    workers = []
+    names = [f"w{i}" for i in range(6)]
+    for round_ in range(3):
+        for name in names[: dice.randint(2, 6)]:
+            taken = [w for w in workers if w.name == name and w.is_alive()]
+            if taken:
+                continue
+            last = round_ == 2 and name == names[0]
+            dies = None if last or dice.random() < 0.4 else dice.randint(0, 40)
+            workers.append(Worker(office, name, dice.randrange(10**6), dies))
+            workers[-1].start()
+            if dice.random() < 0.5:
+                workers[-1].join(dice.random() * 0.02)
+    if not any(worker.batches is None for worker in workers):
+        workers.append(Worker(office, "late", 1, None))
+        workers[-1].start()
+    for worker in workers:
+        worker.join(60)
+        assert not worker.is_alive(), f"seed {seed}: {worker.name} hangs"
+        assert worker.failure is None, f"seed {seed}: {worker.failure!r}"
+    survivors_left = any(w.batches is None for w in workers)
+    assert survivors_left
+    committed = np.sort([i for worker in workers for i in worker.committed])
+    assert np.array_equal(committed, np.arange(2000)), f"seed {seed}"
+    ledger = office.machine.jobs[JOB].epochs.ledgers[DATASET][0]
+    digest = coverage.Digest(2000, ledger.record.digest)
+    assert digest == coverage.whole(2000)
+
+
+def test_slow_workers_shards_are_given_away():
+    """The fast one finishes; what the slow one has not begun is dealt anew, and read by both."""
+    office = Office(2000, 10)
+    slow, fast = Desk(office, "slow"), Desk(office, "fast")
+    source = NumberSource(2000, 10)
+    reading = iter(LiveLoader(source, 10, ledger=slow, window=2, prefetch_shards=0))
+    got = next(reading)["sample"].tolist()
+    seen: list[int] = []
+
+    def read() -> None:
+        for batch in LiveLoader(source, 10, ledger=fast, window=2):
+            seen.extend(batch["sample"].tolist())
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    with office.changed:
+        assert office.changed.wait_for(lambda: len(seen) > 1200, 60)
+    for batch in reading:
+        got += batch["sample"].tolist()
+    thread.join(60)
+    assert sorted(got + seen) == list(range(2000))
+    assert len(seen) > 1200
