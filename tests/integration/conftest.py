@@ -12,6 +12,10 @@ from dtruntime.client.observer import Observer
 from dtruntime.testing import LocalCoordinator
 from dtruntime.types import JobStatus
 from tests.integration.raw import RawClient
+from tests.integration.real_data import digits, flights
+from tests.integration.s3_server import s3, s3_server
+
+__all__ = ["digits", "flights", "s3", "s3_server"]
 
 TRANSPORTS = ["pygrpc-native", "grpc.aio"]
 

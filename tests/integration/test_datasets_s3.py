@@ -14,7 +14,6 @@ from dtruntime.errors import ShardNotFoundError
 from dtruntime.storage import expand, stores
 from dtruntime.storage.locations import look
 from dtruntime.testing import LocalCoordinator
-from tests.integration.test_data_s3 import s3, s3_server  # noqa: F401 - fixtures
 
 pytestmark = pytest.mark.usefixtures("s3")
 
@@ -26,7 +25,7 @@ def registry(coordinator: LocalCoordinator, job: str) -> Iterator[DatasetRegistr
 
 
 @pytest.fixture
-def place(s3: S3Store, job: str) -> str:  # noqa: F811
+def place(s3: S3Store, job: str) -> str:
     """Two objects with five samples."""
     put(s3, f"{job}/a.csv", "n\n0\n1\n2\n")
     put(s3, f"{job}/b.csv", "n\n3\n4\n")
@@ -55,7 +54,7 @@ def test_objects_are_indexed_and_shards_name_them(registry: DatasetRegistry, pla
     assert registry.index_of("numbers").total_samples == 5
 
 
-def test_replaced_object_is_named(registry: DatasetRegistry, place: str, s3: S3Store) -> None:  # noqa: F811
+def test_replaced_object_is_named(registry: DatasetRegistry, place: str, s3: S3Store) -> None:
     registry.register("numbers", place, "csv")
     put(s3, f"{place.removeprefix('s3://data/')}/b.csv", "n\n3\n9\n")
     with pytest.raises(ShardError, match=rf"1 changed \({place}/b\.csv\)"):
@@ -66,7 +65,7 @@ def test_only_rank_0_looks_at_a_registered_dataset_again(
     coordinator: LocalCoordinator,
     job: str,
     place: str,
-    s3: S3Store,  # noqa: F811
+    s3: S3Store,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def register_as(rank: str) -> None:

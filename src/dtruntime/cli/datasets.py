@@ -11,10 +11,10 @@ import msgspec
 from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..client.coverage import CoverageProgress
 from ..config import DEFAULT_URL
 from ..display import open_console
 from ..errors import ConnectionError
+from ..sharding.coverage import Counted
 from .datasets_report import find_job, read_dataset, read_list, read_plan
 from .datasets_view import dataset_view, list_view, plan_view
 from .logs import log_only_when_asked
@@ -112,7 +112,7 @@ def _write(report: msgspec.Struct, view: RenderableType, options: argparse.Names
 
 
 @contextmanager
-def _bar() -> Iterator[CoverageProgress]:
+def _bar() -> Iterator[Counted]:
     """A bar on the terminal while many samples are counted."""
     console = open_console(stderr=True)
     columns = (

@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 
 from ..client import DatasetRegistry, Observer
-from ..client.coverage import CoverageProgress
 from ..client.layouts import DatasetLayout
 from ..errors import ConnectionError, ShardError, StrataError
 from ..sharding import Membership, SlotTable
+from ..sharding.coverage import Counted
 from ..types import DatasetSummary, EpochCoverage
 
 SCHEMA = 1
@@ -98,9 +98,7 @@ def read_list(url: str, job: str | None) -> DatasetList:
     return DatasetList(url, tuple(listed))
 
 
-def read_dataset(
-    url: str, job: str, dataset_id: str, progress: CoverageProgress | None
-) -> DatasetReport:
+def read_dataset(url: str, job: str, dataset_id: str, progress: Counted | None) -> DatasetReport:
     """Everything about one dataset."""
     with DatasetRegistry(url, job=job, patience=PATIENCE) as registry:
         dataset = registry.describe(dataset_id)
@@ -180,7 +178,7 @@ def _jobs(url: str) -> list[str]:
 
 
 def _coverage(
-    registry: DatasetRegistry, dataset_id: str, progress: CoverageProgress | None
+    registry: DatasetRegistry, dataset_id: str, progress: Counted | None
 ) -> tuple[tuple[EpochCoverage, ...], str]:
     try:
         return tuple(registry.coverage(dataset_id, progress=progress)), ""

@@ -32,6 +32,8 @@ class EpochLedger:
         self._worker = worker
         self._channel = channel
         self._dataset_id = dataset_id
+        self._ended: tuple[int, list[Segment]] = (-1, [])
+        """The segments of an epoch that are over, which are not sent again."""
 
     @awaitable
     async def claim_async(
@@ -49,6 +51,7 @@ class EpochLedger:
             segment=segment,
             upto=upto,
             length=length,
+            known=len(self._ended[1]) if self._ended[0] == epoch else 0,
         )
         reply = await self._channel.call(
             "ClaimSamples", request, pb.ClaimResponse, patience=OUTAGE_SECONDS, hold=wait or None
@@ -56,7 +59,7 @@ class EpochLedger:
         return Claim(
             outcome=_OUTCOMES[reply.outcome],
             slot=reply.slot,
-            segments=tuple(_segment(segment) for segment in reply.segments),
+            segments=self._all_segments(epoch, request.known, reply),
             claimed=reply.claimed,
             committed_segment=reply.committed_segment,
             committed_position=reply.committed_position,
@@ -64,6 +67,14 @@ class EpochLedger:
         )
 
     claim = blocking(claim_async)
+
+    def _all_segments(self, epoch: int, known: int, reply: pb.ClaimResponse) -> tuple[Segment, ...]:
+        if reply.outcome != pb.CLAIM_OUTCOME_MOVED:
+            return ()
+        ended = self._ended[1][:known] if self._ended[0] == epoch else []
+        segments = [*ended, *(_segment(segment) for segment in reply.segments)]
+        self._ended = epoch, segments[:-1]
+        return tuple(segments)
 
     @awaitable
     async def commit_async(self, epoch: int, segment: int, position: int, digest: bytes) -> None:

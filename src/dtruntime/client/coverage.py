@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
-import numpy as np
+from collections.abc import Iterable
 
 from ..rpc.gen import coordinator_pb2 as pb
-from ..sharding.coverage import Digest, compare
+from ..sharding.coverage import Counted, Digest, compare, whole
 from ..types import EpochCoverage
-
-CHUNK = 1 << 22
-
-CoverageProgress = Callable[[int, int], None]
-"""Is told how many samples have been counted, and of how many."""
 
 
 def coverage_of(
-    total: int, epochs: Iterable[pb.Coverage], progress: CoverageProgress | None = None
+    total: int, epochs: Iterable[pb.Coverage], progress: Counted | None = None
 ) -> list[EpochCoverage]:
     """Hold each epoch against all samples; takes about a second for a hundred million."""
     found = list(epochs)
@@ -25,17 +18,6 @@ def coverage_of(
         return []
     expected = whole(total, progress)
     return [_verdict(total, epoch, expected) for epoch in found]
-
-
-def whole(total: int, progress: CoverageProgress | None = None) -> Digest:
-    """The digest of all samples, each once."""
-    digest = Digest(total)
-    for start in range(0, total, CHUNK):
-        stop = min(start + CHUNK, total)
-        digest.add(np.arange(start, stop, dtype=np.int64))
-        if progress is not None:
-            progress(stop, total)
-    return digest
 
 
 def _verdict(total: int, epoch: pb.Coverage, expected: Digest) -> EpochCoverage:

@@ -6,17 +6,18 @@ import asyncio
 import os
 from collections.abc import Collection
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from .._loop import awaitable, blocking
 from ..errors import ShardError, ShardNotFoundError
 from ..rpc.channel import Channel
 from ..rpc.gen import coordinator_pb2 as pb
 from ..sharding import MovePlan
+from ..sharding.coverage import Counted
 from ..storage.locations import is_remote
 from ..types import DatasetSummary, EpochCoverage, ShardInfo, check_id, check_whole
 from . import current, wire
-from .coverage import CoverageProgress, coverage_of
+from .coverage import coverage_of
 from .layouts import DatasetLayout, add_layout, index_in, layout_of, options_in
 from .planning import move_plan
 from .registration import FORMATS, Progress, Wanted, changed_files, index_files
@@ -24,6 +25,7 @@ from .settings import WorkerConfig
 
 if TYPE_CHECKING:
     from ..data.index import DatasetIndex
+    from ..data.loading import LiveLoader, Loader
     from ..data.readers import Options
 
 OUTAGE_SECONDS = 300.0
@@ -200,7 +202,7 @@ class DatasetRegistry:
         dataset_id: str,
         epoch: int | None = None,
         *,
-        progress: CoverageProgress | None = None,
+        progress: Counted | None = None,
     ) -> list[EpochCoverage]:
         """What was consumed in an epoch, or in all that are known.
 
@@ -208,15 +210,49 @@ class DatasetRegistry:
         many have been counted, from another thread.
         """
         total = (await self._found(dataset_id)).dataset.total_samples
-        request = pb.CoverageRequest(job=self.job, dataset_id=dataset_id)
-        if epoch is not None:
-            request.epoch = check_whole("epoch", epoch)
-        reply = await self._channel.call(
-            "GetCoverage", request, pb.CoverageList, patience=self._patience
-        )
-        return await asyncio.to_thread(coverage_of, total, reply.epochs, progress)
+        epochs = await self._consumption(dataset_id, epoch)
+        return await asyncio.to_thread(coverage_of, total, epochs, progress)
 
     coverage = blocking(coverage_async)
+
+    @awaitable
+    async def loader_async(
+        self, /, dataset_id: str, batch_size: int | None = None, **options: Any
+    ) -> Loader:
+        """A loader of this worker's part of a dataset.
+
+        ``options`` are those of `dtruntime.data.Loader`, and of the samples it reads: ``columns``,
+        ``skip`` and ``cache`` as for `dtruntime.data.FileSource`. Rank and world size are by
+        default the registered worker's place among the present members, order and seed those of
+        the registration. What it consumed is reported at the end of each epoch and with each
+        `commit`, so that ``strata datasets show`` can prove that every sample was read once.
+        """
+        from .loading import open_loader
+
+        summary = await self.describe_async(dataset_id)
+        return await open_loader(
+            self, self._channel, summary, {"batch_size": batch_size, **options}
+        )
+
+    loader = blocking(loader_async, brief=True)
+
+    @awaitable
+    async def live_loader_async(
+        self, /, dataset_id: str, batch_size: int, **options: Any
+    ) -> LiveLoader:
+        """A loader whose share follows the membership while it reads.
+
+        Begins with the first epoch that is not complete; ``options`` are those of
+        `dtruntime.data.LiveLoader`, and ``columns``, ``skip`` and ``cache`` as for `loader`.
+        """
+        from .loading import open_live_loader
+
+        summary = await self.describe_async(dataset_id)
+        complete = {item.epoch for item in await self._consumption(dataset_id) if item.complete}
+        options = {"batch_size": batch_size, **options}
+        return await open_live_loader(self, self._channel, summary, complete, options)
+
+    live_loader = blocking(live_loader_async, brief=True)
 
     @awaitable
     async def close_async(self) -> None:
@@ -258,6 +294,15 @@ class DatasetRegistry:
             return
         if known.layout.fingerprint != index.fingerprint:
             raise await asyncio.to_thread(changed_files, wanted, known, index)
+
+    async def _consumption(self, dataset_id: str, epoch: int | None = None) -> list[pb.Coverage]:
+        request = pb.CoverageRequest(job=self.job, dataset_id=dataset_id)
+        if epoch is not None:
+            request.epoch = check_whole("epoch", epoch)
+        reply = await self._channel.call(
+            "GetCoverage", request, pb.CoverageList, patience=self._patience
+        )
+        return list(reply.epochs)
 
     async def _index_here(self, info: pb.DatasetInfo) -> DatasetIndex:
         if not info.path:

@@ -6,73 +6,64 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..config import Config
-from ..data.loading.live import LiveLoader
-from ..data.loading.loader import Loader
-from ..data.loading.source import FileSource, NumberSource, Ranges, Source
+from ..data.loading import FileSource, LiveLoader, Loader, NumberSource, Source
+from ..data.loading.source import Ranges
 from ..errors import ShardError, StrataError
+from ..rpc.channel import Channel
 from ..storage import DiskCache
 from ..types import DatasetSummary
 from . import current
 from .consumption import CoverageReports, EpochLedger
 
 if TYPE_CHECKING:
-    from ..rpc.channel import Channel
     from .datasets import DatasetRegistry
+    from .orchestrator import TrainingOrchestrator
 
 
 async def open_loader(
-    registry: DatasetRegistry,
-    channel: Channel,
-    dataset_id: str,
-    place: tuple[int, int],
-    source: dict[str, Any],
-    options: dict[str, Any],
+    registry: DatasetRegistry, channel: Channel, summary: DatasetSummary, options: dict[str, Any]
 ) -> Loader:
-    """A loader for the rank and world size in ``place``."""
-    summary = await registry.describe_async(dataset_id)
-    worker = current.current()
-    reports = None
-    if worker is not None and worker.job == registry.job:
-        reports = CoverageReports(worker, channel, dataset_id)
-    opened = await open_source(registry, summary, **source)
-    defaults = {"shuffle": summary.shuffle, "seed": summary.seed, "progress": reports}
-    rank, world = place
-    return Loader(opened, rank=rank, world_size=world, **{**defaults, **options})
+    """A loader for this worker's rank, that reports what it consumed."""
+    worker = _worker(registry)
+    defaults: dict[str, Any] = {"shuffle": summary.shuffle, "seed": summary.seed}
+    if worker is not None:
+        defaults["progress"] = CoverageReports(worker, channel, summary.dataset_id)
+        defaults["rank"], defaults["world_size"] = _place(worker, summary)
+    source = await open_source(registry, summary, options)
+    return Loader(source, **{**defaults, **options})
 
 
 async def open_live_loader(
     registry: DatasetRegistry,
     channel: Channel,
-    dataset_id: str,
-    source: dict[str, Any],
+    summary: DatasetSummary,
+    complete: set[int],
     options: dict[str, Any],
 ) -> LiveLoader:
-    """A loader whose share the coordinator decides."""
-    worker = current.current()
-    if worker is None or worker.job != registry.job:
+    """A loader whose share the coordinator decides, from the first epoch not in ``complete``."""
+    worker = _worker(registry)
+    if worker is None:
         raise StrataError(
             f"a live loader needs a registered worker of job {registry.job!r}: call "
             "TrainingOrchestrator().register() first"
         )
-    summary = await registry.describe_async(dataset_id)
-    if "epoch" not in options:
-        known = await registry.coverage_async(dataset_id)
-        done = {coverage.epoch for coverage in known if coverage.complete}
-        options = {**options, "epoch": next(e for e in range(len(done) + 1) if e not in done)}
-    opened = await open_source(registry, summary, **source)
-    defaults = {"shuffle": summary.shuffle, "seed": summary.seed}
-    ledger = EpochLedger(worker, channel, dataset_id)
-    return LiveLoader(opened, ledger=ledger, **{**defaults, **options})
+    defaults = {
+        "shuffle": summary.shuffle,
+        "seed": summary.seed,
+        "epoch": next(epoch for epoch in range(len(complete) + 1) if epoch not in complete),
+        "ledger": EpochLedger(worker, channel, summary.dataset_id),
+    }
+    source = await open_source(registry, summary, options)
+    return LiveLoader(source, **{**defaults, **options})
 
 
 async def open_source(
-    registry: DatasetRegistry,
-    summary: DatasetSummary,
-    columns: Sequence[str] | None = None,
-    skip: Ranges = (),
-    cache: DiskCache | None = None,
+    registry: DatasetRegistry, summary: DatasetSummary, options: dict[str, Any]
 ) -> Source:
-    """The samples of a registered dataset."""
+    """The samples of a registered dataset; takes what concerns them out of the ``options``."""
+    columns: Sequence[str] | None = options.pop("columns", None)
+    skip: Ranges = options.pop("skip", ())
+    cache: DiskCache | None = options.pop("cache", None)
     if not summary.path:
         if columns is not None:
             raise ShardError(f"dataset {summary.dataset_id!r} has no files, and so no columns")
@@ -86,3 +77,20 @@ async def open_source(
         skip=skip,
         cache=cache or DiskCache.configured(Config.load().dataset),
     )
+
+
+def _worker(registry: DatasetRegistry) -> TrainingOrchestrator | None:
+    worker = current.current()
+    return worker if worker is not None and worker.job == registry.job else None
+
+
+def _place(worker: TrainingOrchestrator, summary: DatasetSummary) -> tuple[int, int]:
+    """This worker's place among the ranks that read, and how many those are."""
+    gone = set(summary.dead_slots)
+    present = [rank for rank in range(summary.slot_count) if rank not in gone]
+    if worker.rank not in present:
+        raise ShardError(
+            f"rank {worker.rank} is not among the {len(present)} present ranks of job "
+            f"{worker.job!r}: the membership has just changed; make the loader again"
+        )
+    return present.index(worker.rank), len(present)

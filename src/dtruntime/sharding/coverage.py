@@ -9,7 +9,7 @@ one differs, its range says where to look.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ BUCKETS = 32
 SIZE = BUCKETS * 16
 _CHUNK = 1 << 14
 """So many hashes at a time stay in the processor's cache."""
+_STRETCH = 1 << 22
 _KEY = np.uint64(0x5EED_C0DE_5A3B_1E55)
 
 Counts = NDArray[np.uint64]
@@ -94,17 +95,18 @@ class Digest:
         return self._counts, self._sums
 
 
-def whole(total: int, skip: Iterable[tuple[int, int]] = ()) -> Digest:
-    """The digest of every sample but those in the ranges ``skip``, each once.
+Counted = Callable[[int, int], None]
+"""Is told how many samples have been counted, and of how many."""
 
-    Takes about a second for each hundred million samples.
-    """
+
+def whole(total: int, progress: Counted | None = None) -> Digest:
+    """The digest of all samples, each once; about a second for each hundred million."""
     digest = Digest(total)
-    at = 0
-    for start, stop in [*sorted(skip), (total, total)]:
-        for first in range(at, start, _CHUNK):
-            digest.add(np.arange(first, min(first + _CHUNK, start), dtype=np.int64))
-        at = max(at, stop)
+    for start in range(0, total, _STRETCH):
+        stop = min(start + _STRETCH, total)
+        digest.add(np.arange(start, stop, dtype=np.int64))
+        if progress is not None:
+            progress(stop, total)
     return digest
 
 

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
-from dtruntime.client.coverage import CHUNK, coverage_of, whole
+from dtruntime.client.coverage import coverage_of
 from dtruntime.rpc.gen import coordinator_pb2 as pb
 from dtruntime.sharding import coverage
+from dtruntime.sharding.coverage import _STRETCH as CHUNK
+from dtruntime.sharding.coverage import whole
 from dtruntime.types import EpochCoverage
 
 TOTAL = 3200
