@@ -104,14 +104,11 @@ class CoverageReports:
         self._worker = worker
         self._channel = channel
         self._dataset_id = dataset_id
-        self._generation = worker.generation
-        self._loads = 0
+        self._attempt = worker.generation, 0
 
     def resumed(self) -> None:
         """A state was loaded."""
-        generation = self._worker.generation
-        self._loads = self._loads + 1 if generation == self._generation else 1
-        self._generation = generation
+        self._attempt = self._worker.count_resume(self._dataset_id)
 
     @awaitable
     async def report_async(self, consumed: Consumed) -> None:
@@ -129,8 +126,8 @@ class CoverageReports:
             digest=consumed.seen.to_bytes(),
             dropped=consumed.dropped,
             expected=consumed.expected,
-            generation=self._generation,
-            loads=self._loads,
+            generation=self._attempt[0],
+            loads=self._attempt[1],
         )
         await self._channel.call(
             "ReportCoverage", request, pb.CoverageReply, patience=OUTAGE_SECONDS

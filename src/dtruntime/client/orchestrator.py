@@ -85,6 +85,7 @@ class TrainingOrchestrator:
         self._heartbeats: asyncio.Task[None] | None = None
         self._probe: ResourceProbe | None = None
         self._process = os.getpid()
+        self._resumes: dict[str, tuple[int, int]] = {}
 
     # Who this worker is
 
@@ -116,6 +117,17 @@ class TrainingOrchestrator:
     def generation(self) -> int:
         """The newest number of the membership that this worker has seen."""
         return max(self._seen, self._told)
+
+    def count_resume(self, dataset_id: str) -> tuple[int, int]:
+        """Note that a dataset is read from a loaded state on.
+
+        Returns the generation, and how often that was so in it: of two attempts at an epoch, the
+        one with the higher pair is the newer.
+        """
+        generation, count = self._resumes.get(dataset_id, (0, 0))
+        newest = self.generation, count + 1 if generation == self.generation else 1
+        self._resumes[dataset_id] = newest
+        return newest
 
     @property
     def job(self) -> str:

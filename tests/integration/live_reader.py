@@ -1,0 +1,32 @@
+"""A worker that reads with a live loader and writes down what it has committed."""
+
+import sys
+
+import numpy as np
+
+from dtruntime import DatasetRegistry, TrainingOrchestrator
+
+name, output, commit_every = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+with TrainingOrchestrator(worker_id=name) as worker:
+    worker.register()
+    print("registered", flush=True)
+    sys.stdin.readline()
+    loader = DatasetRegistry().live_loader("rows", 20, window=2)
+    pending: list[int] = []
+    with open(output, "ab", buffering=0) as committed:
+
+        def commit() -> None:
+            loader.commit()
+            committed.write(np.array(pending, "<i8").tobytes())
+            pending.clear()
+
+        for number, batch in enumerate(loader, 1):
+            pending += batch["id"].tolist()
+            if number % commit_every == 0:
+                commit()
+                print(f"committed {number}", flush=True)
+                if sys.stdin.readline() == "":
+                    break
+        commit()
+        print("done", flush=True)
