@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from ..tables import Row, table, targets_table
 from .results import MEGABYTE, Measured, Results
 from .servers import Kind
-
-Row = list[str | Text]
 
 NOISE_WORTH_A_WARNING = 0.15
 
@@ -44,9 +40,9 @@ RATIOS = (
 
 def show(results: Results, console: Console) -> None:
     """Print the tables."""
-    console.print(_table("Coordinator under load", RATES, map(_rates, results.operations)))
-    console.print(_table("Ratios of rates", RATIOS, map(_ratios, results.operations)))
-    console.print(_table("Targets", ("target", "wanted", "measured", ""), _targets(results)))
+    console.print(table("Coordinator under load", RATES, map(_rates, results.operations)))
+    console.print(table("Ratios of rates", RATIOS, map(_ratios, results.operations)))
+    console.print(targets_table(results.targets()))
     console.print(_notes(results))
 
 
@@ -82,23 +78,6 @@ def _operation_document(measured: Measured) -> dict[str, Any]:
         "reference_on_64_cores": asdict(published) if published else None,
         "verified": asdict(measured.verdict),
     }
-
-
-def _table(title: str, headings: Sequence[str], rows: Iterable[Row]) -> Table:
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        header_style="dim",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 0, 0, 1),
-    )
-    table.add_column(headings[0], no_wrap=True)
-    for heading in headings[1:]:
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def _rates(measured: Measured) -> Row:
@@ -141,12 +120,6 @@ def _times(ratio: float | None) -> str:
     if ratio is None:
         return ""
     return f"{ratio:.1f}×" if ratio >= 2 else f"{ratio:.2f}×"
-
-
-def _targets(results: Results) -> Iterator[Row]:
-    for target in results.targets():
-        verdict = Text("met", style="green") if target.met else Text("missed", style="red")
-        yield [target.name, target.wanted, target.measured, verdict]
 
 
 def _notes(results: Results) -> Text:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..tables import Target
 from .memory import Memory
 from .samples import Sample, Summary, summarize
 from .servers import Kind
@@ -66,16 +67,6 @@ class Measured:
         """Calls that failed, on any server and under either generator."""
         by_load = sum(sample.failed for found in self.samples.values() for sample in found)
         return by_load + self.verdict.failed
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A number to reach."""
-
-    name: str
-    wanted: str
-    measured: str
-    met: bool
 
 
 @dataclass(frozen=True, slots=True)

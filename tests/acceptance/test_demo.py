@@ -20,7 +20,7 @@ import pytest
 from dtruntime.demo.plan import Plan
 from dtruntime.demo.verdict import judge
 from dtruntime.testing import eventually
-from dtruntime.types import CheckpointInfo
+from dtruntime.types import CheckpointInfo, EpochCoverage
 
 STRATA = [sys.executable, "-m", "dtruntime.cli.main"]
 SMALL = ["demo", "--plain", "--workers", "3", "--epochs", "2", "--samples", "6500"]
@@ -93,9 +93,10 @@ def test_demo_passes_its_own_checks_and_says_so(small_run: Run) -> None:
     summary = dict(re.findall(r"^  [✓·] (\w+) +(.*)$", small_run.output, re.MULTILINE))
     assert "✗" not in small_run.output
     assert "\x1b" not in small_run.output
-    assert summary["workers"] == "3 of 3 ended well, with identical parameters after 120 steps"
+    assert summary["workers"] == "3 of 3 ended well, with identical parameters after 88 steps"
     assert summary["coverage"].startswith("13,000 reads: each of 6,500 samples exactly once")
-    assert summary["checkpoint"] == "last of 2, step 120, 159.5 kB; loads and is the final model"
+    assert summary["proof"] == "digests of 2 of 2 epochs: 0 lost, 0 repeated"
+    assert summary["checkpoint"] == "last of 2, step 88, 159.5 kB; loads and is the final model"
     before, after = map(float, re.findall(r"([\d.]+)%", summary["accuracy"]))
     assert before < 20 < 50 < after
     assert re.match(r"8; .* p50 [\d.]+ [mµ]?s, p99 [\d.]+ [mµ]?s", summary["barriers"])
@@ -158,12 +159,26 @@ def test_verdict_notices_what_went_wrong(small_run: Run, tmp_path: Path, damage,
     damage(copy)
 
     plan = msgspec.structs.replace(copy.plan, root=str(copy.folder))
-    latest = CheckpointInfo("step-000120", 120, path=str(copy.last_checkpoint))
+    latest = CheckpointInfo("step-000088", 88, path=str(copy.last_checkpoint))
 
-    verdict = judge(plan, 2, latest)
+    proofs = [EpochCoverage(epoch, 6500, 6500, 0, 0, complete=True) for epoch in range(2)]
+    verdict = judge(plan, 2, latest, proofs)
 
     assert not verdict.passed
     assert [check.name for check in verdict.checks if not check.passed] == [failed]
+
+
+@pytest.mark.parametrize(
+    "change", [{"missing": 1}, {"repeated": 1}, {"assumed": 5}, {"complete": False}]
+)
+def test_verdict_notices_an_epoch_without_proof(small_run: Run, change) -> None:
+    latest = CheckpointInfo("step-000088", 88, path=str(small_run.last_checkpoint))
+    proof = EpochCoverage(0, 6500, 6500, 0, 0, complete=True)
+    damaged = dataclasses.replace(proof, epoch=1, **change)
+
+    verdict = judge(small_run.plan, 2, latest, [proof, damaged])
+
+    assert [check.name for check in verdict.checks if not check.passed] == ["proof"]
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import pytest
 from obstore.store import S3Store
 
 from dtruntime import DatasetRegistry, TrainingOrchestrator
-from dtruntime.data import FileSource, Loader, build_index, merge_states
+from dtruntime.data import FileSource, Loader, Mixture, build_index, merge_states
 from dtruntime.errors import ShardError, StrataError
 from dtruntime.storage import DiskCache
 from dtruntime.testing import LocalCoordinator, WorkerProcess
@@ -136,6 +136,42 @@ def test_slow_workers_shards_go_to_those_who_are_done(
     run_to_the_end([slow])
     fast.expect("done")
     assert readers.committed() == list(range(ROWS))
+
+
+def test_operator_takes_shards_from_a_slow_worker(
+    own_coordinator: LocalCoordinator, job: str, rows: Path, readers: Readers
+) -> None:
+    registry = DatasetRegistry(own_coordinator.url, job=job)
+    registry.register("rows", rows, "parquet", shard_size=50)
+    slow, fast = readers.start("slow"), readers.start("fast")
+    for process in (slow, fast):
+        process.send("begin")
+        process.expect("committed")
+    assert registry.rebalance("rows", 0, {0: 5}) == {0: 5, 1: 100}
+    steps(fast, 60)
+    run_to_the_end([slow, fast])
+    assert readers.committed() == list(range(ROWS))
+    assert [c.repeated + c.missing for c in registry.coverage("rows")] == [0]
+    with pytest.raises(ShardError, match="complete"):
+        registry.rebalance("rows", 0)
+    with pytest.raises(ShardError, match="was not begun"):
+        registry.rebalance("rows", 9)
+
+
+def test_registered_datasets_are_mixed(
+    own_coordinator: LocalCoordinator, job: str, rows: Path
+) -> None:
+    registry = DatasetRegistry(own_coordinator.url, job=job)
+    for name in "ab":
+        registry.register(name, rows, "parquet", shard_size=50)
+    parts = {"a": (registry.source("a", skip=[(0, 3000)]), 1), "b": (registry.source("b"), 3)}
+    ids = [batch["id"] for batch in Loader(Mixture(parts), 100)]
+    counts = np.bincount(np.concatenate(ids), minlength=ROWS)
+    assert len(np.concatenate(ids)) == 4000
+    assert counts[:3000].max() == 1
+    assert counts[3000:].max() == 2
+    with pytest.raises(TypeError, match="colums"):
+        registry.source("a", colums=["id"])
 
 
 def test_everyone_killed_and_started_again_reads_only_what_was_not_committed(

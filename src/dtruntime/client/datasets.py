@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -25,7 +25,7 @@ from .settings import WorkerConfig
 
 if TYPE_CHECKING:
     from ..data.index import DatasetIndex
-    from ..data.loading import LiveLoader, Loader
+    from ..data.loading import LiveLoader, Loader, Source
     from ..data.readers import Options
 
 OUTAGE_SECONDS = 300.0
@@ -253,6 +253,47 @@ class DatasetRegistry:
         return await open_live_loader(self, self._channel, summary, complete, options)
 
     live_loader = blocking(live_loader_async, brief=True)
+
+    @awaitable
+    async def source_async(self, /, dataset_id: str, **options: Any) -> Source:
+        """The samples of a dataset, to be mixed with others in a `dtruntime.data.Mixture`.
+
+        ``options`` are ``columns``, ``skip`` and ``cache``, as for `dtruntime.data.FileSource`.
+        """
+        from .loading import open_source
+
+        source = await open_source(self, await self.describe_async(dataset_id), options)
+        if options:
+            raise TypeError(f"a source has no option {next(iter(options))!r}")
+        return source
+
+    source = blocking(source_async, brief=True)
+
+    @awaitable
+    async def rebalance_async(
+        self, dataset_id: str, epoch: int, shares: Mapping[int, int] | None = None
+    ) -> dict[int, int]:
+        """Deal anew what no live loader has begun to read in an epoch; returns the shares.
+
+        ``shares`` are percentages of a full share by rank, 100 for ranks not named; without
+        them each rank gets as much as it has been fast. Nobody waits: workers go on with what
+        they have begun.
+        """
+        request = pb.RebalanceRequest(
+            job=self.job,
+            dataset_id=check_id("dataset", dataset_id),
+            epoch=check_whole("epoch", epoch),
+            weights={
+                check_whole("rank", rank, most=2**32 - 1): check_whole("share", share, most=100)
+                for rank, share in (shares or {}).items()
+            },
+        )
+        reply = await self._channel.call(
+            "RebalanceEpoch", request, pb.RebalanceResponse, patience=self._patience
+        )
+        return dict(enumerate(reply.weights))
+
+    rebalance = blocking(rebalance_async, brief=True)
 
     @awaitable
     async def close_async(self) -> None:

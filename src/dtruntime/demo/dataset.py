@@ -1,15 +1,12 @@
-"""The demo's data: noisy pictures of digits, drawn from a seed, in parquet files.
-
-A file holds exactly one shard and is named ``shard_{i}.parquet``, as the coordinator names the
-files of a dataset that is described by its sample count.
-"""
+"""The demo's data: noisy pictures of digits, drawn from a seed, in one parquet file per shard."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,17 +97,9 @@ def write_shards(folder: Path, total_samples: int, shard_size: int, seed: int) -
     return size
 
 
-def read_shard(path: str | Path) -> Samples:
-    """Read one file."""
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(path, use_threads=False)
-    pixels = np.frombuffer(b"".join(table["pixels"].to_pylist()), np.uint8)
-    return Samples(
-        table["sample_id"].to_numpy(),
-        pixels.reshape(-1, PIXELS),
-        table["label"].to_numpy().astype(np.int64),
-    )
+def samples_of(batch: Mapping[str, NDArray[Any]]) -> Samples:
+    """What a loader's batch holds."""
+    return Samples(batch["sample_id"], batch["pixels"], batch["label"].astype(np.int64))
 
 
 def read_ids(folder: Path) -> NDArray[np.int64]:

@@ -23,8 +23,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     total_samples: int = 60_000
     shard_size: int = 500
     batch_size: int = 50
-    shards_per_round: int = 2
-    """How much each worker reads before all average their parameters."""
+    steps_per_round: int = 20
+    """How many batches each worker learns from before all average their parameters."""
     hidden: int = 256
     rate: float = 0.3
 
@@ -41,20 +41,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return -(-self.total_samples // self.shard_size)
 
     @property
-    def rounds_per_epoch(self) -> int:
-        """Rounds of reading and averaging, from the rank that has most to read."""
-        most = -(-self.shard_count // self.workers)
-        return -(-most // self.shards_per_round)
-
-    @property
-    def steps_per_round(self) -> int:
-        """Batches between two averages."""
-        return self.shards_per_round * -(-self.shard_size // self.batch_size)
+    def steps_per_epoch(self) -> int:
+        """Batches of each worker in an epoch."""
+        return -(-self.total_samples // (self.batch_size * self.workers))
 
     @property
     def total_steps(self) -> int:
-        """Steps of each worker in the whole run."""
-        return self.epochs * self.rounds_per_epoch * self.steps_per_round
+        """Batches of each worker in the whole run."""
+        return self.epochs * self.steps_per_epoch
 
     @property
     def data_folder(self) -> Path:

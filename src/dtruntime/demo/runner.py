@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ..client import Observer
+from ..client import DatasetRegistry, Observer
 from ..display import count, size
 from ..errors import ConnectionError
 from ..testing import LocalCoordinator
 from .dataset import write_shards
-from .plan import Plan
+from .plan import DATASET, JOB, Plan
 from .processes import Crew, DemoFailed, DemoWorker, describe_exit
 from .progress import Happening, Progress, Watch
 from .verdict import Verdict, judge
@@ -72,11 +72,12 @@ class Demonstration:
         ) as coordinator:
             try:
                 self._train(coordinator, plan_path)
+                proofs = DatasetRegistry(coordinator.url, job=JOB).coverage(DATASET)
             finally:
                 # Leaving the block would kill it, and it could not tidy up after itself.
                 coordinator.stop()
         last = self._progress
-        verdict = judge(plan, last.checkpoint_count, last.latest_checkpoint)
+        verdict = judge(plan, last.checkpoint_count, last.latest_checkpoint, proofs)
         return Outcome(plan, verdict, last, self._elapsed)
 
     def _train(self, coordinator: LocalCoordinator, plan_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..display import size
 from ..errors import StorageError
-from ..types import CheckpointInfo
+from ..types import CheckpointInfo, EpochCoverage
 from .dataset import HELD_OUT, held_out, read_ids
 from .files import load_checkpoint
 from .model import Classifier
@@ -40,12 +41,18 @@ class Verdict:
         return all(check.passed for check in self.checks)
 
 
-def judge(plan: Plan, checkpoints: int, latest: CheckpointInfo | None) -> Verdict:
-    """Check a run whose workers have all ended well; ``latest`` is what the coordinator names."""
+def judge(
+    plan: Plan,
+    checkpoints: int,
+    latest: CheckpointInfo | None,
+    proofs: Sequence[EpochCoverage],
+) -> Verdict:
+    """Check a run whose workers have all ended well; the rest is what the coordinator says."""
     results = tuple(_result(plan, rank) for rank in range(plan.workers))
     checks = [
         _agreement(plan, results),
         _coverage(plan),
+        _proof(plan, proofs),
         *_checkpoint(plan, checkpoints, latest, results),
     ]
     return Verdict(tuple(checks), results)
@@ -80,6 +87,16 @@ def _coverage(plan: Plan) -> Check:
     else:
         text = f"{read:,} reads: each of {len(expected):,} samples exactly once in each epoch"
     return Check("coverage", not lost and not repeated, text)
+
+
+def _proof(plan: Plan, proofs: Sequence[EpochCoverage]) -> Check:
+    """What the coordinator can prove from the digests that the loaders reported."""
+    lost = sum(proof.missing for proof in proofs)
+    repeated = sum(proof.repeated for proof in proofs)
+    complete = sum(proof.complete and not proof.assumed for proof in proofs)
+    passed = complete == plan.epochs and not lost and not repeated
+    text = f"digests of {complete} of {plan.epochs} epochs: {lost:,} lost, {repeated:,} repeated"
+    return Check("proof", passed, text)
 
 
 def _used_ids(plan: Plan, epoch: int) -> NDArray[np.int64]:

@@ -1,7 +1,7 @@
 """One worker of the demonstration: ``python -m dtruntime.demo.worker``.
 
 This is what a training program looks like on Strata. Parallelism is local SGD: each worker
-learns from its own shards, and every few of them all workers average their parameters.
+learns from its part of every batch, and every few batches all workers average their parameters.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterable
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -23,11 +26,14 @@ from numpy.typing import NDArray
 from ..client import DatasetRegistry, TrainingOrchestrator
 from ..errors import SyncError
 from ..telemetry import EventLog, configure_logging
-from ..types import ShardInfo, WorkerState
-from .dataset import held_out, read_shard
+from ..types import WorkerState
+from .dataset import held_out, samples_of
 from .files import Exchange, save_checkpoint, write_whole
 from .model import Classifier, Score
 from .plan import DATASET, JOB, Plan, WorkerResult
+
+if TYPE_CHECKING:
+    from ..data.loading import Loader
 
 log = EventLog("demo")
 
@@ -49,7 +55,7 @@ class Trainer:
         self._held_out = held_out(plan.seed) if self._rank == 0 else None
         self._seen: list[NDArray[np.int64]] = []
         """Ids of the samples that this epoch's steps have used."""
-        self._step = self._round = self._samples = self._barriers = 0
+        self._round = self._samples = self._barriers = 0
 
     def run(self) -> WorkerResult:
         """Train all epochs together with the others."""
@@ -58,8 +64,9 @@ class Trainer:
         self._barrier("start")
         started = time.monotonic()
         score = Score()
+        loader = self._registry.loader(DATASET, self._plan.batch_size)
         for epoch in range(self._plan.epochs):
-            score = self._train_epoch(epoch)
+            score = self._train_epoch(epoch, loader)
             if self._rank == 0:
                 self._checkpoint(epoch)
         seconds = time.monotonic() - started
@@ -68,7 +75,7 @@ class Trainer:
         self._barrier("finish")
         return WorkerResult(
             rank=self._rank,
-            steps=self._step,
+            steps=self._plan.total_steps,
             samples=self._samples,
             barriers=self._barriers,
             loss=score.loss,
@@ -83,52 +90,41 @@ class Trainer:
             DATASET,
             plan.data_folder,
             "parquet",
-            total_samples=plan.total_samples,
             shard_size=plan.shard_size,
             shuffle=True,
             seed=plan.seed,
         )
 
-    def _train_epoch(self, epoch: int) -> Score:
-        shards = self._registry.get_shards(DATASET, epoch)
-        per_round = self._plan.shards_per_round
+    def _train_epoch(self, epoch: int, loader: Loader) -> Score:
+        plan, score = self._plan, Score()
         self._seen.clear()
-        score = Score()
-        for number in range(self._plan.rounds_per_epoch):
-            mine = shards[number * per_round : (number + 1) * per_round]
-            score += self._train_round(mine, epoch)
+        batches = iter(loader)
+        for first in range(0, plan.steps_per_epoch, plan.steps_per_round):
+            steps = min(plan.steps_per_round, plan.steps_per_epoch - first)
+            done = epoch * plan.steps_per_epoch + first
+            score += self._train_round(islice(batches, steps), epoch, done, done + steps)
+        # The loader reports the epoch as consumed when it has nothing more to give.
+        assert next(batches, None) is None
         ids = np.concatenate(self._seen)
         write_whole(
-            self._plan.worker_file(self._rank, f"epoch-{epoch}.npy"),
-            lambda file: np.save(file, ids),
+            plan.worker_file(self._rank, f"epoch-{epoch}.npy"), lambda file: np.save(file, ids)
         )
         self._samples += len(ids)
         log.info("demo.epoch", epoch=epoch, samples=len(ids), loss=score.loss)
         return score
 
-    def _train_round(self, shards: list[ShardInfo], epoch: int) -> Score:
-        """Learn from some shards, then agree with the others on the parameters."""
+    def _train_round(self, batches: Iterable[Any], epoch: int, done: int, then: int) -> Score:
+        """Learn from some batches, then agree with the others on the parameters."""
         score = Score()
-        self._orchestrator.report(step=self._step, epoch=epoch, state=WorkerState.TRAINING)
-        for shard in shards:
-            score += self._train_shard(shard, epoch)
+        self._orchestrator.report(step=done, epoch=epoch, state=WorkerState.TRAINING)
+        for batch in batches:
+            samples = samples_of(batch)
+            score += self._model.step(samples, self._plan.rate)
+            self._seen.append(samples.ids)
         self._agree(score.samples)
-        self._step = self._round * self._plan.steps_per_round
-        self._orchestrator.report(step=self._step)
+        self._orchestrator.report(step=then)
         if score.samples:
             self._orchestrator.report(loss=score.loss, accuracy=score.accuracy)
-        return score
-
-    def _train_shard(self, shard: ShardInfo, epoch: int) -> Score:
-        plan, score = self._plan, Score()
-        for path in shard.file_paths:
-            samples = read_shard(path)
-            order = np.random.default_rng((plan.seed, 3, epoch, shard.shard_id))
-            shuffled = samples.take(order.permutation(len(samples)))
-            for start in range(0, len(samples), plan.batch_size):
-                batch = shuffled.take(slice(start, start + plan.batch_size))
-                score += self._model.step(batch, plan.rate)
-                self._seen.append(batch.ids)
         return score
 
     def _agree(self, weight: int) -> None:
@@ -149,10 +145,11 @@ class Trainer:
         assert self._held_out is not None
         self._orchestrator.report(state=WorkerState.CHECKPOINTING)
         accuracy = self._model.score(self._held_out).accuracy
-        path = self._plan.checkpoint_folder / f"step-{self._step:06d}.npz"
-        size = save_checkpoint(path, self._model, self._step, epoch)
+        step = (epoch + 1) * self._plan.steps_per_epoch
+        path = self._plan.checkpoint_folder / f"step-{step:06d}.npz"
+        size = save_checkpoint(path, self._model, step, epoch)
         self._orchestrator.commit_checkpoint(
-            path.stem, self._step, epoch=epoch, path=str(path), size_bytes=size, accuracy=accuracy
+            path.stem, step, epoch=epoch, path=str(path), size_bytes=size, accuracy=accuracy
         )
         self._orchestrator.report(held_out_accuracy=accuracy)
 

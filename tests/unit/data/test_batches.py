@@ -29,6 +29,7 @@ def table():
             "day": pa.array([datetime.date(2026, 1, 1 + i % 28) for i in ids]),
             "name": [None if i % 5 == 0 else f"n{i}" for i in ids],
             "raw": [bytes([i % 256]) * (i % 3) for i in ids],
+            "picture": pa.array([bytes([i % 256, 1, 0]) for i in ids], pa.binary(3)),
             "kind": pa.array([f"k{i % 3}" for i in ids]).dictionary_encode(),
             "vector": pa.array([[i, i + 1, i + 2] for i in ids], pa.list_(pa.float32(), 3)),
             "list": [list(range(i % 4)) for i in ids],
@@ -63,6 +64,7 @@ def test_values_and_types_survive(index, shuffle):
         assert batch["day"].tolist() == rows["day"]
         assert list(batch["name"]) == rows["name"]
         assert list(batch["raw"]) == rows["raw"]
+        assert [bytes(row) for row in batch["picture"]] == rows["picture"]
         assert list(batch["kind"]) == rows["kind"]
         assert batch["vector"].tolist() == rows["vector"]
         assert batch["vector"].shape == (len(batch["id"]), 3)

@@ -114,6 +114,8 @@ class NumpyBlocks:
             return self._column(name, column.cast(kind.value_type), places)
         if pa.types.is_fixed_size_list(kind) and _is_plain(kind.value_type):
             return self._vectors(name, column, places)
+        if pa.types.is_fixed_size_binary(kind):
+            return self._bytes(name, column, places)
         if not _is_plain(kind):
             return _picked(column.combine_chunks(), places)
         return _gather(self._filled(name, column).chunks, places, kind)
@@ -123,6 +125,18 @@ class NumpyBlocks:
             raise _nulls(name, column.type)
         size = column.type.list_size
         parts = [_plain(chunk.flatten()).reshape(-1, size) for chunk in column.chunks]
+        return np.concatenate(parts)[places]
+
+    def _bytes(self, name: str, column: pa.ChunkedArray, places: Places) -> Column:
+        """Bytes of one length: a row of an array each."""
+        if column.null_count:
+            raise _nulls(name, column.type)
+        size = column.type.byte_width
+        parts = [np.empty((0, size), np.uint8)]
+        for chunk in column.chunks:
+            data = np.frombuffer(chunk.buffers()[1], np.uint8)
+            first = chunk.offset * size
+            parts.append(data[first : first + len(chunk) * size].reshape(-1, size))
         return np.concatenate(parts)[places]
 
     def _filled(self, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -1,0 +1,65 @@
+"""MosaicML Streaming, with its own format MDS."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from .base import Batches
+from .rows import Converting, samples, touch
+
+
+def _without_torchvision() -> None:
+    """Streaming imports torchvision for image datasets, which are not used here."""
+    needed = {
+        "torchvision": {},
+        "torchvision.datasets": {"VisionDataset": object},
+        "torchvision.transforms": {},
+        "torchvision.transforms.functional": {"to_tensor": None},
+    }
+    for name, content in needed.items():
+        module: Any = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        module.__path__ = []
+        module.__dict__.update(content)
+        sys.modules.setdefault(name, module)
+
+
+_without_torchvision()
+
+from streaming import MDSWriter, StreamingDataset  # noqa: E402
+from streaming.base.util import clean_stale_shared_memory  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+
+SHARD_BYTES = 1 << 26
+
+
+class Mosaic(Converting):
+    """Shuffled, in the training process."""
+
+    processes = 0
+
+    def prepare(self) -> None:
+        """Write MDS."""
+        self._folder = self.task.scratch / "mds"
+        columns = {"x": "ndarray:float32:12", "label": "int64"}
+        with MDSWriter(out=str(self._folder), columns=columns, size_limit=SHARD_BYTES) as writer:
+            for features, label in samples(self.task.data.folder, self.rows):
+                writer.write({"x": features, "label": label})
+
+    @contextmanager
+    def open(self, batch_size: int) -> Iterator[Batches]:
+        """Make a dataset and a ``DataLoader``."""
+        clean_stale_shared_memory()
+        dataset = StreamingDataset(local=str(self._folder), batch_size=batch_size, shuffle=True)
+        yield map(touch, DataLoader(dataset, batch_size=batch_size, num_workers=self.processes))
+
+
+class MosaicProcesses(Mosaic):
+    """In two loader processes."""
+
+    processes = 2
