@@ -1,6 +1,7 @@
 """Every example of the README and of docs/ works as printed.
 
-A python block runs by itself in a fresh process, with `COORDINATOR_URL` naming a live coordinator.
+A python block runs by itself in a fresh process, with `COORDINATOR_URL` naming a live coordinator
+and `data/train` in the working folder holding parquet files with the columns `pixels` and `label`.
 A comment on the line before a block changes that:
 
 - `<!-- continues -->`: the block runs after the one before it, in the same process;
@@ -174,6 +175,19 @@ def coordinator_url() -> Iterator[str]:
         yield coordinator.url
 
 
+def write_training_data(folder: Path) -> None:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder.mkdir(parents=True)
+    for number in range(2):
+        pixels = np.random.default_rng(number).random((600, 16), dtype=np.float32)
+        vectors = pa.FixedSizeListArray.from_arrays(pa.array(pixels.ravel()), 16)
+        table = pa.table({"pixels": vectors, "label": np.arange(600) % 10})
+        pq.write_table(table, folder / f"{number}.parquet", row_group_size=100)
+
+
 @pytest.mark.parametrize("chain", chains_of(BLOCKS), ids=lambda chain: str(chain[0]))
 def test_python_example_runs(
     chain: list[Block], tmp_path: Path, request: pytest.FixtureRequest
@@ -186,10 +200,18 @@ def test_python_example_runs(
     script.write_text(script_of(chain), encoding="utf-8")
     # Its own job: examples register the same names and must not meet each other.
     job = re.sub(r"\W+", "-", str(first))
+    if "data/train" in script.read_text(encoding="utf-8"):
+        write_training_data(tmp_path / "data" / "train")
     result = subprocess.run(
         [sys.executable, script.name],
         cwd=tmp_path,
-        env={**os.environ, "COORDINATOR_URL": url, "STRATA_JOB": job},
+        env={
+            **os.environ,
+            "COORDINATOR_URL": url,
+            "STRATA_JOB": job,
+            "STRATA_CACHE_DIR": str(tmp_path / "cache"),
+            "JAX_PLATFORMS": "cpu",
+        },
         capture_output=True,
         text=True,
         timeout=100,

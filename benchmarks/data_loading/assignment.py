@@ -1,0 +1,173 @@
+"""Dealing shards to workers: the slot table beside a plain ring and the published claims.
+
+Run as a module it measures one algorithm once and prints JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtruntime.sharding import ConsistentHash, SlotTable
+
+from .isolated import Times, call, peak_bytes
+from .profiles import Shape
+
+ALGORITHMS = ("slot table", "ring")
+COLD_REPEATS = 3
+WARM_REPEATS = 5
+PUBLISHED = {(10, 1_000): (1.2, 8), (100, 10_000): (8.4, 42), (1_000, 100_000): (92.0, 380)}
+"""The reference's claims on 64 cores: milliseconds and megabytes."""
+
+Owners = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """One algorithm for one number of workers and shards."""
+
+    algorithm: str
+    shape: Shape
+    cold_ms: Times
+    join_ms: Times
+    """A worker joins, with what is remembered from before."""
+    death_ms: Times
+    peak_bytes: int
+    """Memory that the first assignment added to the process, at its peak."""
+    max_over_mean: float
+    min_over_mean: float
+    moves_on_join: float
+    """Shards that change owner, relative to the newcomer's share."""
+
+    @property
+    def published(self) -> tuple[float, int] | None:
+        """The reference's milliseconds and megabytes."""
+        return PUBLISHED.get(self.shape)
+
+
+class Algorithm(Protocol):
+    """Deals shards; keeps what helps with the next membership."""
+
+    def first(self) -> Owners:
+        """Deal to all workers."""
+
+    def join(self) -> Owners:
+        """Deal to one worker more."""
+
+    def death(self, worker: int) -> Owners:
+        """Deal to all workers but one."""
+
+
+class _Slots:
+    def __init__(self, workers: int, shards: int) -> None:
+        self._workers = workers
+        self._table = SlotTable(shards)
+
+    def first(self) -> Owners:
+        return self._table.owners(self._workers)
+
+    def join(self) -> Owners:
+        return self._table.owners(self._workers + 1)
+
+    def death(self, worker: int) -> Owners:
+        return self._table.owners(self._workers, {worker})
+
+
+class _Ring:
+    def __init__(self, workers: int, shards: int) -> None:
+        self._shards = shards
+        self._names = [f"worker-{number}" for number in range(workers + 1)]
+        self._ring = ConsistentHash()
+        self._numbers = {name: number for number, name in enumerate(self._names)}
+
+    def first(self) -> Owners:
+        for name in self._names[:-1]:
+            self._ring.add_node(name)
+        return self._owners()
+
+    def join(self) -> Owners:
+        self._ring.add_node(self._names[-1])
+        try:
+            return self._owners()
+        finally:
+            self._ring.remove_node(self._names[-1])
+
+    def death(self, worker: int) -> Owners:
+        self._ring.remove_node(self._names[worker])
+        try:
+            return self._owners()
+        finally:
+            self._ring.add_node(self._names[worker])
+
+    def _owners(self) -> Owners:
+        owners = np.empty(self._shards, np.int32)
+        for name, shards in self._ring.assign("data", self._shards).items():
+            owners[shards] = self._numbers[name]
+        return owners
+
+
+_MAKE: dict[str, Callable[[int, int], Algorithm]] = {"slot table": _Slots, "ring": _Ring}
+
+
+def compare(
+    python: Path, shapes: Sequence[Shape], rounds: int, announce: Callable[[str], None]
+) -> list[Assigned]:
+    """Every algorithm for every shape, in turn, in processes of their own."""
+    found = []
+    for shape in shapes:
+        samples: dict[str, list[dict[str, Any]]] = {name: [] for name in ALGORITHMS}
+        for turn in range(1, rounds + 1):
+            for name in ALGORITHMS:
+                announce(f"{shape[0]:,} × {shape[1]:,}, round {turn} of {rounds}: {name}")
+                samples[name].append(call(python, __name__, name, *shape))
+        found += [_summary(name, shape, of) for name, of in samples.items()]
+    return found
+
+
+def _summary(name: str, shape: Shape, samples: Sequence[dict[str, Any]]) -> Assigned:
+    def times(key: str) -> Times:
+        return Times.of(value for sample in samples for value in sample[key])
+
+    first = samples[0]
+    return Assigned(
+        name,
+        shape,
+        times("cold_ms"),
+        times("join_ms"),
+        times("death_ms"),
+        max(sample["peak_bytes"] for sample in samples),
+        first["max_over_mean"],
+        first["min_over_mean"],
+        first["moves_on_join"],
+    )
+
+
+def measure(name: str, workers: int, shards: int) -> dict[str, Any]:
+    """Time one algorithm in this process."""
+    make = _MAKE[name]
+    make(4, 64).first()
+    before = peak_bytes()
+    dealt = make(workers, shards)
+    owners = dealt.first()
+    peak = peak_bytes() - before
+    loads = np.bincount(owners, minlength=workers)
+    joined = dealt.join()
+    share = shards // (workers + 1)
+    dying = np.linspace(0, workers - 1, WARM_REPEATS).astype(int).tolist()
+    return {
+        "cold_ms": _timed(lambda: make(workers, shards).first() for _ in range(COLD_REPEATS)),
+        "join_ms": [_join_ms(make, workers, shards)],
+        "death_ms": [_ms(dealt.death, worker) for worker in dying],
+        "peak_bytes": peak,
+        "max_over_mean": float(loads.max() / loads.mean()),
+        "min_over_mean": float(loads.min() / loads.mean()),
+        "moves_on_join": int((owners != joined).sum()) / share,
+    }
