@@ -1,80 +1,9 @@
-"""Strata's batches in JAX, as Grain's own harness checks them."""
+"""Strata's batches in JAX; see ``jax_cases.py``."""
 
-import json
-import os
+from pathlib import Path
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
-import jax
-import jax.numpy as jnp
-import numpy as np
-import pytest
-from grain._src.python.testing.experimental import assert_equal_output_after_checkpoint
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-from dtruntime.data.jax import JaxIterator
-from dtruntime.data.loading.loader import Loader
-from dtruntime.data.loading.mixture import Mixture
-from dtruntime.data.loading.source import NumberSource
+from tests.isolated import run_cases
 
 
-class Fresh:
-    """Makes a new iterator each time, as Grain's datasets do."""
-
-    def __init__(self, make):
-        self._make = make
-
-    def __iter__(self):
-        return self._make()
-
-
-@pytest.mark.parametrize("order", ["global", "affinity"])
-@pytest.mark.parametrize("last", ["keep", "drop", "pad"])
-def test_grain_finds_the_same_output_after_every_checkpoint(order, last):
-    def make():
-        loader = Loader(NumberSource(230, 20), 32, order=order, last=last, window=3)
-        return JaxIterator(loader, num_epochs=2)
-
-    assert_equal_output_after_checkpoint(Fresh(make))
-
-
-def test_grain_finds_the_same_output_of_a_mixture():
-    def make():
-        parts = {"a": (NumberSource(300, 20), 2), "b": (NumberSource(90, 20), 1)}
-        return JaxIterator(Loader(Mixture(parts), 25, ids=True), num_epochs=2)
-
-    assert_equal_output_after_checkpoint(Fresh(make))
-
-
-def test_batches_are_arrays_of_jax():
-    loader = Loader(NumberSource(100, 10), 20, output="jax", shuffle=False)
-    batch = next(JaxIterator(loader))
-    assert isinstance(batch["sample"], jax.Array)
-    assert jnp.array_equal(batch["sample"], jnp.arange(20))
-
-
-def test_batches_become_parts_of_global_arrays():
-    sharding = NamedSharding(Mesh(np.array(jax.devices()), "data"), PartitionSpec("data"))
-    loader = Loader(NumberSource(100, 10), 20, shuffle=False)
-    batch = next(JaxIterator(loader, sharding=sharding))
-    assert batch["sample"].sharding == sharding
-    assert batch["sample"].shape == (20,)
-
-
-def test_state_is_the_loaders_own():
-    """What one face saved, the other loads."""
-    first = JaxIterator(Loader(NumberSource(100, 10), 10))
-    taken = [next(first)["sample"].tolist() for _ in range(4)]
-    state = json.loads(json.dumps(first.get_state()))
-    plain = Loader(NumberSource(100, 10), 10)
-    plain.load_state_dict(state)
-    rest = [batch["sample"].tolist() for batch in plain]
-    assert sorted(i for batch in taken + rest for i in batch) == list(range(100))
-
-
-def test_iterator_goes_through_epochs_and_stops():
-    iterator = JaxIterator(Loader(NumberSource(30, 10), 10), num_epochs=3)
-    batches = list(iterator)
-    assert len(batches) == 9
-    assert iterator.epoch == 3
-    assert next(iterator, None) is None
+def test_jax_cases_pass_in_a_process_of_their_own() -> None:
+    run_cases(Path(__file__).with_name("jax_cases.py"))

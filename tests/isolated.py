@@ -1,0 +1,21 @@
+"""Tests that need a process of their own.
+
+JAX starts threads when it is first used, and a process with threads cannot be forked safely: its
+tests would endanger all others that fork. They are in files named ``*_cases.py``, which pytest does
+not collect by itself.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def run_cases(file: Path, timeout: float = 110) -> None:
+    """Run all tests of a file in another process; fails with its report."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
