@@ -5,6 +5,7 @@ ARGS ?=
 TESTS ?= $(wildcard tests/unit tests/integration tests/acceptance)
 
 VENV := .venv
+PEERS := .venv-peers
 BIN := $(VENV)/bin
 DEPENDENCIES := pyproject.toml constraints.txt
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check -qq install -c constraints.txt
@@ -13,10 +14,10 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint bench chaos proto clean
+.PHONY: help demo test lint bench bench-coordinator bench-data chaos proto clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.run ## a coordinator and workers on this machine: train, kill one, recover
 	@$(BIN)/strata demo $(ARGS)
@@ -31,9 +32,14 @@ lint: $(VENV)/.dev ## style, format, types, and whether the generated code is fr
 	@echo "mypy"; $(BIN)/mypy --no-error-summary
 	@echo "generated code"; $(BIN)/python scripts/generate-proto.py --check
 
-bench: $(VENV)/.bench ## measure the coordinator under load
+bench: bench-coordinator bench-data ## both benchmarks; ARGS=--quick is for either
+
+bench-coordinator: $(VENV)/.bench ## measure the coordinator under load
 	@scripts/ensure-system-package.sh h2load nghttp2-client
 	@$(BIN)/python -m benchmarks.coordinator $(ARGS)
+
+bench-data: $(VENV)/.bench $(PEERS)/.ready ## measure data loading beside plain reading and other libraries
+	@$(BIN)/python -m benchmarks.data_loading $(ARGS)
 
 chaos: $(VENV)/.dev ## torture tests: kills, pauses, partitions; takes long
 	@$(BIN)/python -m pytest tests/chaos --timeout=1800 -o faulthandler_timeout=1790 $(ARGS)
@@ -43,7 +49,7 @@ proto: $(VENV)/.dev ## regenerate src/dtruntime/rpc/gen/ from proto/coordinator.
 	@echo "wrote src/dtruntime/rpc/gen/"
 
 clean: ## remove the environment, caches, build output and demo data
-	@rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .strata-demo benchmarks/results
+	@rm -rf $(VENV) $(PEERS) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .strata-demo benchmarks/results
 	@find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo "clean"
 
@@ -74,3 +80,7 @@ $(VENV)/.bench: $(VENV)/.created $(DEPENDENCIES)
 	@echo "installing Strata with its benchmark tools"
 	@$(PIP_INSTALL) -e '.[data,fast,bench]'
 	@touch $(VENV)/.run $@
+
+# Libraries to compare with; what they need must not meet what Strata is tested with.
+$(PEERS)/.ready: scripts/install-peers.sh $(wildcard benchmarks/data_loading/peers/*.txt) constraints.txt
+	@scripts/install-peers.sh $(PYTHON) $(PEERS)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dtruntime.sharding import ConsistentHash, SlotTable
 
-from .isolated import Times, call, peak_bytes
+from .isolated import Times, call, traced_peak
 from .profiles import Shape
 
 ALGORITHMS = ("slot table", "ring")
@@ -41,7 +41,7 @@ class Assigned:
     """A worker joins, with what is remembered from before."""
     death_ms: Times
     peak_bytes: int
-    """Memory that the first assignment added to the process, at its peak."""
+    """Memory that a cold assignment takes, at its peak."""
     max_over_mean: float
     min_over_mean: float
     moves_on_join: float
@@ -154,20 +154,46 @@ def measure(name: str, workers: int, shards: int) -> dict[str, Any]:
     """Time one algorithm in this process."""
     make = _MAKE[name]
     make(4, 64).first()
-    before = peak_bytes()
+    with traced_peak() as most:
+        make(workers, shards).first()
+        peak = most()
     dealt = make(workers, shards)
     owners = dealt.first()
-    peak = peak_bytes() - before
     loads = np.bincount(owners, minlength=workers)
-    joined = dealt.join()
-    share = shards // (workers + 1)
-    dying = np.linspace(0, workers - 1, WARM_REPEATS).astype(int).tolist()
+    moved = int((owners != dealt.join()).sum())
+    cold, join = [], []
+    for _ in range(COLD_REPEATS):
+        began = time.perf_counter()
+        fresh = make(workers, shards)
+        fresh.first()
+        cold.append(_since(began))
+        began = time.perf_counter()
+        fresh.join()
+        join.append(_since(began))
     return {
-        "cold_ms": _timed(lambda: make(workers, shards).first() for _ in range(COLD_REPEATS)),
-        "join_ms": [_join_ms(make, workers, shards)],
-        "death_ms": [_ms(dealt.death, worker) for worker in dying],
+        "cold_ms": cold,
+        "join_ms": join,
+        "death_ms": list(_deaths(dealt, workers)),
         "peak_bytes": peak,
         "max_over_mean": float(loads.max() / loads.mean()),
         "min_over_mean": float(loads.min() / loads.mean()),
-        "moves_on_join": int((owners != joined).sum()) / share,
+        "moves_on_join": moved / (shards // (workers + 1)),
     }
+
+
+def _deaths(dealt: Algorithm, workers: int) -> Iterable[float]:
+    """How long it takes to deal a dead worker's shards, for several workers in turn."""
+    # Not the last: without it, the others are a membership with no hole.
+    for worker in np.linspace(0, workers - 2, WARM_REPEATS).astype(int).tolist():
+        dealt.first()
+        began = time.perf_counter()
+        dealt.death(worker)
+        yield _since(began)
+
+
+def _since(began: float) -> float:
+    return 1000 * (time.perf_counter() - began)
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import statistics
 import subprocess
-from collections.abc import Iterable
+import tracemalloc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -50,6 +51,11 @@ def call(python: Path, module: str, *arguments: object, seconds: float = 600) ->
     return answer
 
 
-def peak_bytes() -> int:
-    """The most memory that this process has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+@contextmanager
+def traced_peak() -> Iterator[Callable[[], int]]:
+    """Follow what is allocated; the function says how many bytes there were at most."""
+    tracemalloc.start()
+    try:
+        yield lambda: tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()

@@ -28,7 +28,7 @@ class Profile:
 
 FULL = Profile(
     rounds=5,
-    seconds=4.0,
+    seconds=2.5,
     shapes=((10, 1_000), (100, 10_000), (1_000, 100_000), (10_000, 1_000_000)),
     parquet_rows=4_000_000,
     csv_rows=400_000,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from .contenders import ENTRIES, Entry
+from .contenders import ENTRIES
 from .dataset import Dataset
 from .results import Contest, Pass, Runner
 
@@ -32,7 +33,7 @@ class Failed(Exception):
 class Worker:
     """The process of one contender."""
 
-    def __init__(self, python: Path, entry: Entry, log: Path) -> None:
+    def __init__(self, python: Path, log: Path) -> None:
         self._log = log
         with log.open("wb") as errors:
             self._process = subprocess.Popen(
@@ -69,8 +70,9 @@ class Worker:
         return answer
 
     def stop(self) -> None:
-        """End the process."""
-        self._process.kill()
+        """End the process and those that it started."""
+        if self._process.returncode is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
 
     @property
@@ -133,7 +135,7 @@ class Race:
         entry = ENTRIES[number]
         self._announce(f"{self._data.format}: preparing {entry.name}")
         log = self._scratch / f"worker-{number}.log"
-        worker = stack.enter_context(Worker(self._python, entry, log))
+        worker = stack.enter_context(Worker(self._python, log))
         workers[entry.name] = worker
         data = {**asdict(self._data), "folder": str(self._data.folder)}
         order = {

@@ -29,6 +29,7 @@ class Pass:
     cpu_seconds: float
     complete: bool
     peak_bytes: int
+    first_batch_seconds: float
 
     @property
     def rate(self) -> float:
@@ -118,7 +119,7 @@ class Contest:
         return [t for size in self.batch_sizes for t in self._targets_at(size)]
 
     def _targets_at(self, batch_size: int) -> Iterable[Target]:
-        what = f"{self.data.format}, batches of {batch_size}"
+        what = f"{self.data.format}, {batch_size}"
         peer = self.fastest(Kind.PEER, batch_size)
         for runner in self.runners:
             ours = runner.summary(batch_size)
@@ -128,13 +129,11 @@ class Contest:
             name = f"{what}: {runner.entry.name}"
             if ratio is not None:
                 met = ratio >= LEAST_OF_LIMIT
-                wanted = f"≥ {LEAST_OF_LIMIT:.0%} of plain reading"
+                wanted = f"≥ {LEAST_OF_LIMIT:.0%} of the limit"
                 yield Target(name, wanted, f"{ratio:.0%}", met)
             if peer is not None:
                 ahead = ours.rate / peer[1].rate
-                yield Target(
-                    name, "ahead of every peer", f"{ahead:.2f}× {peer[0].entry.name}", ahead > 1
-                )
+                yield Target(name, "over every peer", f"{ahead:.2f}×", ahead > 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +144,8 @@ class Results:
     assignments: Sequence[Assigned] = ()
     contests: Sequence[Contest] = ()
     resumed: Sequence[Resumed] = ()
+    resume_problem: str = ""
+    """Why a library's resume could not be measured."""
 
     def targets(self) -> list[Target]:
         """Every target whose measurement was made."""

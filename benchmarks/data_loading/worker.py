@@ -27,10 +27,13 @@ def measure(contender: Contender, batch_size: int, seconds: float) -> dict[str, 
     with contender.open(batch_size) as batches:
         cpu = _cpu_seconds()
         began = time.perf_counter()
+        first = 0.0
         for count, value in batches:
             samples += count
             total += value
-            if time.perf_counter() - began > seconds:
+            elapsed = time.perf_counter() - began
+            first = first or elapsed
+            if elapsed > seconds:
                 complete = samples == contender.rows
                 break
         took = time.perf_counter() - began
@@ -42,6 +45,7 @@ def measure(contender: Contender, batch_size: int, seconds: float) -> dict[str, 
         "seconds": took,
         "cpu_seconds": cpu,
         "complete": complete,
+        "first_batch_seconds": first,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
 

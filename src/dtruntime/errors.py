@@ -3,7 +3,10 @@
     StrataError
     ├── ConnectionError           also builtins.ConnectionError
     ├── StorageError              also OSError
-    │   └── CheckpointNotFoundError   also FileNotFoundError
+    │   ├── CheckpointNotFoundError   also FileNotFoundError
+    │   ├── StorageNotFoundError      also FileNotFoundError
+    │   ├── StoragePermissionError    also PermissionError
+    │   └── StorageThrottledError
     ├── SyncError                 barrier outcomes, fenced workers
     ├── ShardError                invalid dataset or shard request
     │   └── ShardNotFoundError        also LookupError
@@ -37,6 +40,18 @@ class StorageError(StrataError, OSError):
 
 class CheckpointNotFoundError(StorageError, FileNotFoundError):
     """No committed checkpoint matches the request."""
+
+
+class StorageNotFoundError(StorageError, FileNotFoundError):
+    """A file, object or bucket is not there."""
+
+
+class StoragePermissionError(StorageError, PermissionError):
+    """A file system or store does not let this user read or write."""
+
+
+class StorageThrottledError(StorageError):
+    """A store answered that it is asked too much, for longer than it is worth waiting."""
 
 
 class SyncError(StrataError):

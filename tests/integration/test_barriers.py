@@ -112,6 +112,9 @@ def test_two_threads_of_one_worker_count_once(coordinator: LocalCoordinator, job
         one.register()
         other.register()
         twice = [threads.submit(one.barrier, "step", 60_000) for _ in range(2)]
+        eventually(lambda: one._waiting == 2)
+        # Answered on the same connection: both arrivals were heard before.
+        asyncio.run(one.heartbeat())
         other.barrier("step", 60_000)
         assert [wait.result(60) for wait in twice] == [None, None]
 

@@ -14,8 +14,13 @@ SOURCE = ROOT / "src" / "dtruntime"
 TABLE = ROOT / "docs" / "architecture.md"
 
 ALLOWED_IMPORTERS = {
-    "torch": {"data.torch", "data.loading.to_torch"},
-    "jax": {"data.jax", "data.loading.to_jax"},
+    "torch": {
+        "data.torch",
+        "data.loading.to_torch",
+        "checkpoint.trees.torch_leaves",
+        "checkpoint.trees.torch_landing",
+    },
+    "jax": {"data.jax", "data.loading.to_jax", "checkpoint.trees.jax_leaves"},
     "etcd3": {"coordinator.etcd"},
     "aetcd": {"coordinator.etcd"},
     "etcd_client": {"coordinator.etcd"},

@@ -42,42 +42,40 @@ class Entry:
 ENTRIES = (
     Entry("pyarrow dataset", "parquet", Kind.LIMIT, "arrow:DatasetScan"),
     Entry("pyarrow iter_batches", "parquet", Kind.LIMIT, "arrow:ParquetBatches"),
+    Entry("iter_batches, 1 thread", "parquet", Kind.LIMIT, "arrow:ParquetBatchesOneThread"),
+    Entry("Strata sequential", "parquet", Kind.STRATA, "strata:Strata"),
+    Entry("Strata shuffled", "parquet", Kind.STRATA, "strata:StrataShuffled"),
+    Entry("Strata shuffled, torch", "parquet", Kind.STRATA, "strata:StrataTorch", "torch"),
+    Entry("DataLoader pyarrow", "parquet", Kind.PEER, "pytorch:PlainDataLoader", "torch"),
     Entry(
-        "pyarrow iter_batches, 1 thread", "parquet", Kind.LIMIT, "arrow:ParquetBatchesOneThread"
-    ),
-    Entry("Strata, sequential", "parquet", Kind.STRATA, "strata:Strata"),
-    Entry("Strata, shuffled", "parquet", Kind.STRATA, "strata:StrataShuffled"),
-    Entry("Strata, shuffled, torch", "parquet", Kind.STRATA, "strata:StrataTorch", "torch"),
-    Entry("DataLoader + pyarrow", "parquet", Kind.PEER, "pytorch:PlainDataLoader", "torch"),
-    Entry(
-        "DataLoader + pyarrow, 2 processes",
+        "DataLoader pyarrow 2 procs",
         "parquet",
         Kind.PEER,
         "pytorch:PlainDataLoaderProcesses",
         "torch",
     ),
-    Entry("HF datasets, sequential", "parquet", Kind.PEER, "huggingface:HuggingFace", "datasets"),
+    Entry("HF datasets sequential", "parquet", Kind.PEER, "huggingface:HuggingFace", "datasets"),
     Entry(
-        "HF datasets, shuffled", "parquet", Kind.PEER, "huggingface:HuggingFaceShuffled", "datasets"
+        "HF datasets shuffled", "parquet", Kind.PEER, "huggingface:HuggingFaceShuffled", "datasets"
     ),
     Entry(
-        "HF datasets, mapped, not decoded",
+        "HF datasets, not decoded",
         "parquet",
         Kind.REFERENCE,
         "huggingface:HuggingFaceMapped",
         "datasets",
     ),
-    Entry("Streaming, shuffled", "parquet", Kind.PEER, "mosaic:Mosaic", "mosaicml-streaming"),
+    Entry("Streaming shuffled", "parquet", Kind.PEER, "mosaic:Mosaic", "mosaicml-streaming"),
     Entry(
-        "Streaming, shuffled, 2 processes",
+        "Streaming shuffled 2 procs",
         "parquet",
         Kind.PEER,
         "mosaic:MosaicProcesses",
         "mosaicml-streaming",
     ),
-    Entry("LitData, shuffled", "parquet", Kind.PEER, "lightning:LitData", "litdata"),
+    Entry("LitData shuffled", "parquet", Kind.PEER, "lightning:LitData", "litdata"),
     Entry(
-        "LitData, shuffled, 2 processes",
+        "LitData shuffled 2 procs",
         "parquet",
         Kind.PEER,
         "lightning:LitDataProcesses",
@@ -85,12 +83,12 @@ ENTRIES = (
     ),
     Entry("pyarrow dataset", "csv", Kind.LIMIT, "arrow:DatasetScan"),
     Entry("pyarrow open_csv", "csv", Kind.LIMIT, "arrow:CsvBatches"),
-    Entry("Strata, sequential", "csv", Kind.STRATA, "strata:Strata"),
-    Entry("Strata, shuffled", "csv", Kind.STRATA, "strata:StrataShuffled"),
-    Entry("plain records, not checked", "tfrecord", Kind.REFERENCE, "arrow:TfrecordFrames"),
+    Entry("Strata sequential", "csv", Kind.STRATA, "strata:Strata"),
+    Entry("Strata shuffled", "csv", Kind.STRATA, "strata:StrataShuffled"),
+    Entry("plain records, unchecked", "tfrecord", Kind.REFERENCE, "arrow:TfrecordFrames"),
     Entry("plain records, protobuf", "tfrecord", Kind.LIMIT, "arrow:TfrecordProtobuf"),
-    Entry("Strata, records", "tfrecord", Kind.REFERENCE, "strata:StrataRecords"),
-    Entry("Strata, Examples", "tfrecord", Kind.STRATA, "strata:StrataExamples"),
+    Entry("Strata records", "tfrecord", Kind.REFERENCE, "strata:StrataRecords"),
+    Entry("Strata Examples", "tfrecord", Kind.STRATA, "strata:StrataExamples"),
 )
 
 __all__ = ["ENTRIES", "Batches", "Contender", "Entry", "Kind", "Task"]

@@ -36,7 +36,7 @@ class Contender(ABC):
         """How many samples a whole pass has."""
         return self.task.data.rows
 
-    def prepare(self) -> None:
+    def prepare(self) -> None:  # noqa: B027 - most have nothing to prepare
         """Index or convert the data: once, before the first pass."""
 
     @abstractmethod

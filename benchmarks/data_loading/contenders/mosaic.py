@@ -31,11 +31,17 @@ def _without_torchvision() -> None:
 
 _without_torchvision()
 
+import numpy as np  # noqa: E402
 from streaming import MDSWriter, StreamingDataset  # noqa: E402
+from streaming.base.partition import get_partitions  # noqa: E402
+from streaming.base.shuffle import get_shuffle  # noqa: E402
 from streaming.base.util import clean_stale_shared_memory  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 SHARD_BYTES = 1 << 26
+RANKS_PER_NODE = 8
+SHARD_SAMPLES = 10_000
+SHUFFLE_BLOCK = 1 << 18
 
 
 class Mosaic(Converting):
@@ -63,3 +69,12 @@ class MosaicProcesses(Mosaic):
     """In two loader processes."""
 
     processes = 2
+
+
+def plan_resume(samples: int, ranks: int, batch: int, consumed: int) -> Any:
+    """Which samples each rank reads from here on, with Streaming's default shuffle."""
+    nodes = ranks // RANKS_PER_NODE
+    ids = get_partitions("relaxed", samples, nodes, nodes, RANKS_PER_NODE, 1, batch, consumed)
+    sizes = np.full(samples // SHARD_SAMPLES, SHARD_SAMPLES, np.int64)
+    shuffle = get_shuffle("py1e", sizes, nodes, 0, 3, SHUFFLE_BLOCK)
+    return np.where(ids != -1, shuffle[ids], -1)

@@ -55,10 +55,10 @@ class StrataTorch(StrataShuffled):
 
 
 class StrataExamples(Strata):
-    """Parsed Examples, whose features are one vector."""
+    """Parsed Examples; vectors come one by one and are stacked here."""
 
     def _touch(self, batch: dict[str, Any]) -> tuple[int, float]:
-        column = batch["x"][:, 0]
+        column = np.stack(batch["x"])[:, 0]
         return len(column), float(column.sum(dtype=np.float64))
 
 

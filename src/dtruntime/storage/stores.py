@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,32 @@ _ENDPOINTS = {
 _FAMILIES = ("AWS_", "GOOGLE_", "AZURE_")
 _SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|KEY$|SAS|CREDENTIAL", re.IGNORECASE)
 _MESSAGE_LIMIT = 600
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """How a store is reached, where that differs from what the environment says."""
+
+    endpoint: str = ""
+    region: str = ""
+    path_style: bool | None = None
+    """Whether the bucket is in the path of an S3 URL; None: unless the endpoint is Amazon's."""
+    anonymous: bool = False
+    retries: int = RETRIES
+    retry_seconds: float = RETRY_SECONDS
+    request_seconds: float = 60.0
+    config: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Further settings, by the names that obstore gives them; they may be credentials."""
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The values that nobody may see."""
+        return tuple(value for name, value in self.config if _is_secret(name, value))
+
+
+IMPATIENT = StoreOptions(
+    retries=0, retry_seconds=IMPATIENT_SECONDS, request_seconds=IMPATIENT_SECONDS
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +106,13 @@ def store_for(url: ObjectUrl, *, patient: bool = True) -> ObjectStore:
     ``StorageError`` in a process forked from one that had used a store: the client's threads do
     not survive a fork, and every call would hang.
     """
+    check_process(url)
+    with translated("open", url.base):
+        return open_store(url, StoreOptions() if patient else IMPATIENT)
+
+
+def check_process(url: ObjectUrl) -> None:
+    """Raise ``StorageError`` in a process in which stores cannot be used, as in `store_for`."""
     if _first_user() != os.getpid():
         raise StorageError(
             f"{url.base} cannot be reached from this process: it was forked from process "
@@ -87,11 +120,6 @@ def store_for(url: ObjectUrl, *, patient: bool = True) -> ObjectStore:
             "fork. Start it with the 'forkserver' or 'spawn' method (DataLoader: "
             "multiprocessing_context='forkserver')"
         )
-    settings = tuple(
-        sorted(item for item in os.environ.items() if item[0].upper().startswith(_FAMILIES))
-    )
-    with translated("open", url.base):
-        return _open_store(url.scheme, url.bucket, settings, patient)
 
 
 @functools.cache
@@ -100,29 +128,59 @@ def _first_user() -> int:
     return os.getpid()
 
 
+def open_store(url: ObjectUrl, options: StoreOptions) -> ObjectStore:
+    """Return the client of a bucket; errors are obstore's own."""
+    settings = tuple(
+        sorted(item for item in os.environ.items() if item[0].upper().startswith(_FAMILIES))
+    )
+    return _open_store(url.scheme, url.bucket, settings, options)
+
+
 @functools.lru_cache(maxsize=64)
 def _open_store(
-    scheme: str, bucket: str, settings: tuple[tuple[str, str], ...], patient: bool
+    scheme: str, bucket: str, settings: tuple[tuple[str, str], ...], options: StoreOptions
 ) -> ObjectStore:
     from obstore.store import AzureStore, GCSStore, S3Store
 
     environment = dict(settings)
-    endpoint = next((environment[name] for name in _ENDPOINTS[scheme] if environment.get(name)), "")
-    client: ClientConfig = {"timeout": timedelta(seconds=60 if patient else IMPATIENT_SECONDS)}
+    named = (environment[name] for name in _ENDPOINTS[scheme] if environment.get(name))
+    endpoint = options.endpoint or next(named, "")
+    arguments: dict[str, Any] = {
+        **dict(options.config),
+        "client_options": _client_options(endpoint, options),
+        "retry_config": _retry_config(options),
+    }
+    if options.anonymous:
+        arguments["skip_signature"] = True
+    if scheme == "gs":
+        if options.endpoint:
+            arguments["base_url"] = endpoint
+        return GCSStore(bucket, **arguments)
+    if options.endpoint:
+        arguments["endpoint"] = endpoint
+    if scheme == "az":
+        return AzureStore(bucket, **arguments)
+    if options.region:
+        arguments["region"] = options.region
+    if options.path_style is not None:
+        arguments["virtual_hosted_style_request"] = not options.path_style
+    elif endpoint and "amazonaws.com" not in endpoint:
+        arguments["virtual_hosted_style_request"] = False
+    return S3Store(bucket, **arguments)
+
+
+def _client_options(endpoint: str, options: StoreOptions) -> ClientConfig:
+    client: ClientConfig = {"timeout": timedelta(seconds=options.request_seconds)}
     if endpoint.lower().startswith("http://"):
         client["allow_http"] = True
-    retry: RetryConfig = {
-        "max_retries": RETRIES if patient else 0,
-        "retry_timeout": timedelta(seconds=RETRY_SECONDS if patient else IMPATIENT_SECONDS),
+    return client
+
+
+def _retry_config(options: StoreOptions) -> RetryConfig:
+    return {
+        "max_retries": options.retries,
+        "retry_timeout": timedelta(seconds=options.retry_seconds),
     }
-    options: dict[str, Any] = {"client_options": client, "retry_config": retry}
-    if scheme == "gs":
-        return GCSStore(bucket, **options)
-    if scheme == "az":
-        return AzureStore(bucket, **options)
-    if endpoint and "amazonaws.com" not in endpoint:
-        options["virtual_hosted_style_request"] = False
-    return S3Store(bucket, **options)
 
 
 @contextmanager
@@ -157,10 +215,25 @@ def changed(what: str) -> ShardError:
     )
 
 
-def message_of(error: Exception) -> str:
-    """What a store said, on one line, without its debug output and without credentials."""
+def message_of(error: Exception, secrets: Iterable[str] = ()) -> str:
+    """What a store said, on one line, without its debug output and without credentials.
+
+    ``secrets`` are to be left out besides those in the environment.
+    """
     text = " ".join(str(error).partition("\n\nDebug source")[0].split())
-    for name, value in os.environ.items():
-        if name.upper().startswith(_FAMILIES) and _SECRET.search(name) and len(value) > 3:
-            text = text.replace(value, "***")
+    for secret in {*secrets, *secrets_in(os.environ)}:
+        text = text.replace(secret, "***")
     return text if len(text) <= _MESSAGE_LIMIT else text[:_MESSAGE_LIMIT] + "..."
+
+
+def secrets_in(settings: Mapping[str, str]) -> set[str]:
+    """The values that nobody may see among environment variables of stores."""
+    return {
+        value
+        for name, value in settings.items()
+        if name.upper().startswith(_FAMILIES) and _is_secret(name, value)
+    }
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return bool(_SECRET.search(name)) and len(value) > 3

@@ -1,8 +1,40 @@
-"""Tools for testing programs that use Strata: real processes, killed, paused and cut off."""
+"""Tools for testing programs that use Strata: real processes, killed, paused and cut off.
 
+``StorageConformance`` needs pytest, and is loaded when it is asked for.
+"""
+
+from typing import TYPE_CHECKING
+
+from .backends import Call, RecordingBackend, WrappedBackend, WrappedWriter
 from .cluster import LocalCoordinator
+from .faults import Fault, FaultRates, FaultyBackend
 from .proxy import TcpProxy
 from .waiting import eventually, eventually_async
 from .worker import WorkerProcess
 
-__all__ = ["LocalCoordinator", "TcpProxy", "WorkerProcess", "eventually", "eventually_async"]
+if TYPE_CHECKING:
+    from .conformance import StorageConformance
+
+__all__ = [
+    "Call",
+    "Fault",
+    "FaultRates",
+    "FaultyBackend",
+    "LocalCoordinator",
+    "RecordingBackend",
+    "StorageConformance",
+    "TcpProxy",
+    "WorkerProcess",
+    "WrappedBackend",
+    "WrappedWriter",
+    "eventually",
+    "eventually_async",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name != "StorageConformance":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .conformance import StorageConformance
+
+    return StorageConformance

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ..._threads import Ahead
 from ...config import Config
 from ...errors import ShardError
 from ...sharding.coverage import Digest
@@ -22,7 +23,7 @@ from ..order import DEFAULT_WINDOW
 from .batches import Batches, Output
 from .columns import Block
 from .mixture import Mixture
-from .prefetch import Produced, ShardFetcher
+from .prefetch import ShardFetcher
 from .program import AffinityProgram, GlobalProgram, MixedProgram, Place, Program, Share
 from .sequences import ORIGIN
 from .source import FileSource, Source
@@ -301,7 +302,9 @@ class Loader:
         ]
         made = self._made(self._program.track(self._place, fetchers), part, parts)
         if self._batches.works:
-            made = iter(running.enter_context(closing(Produced(made, BATCHES_AHEAD))))
+            made = iter(
+                running.enter_context(closing(Ahead(made, BATCHES_AHEAD, "strata-batches")))
+            )
         yield from made
 
     def _made(self, track: Track, part: int, parts: int) -> Iterator[Delivery]:

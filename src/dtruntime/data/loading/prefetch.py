@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import os
-import queue
-import threading
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -16,7 +12,6 @@ from ..order import Lane, Window
 from .columns import Assemble, Block
 from .source import Source
 
-T = TypeVar("T")
 MAX_THREADS = 8
 
 
@@ -145,51 +140,3 @@ class LaneReader:
         if ahead.block is None and not ahead.missing:
             ahead.block = self._fetcher.assemble(ahead.window, ahead.tables)
         return count
-
-
-class Produced(Generic[T]):
-    """Items of a generator that a thread makes ahead, at most ``depth`` of them."""
-
-    _END = object()
-
-    def __init__(self, items: Iterator[T], depth: int) -> None:
-        self._items = items
-        self._ready: queue.Queue[Any] = queue.Queue(depth)
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="strata-batches", daemon=True)
-        self._thread.start()
-
-    def __iter__(self) -> Iterator[T]:
-        while True:
-            item, error = self._ready.get()
-            if error is not None:
-                raise error
-            if item is self._END:
-                return
-            yield item
-
-    def close(self) -> None:
-        """Stop making items, and wait for the thread."""
-        self._stopped.set()
-        while self._thread.is_alive():
-            while not self._ready.empty():
-                self._ready.get_nowait()
-            self._thread.join(0.01)
-
-    def _run(self) -> None:
-        try:
-            for item in self._items:
-                if not self._put(item, None):
-                    return
-            self._put(self._END, None)
-        except BaseException as exc:
-            self._put(None, exc)
-
-    def _put(self, item: Any, error: BaseException | None) -> bool:
-        while not self._stopped.is_set():
-            try:
-                self._ready.put((item, error), timeout=0.1)
-            except queue.Full:
-                continue
-            return True
-        return False

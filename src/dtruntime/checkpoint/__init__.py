@@ -1,0 +1,1 @@
+"""Checkpoints: saved without stalling training, committed whole, checked when loaded."""

@@ -1,0 +1,161 @@
+"""The checkpoints in one place: which are committed, and what nobody needs any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from ..errors import StorageError
+from ..storage.backend import StorageBackend, StoredFile
+from ..telemetry import EventLog
+from .format import (
+    MANIFESTS,
+    PACKS,
+    PARTS,
+    POINTER,
+    Manifest,
+    Part,
+    PartFile,
+    digest_of,
+    open_manifest,
+    open_part,
+    parse_manifest_name,
+    seal,
+)
+from .retention import Kept, Retention
+
+log = EventLog("checkpoint")
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Entry:
+    """A committed checkpoint, by the name of its manifest."""
+
+    sequence: int
+    step: int
+    name: str
+
+
+class Catalog:
+    """The committed checkpoints of one place, in the order of their commits."""
+
+    def __init__(self, backend: StorageBackend) -> None:
+        self.backend = backend
+        self._manifests: dict[str, Manifest] = {}
+        self._needed_once: set[str] = set()
+        """Files that a manifest has been seen to need."""
+        self._unneeded: set[str] = set()
+        """Those of them that none needed when last looked."""
+
+    def entries(self) -> list[Entry]:
+        """All of them; a failing store raises, and is never read as an empty one."""
+        found = []
+        for file in self.backend.list(MANIFESTS):
+            place = parse_manifest_name(file.name)
+            if place is not None:
+                found.append(Entry(*place, file.name))
+        return sorted(found)
+
+    def find(self, step: int | None = None) -> Entry | None:
+        """The newest one, or the newest of a step."""
+        entries = [e for e in self.entries() if step is None or e.step == step]
+        return entries[-1] if entries else None
+
+    def manifest(self, entry: Entry) -> Manifest:
+        """Read a manifest."""
+        known = self._manifests.get(entry.name)
+        if known is None:
+            data = self.backend.read(entry.name)
+            known = open_manifest(data, self.backend.location(entry.name))
+            self._manifests[entry.name] = known
+        return known
+
+    def parts(self, manifest: Manifest) -> list[Part]:
+        """The parts of all ranks."""
+        return [self.part(part) for part in manifest.parts]
+
+    def part(self, part: Part | PartFile) -> Part:
+        """A part, from its own file where it has one."""
+        if isinstance(part, Part):
+            return part
+        data = self.backend.read(part.file)
+        where = self.backend.location(part.file)
+        if digest_of(data) != part.digest:
+            raise StorageError(f"{where} is not the file that the checkpoint was committed with")
+        return open_part(data, where)
+
+    def commit(self, make: Callable[[int], Manifest]) -> Manifest:
+        """Write the manifest that ``make`` makes for a sequence number: that is the commit.
+
+        One with the same checkpoint id that is there already is returned instead.
+        """
+        while True:
+            entries = self.entries()
+            manifest = make(entries[-1].sequence + 1 if entries else 1)
+            for entry in reversed(entries[-8:]):
+                known = self.manifest(entry)
+                if known.checkpoint_id == manifest.checkpoint_id:
+                    return known
+            if self.backend.create(manifest.name, seal(manifest)):
+                self._manifests[manifest.name] = manifest
+                self._point_to(manifest)
+                return manifest
+
+    def drop(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Delete manifests; returns those that could be. One failure does not stop the rest."""
+        wanted = list(entries)
+        failed = dict(self.backend.delete_many([entry.name for entry in wanted]))
+        for name, why in failed.items():
+            log.warning("checkpoint.not_deleted", file=self.backend.location(name), reason=str(why))
+        for entry in wanted:
+            self._manifests.pop(entry.name, None)
+        return [entry for entry in wanted if entry.name not in failed]
+
+    def retain(self, retention: Retention) -> list[Entry]:
+        """Drop what retention does not keep."""
+        entries = self.entries()
+        by_sequence = {entry.sequence: entry for entry in entries}
+        kept = [Kept(e.sequence, e.step, self._metrics(e, retention)) for e in entries]
+        return self.drop(by_sequence[sequence] for sequence in retention.dropped(kept))
+
+    def sweep(
+        self, is_dead: Callable[[StoredFile], bool], pinned: Collection[str] = ()
+    ) -> list[str]:
+        """Delete packs and parts that no manifest needs; returns what was deleted.
+
+        A file that was never committed stays while its writer may commit it: ``is_dead`` says
+        whether the writer of a file is gone. A file that a manifest needed stays until the next
+        sweep, because a save that is under way may refer to it. When a manifest cannot be read
+        nothing is deleted, since what it needs is not known.
+        """
+        files = [file for folder in (PACKS, PARTS) for file in self.backend.list(folder)]
+        needed: set[str] = set(pinned)
+        for entry in self.entries():
+            needed |= self.manifest(entry).files
+        self._needed_once |= needed
+        unneeded = [file for file in files if file.name not in needed]
+        doomed = [f.name for f in unneeded if f.name in self._unneeded or is_dead(f)]
+        failed = dict(self.backend.delete_many(doomed))
+        for name, why in failed.items():
+            log.warning("checkpoint.not_deleted", file=self.backend.location(name), reason=str(why))
+        left = {file.name for file in unneeded} - set(doomed) | set(failed)
+        self._unneeded = left & self._needed_once
+        self._needed_once &= needed | left
+        return [name for name in doomed if name not in failed]
+
+    def _metrics(self, entry: Entry, retention: Retention) -> dict[str, float]:
+        return self.manifest(entry).metrics if retention.keep_best else {}
+
+    def _point_to(self, manifest: Manifest) -> None:
+        """Name the newest checkpoint where a reader finds it without listing."""
+        pointer = {
+            "manifest": manifest.name,
+            "step": manifest.step,
+            "checkpoint_id": manifest.checkpoint_id,
+        }
+        try:
+            self.backend.write(POINTER, msgspec.json.encode(pointer))
+        except StorageError as exc:
+            log.warning("checkpoint.pointer_not_written", reason=str(exc))

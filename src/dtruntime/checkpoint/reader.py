@@ -1,0 +1,150 @@
+"""Reads parts of a checkpoint straight into the memory where they are wanted, and checks them."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from ..errors import StorageError
+from ..storage.backend import StorageBackend
+from .codecs import apply_difference, decode
+from .format import Chunk, Part, digest_of
+from .known import LONGEST_CHAIN
+
+THREADS = 8
+_DELTA = re.compile(r"delta(\d+)")
+
+
+class PartReader:
+    """Reads one part.
+
+    Every chunk is checked against its digest. ``StorageError`` names the checkpoint, the chunk and
+    the file when one is damaged or missing.
+    """
+
+    def __init__(self, backend: StorageBackend, part: Part, checkpoint: str) -> None:
+        self._backend = backend
+        self._part = part
+        self._checkpoint = checkpoint
+        self._starts = [chunk.offset for chunk in part.chunks]
+        self._bases = {chunk.digest: chunk for chunk in part.bases}
+
+    def read(self) -> bytearray:
+        """The whole stream."""
+        data = bytearray(self._part.length)
+        self.read_into([(0, memoryview(data))])
+        return data
+
+    def read_into(self, wanted: Iterable[tuple[int, memoryview]]) -> None:
+        """Fill each memory with the bytes of the stream from its offset on."""
+        whole, shared = self._split(wanted)
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="strata-load") as threads:
+            jobs: list[Future[None]] = [
+                threads.submit(self._fill, chunk, target) for chunk, target in whole
+            ]
+            for number, targets in shared.items():
+                jobs.append(threads.submit(self._share, number, targets))
+            try:
+                for job in jobs:
+                    job.result()
+            except BaseException:
+                threads.shutdown(wait=True, cancel_futures=True)
+                raise
+
+    def verify(self, advance: Callable[[int], None] = lambda size: None) -> list[StorageError]:
+        """Read every chunk and return what is wrong; ``advance`` is told how much was read."""
+        problems = []
+        for chunk in {chunk.digest: chunk for chunk in self._part.chunks}.values():
+            try:
+                self._load(chunk)
+            except StorageError as exc:
+                problems.append(exc)
+            advance(chunk.stored)
+        return problems
+
+    def _split(
+        self, wanted: Iterable[tuple[int, memoryview]]
+    ) -> tuple[list[tuple[Chunk, memoryview]], dict[int, list[tuple[int, memoryview]]]]:
+        """Chunks that fill memory by themselves, and those of which pieces are wanted."""
+        whole: list[tuple[Chunk, memoryview]] = []
+        shared: dict[int, list[tuple[int, memoryview]]] = {}
+        for offset, target in wanted:
+            at, stop = offset, offset + target.nbytes
+            number = bisect_right(self._starts, at) - 1
+            while at < stop:
+                if not 0 <= number < len(self._starts):
+                    raise StorageError(f"{self._checkpoint} has no bytes {at} to {stop}")
+                chunk = self._part.chunks[number]
+                inside = at - chunk.offset
+                count = min(chunk.length - inside, stop - at)
+                if count <= 0:
+                    raise StorageError(f"{self._checkpoint} has no bytes {at} to {stop}")
+                piece = target[at - offset : at - offset + count]
+                if count == chunk.length:
+                    whole.append((chunk, piece))
+                else:
+                    shared.setdefault(number, []).append((inside, piece))
+                at += count
+                number += 1
+        return whole, shared
+
+    def _fill(self, chunk: Chunk, target: memoryview) -> None:
+        if chunk.codec:
+            target[:] = self._load(chunk)
+            return
+        file = self._file(chunk)
+        try:
+            self._backend.read_into(file, chunk.position, target)
+        except StorageError as exc:
+            raise self._lost(chunk, str(exc)) from exc
+        self._check(chunk, target)
+
+    def _share(self, number: int, targets: list[tuple[int, memoryview]]) -> None:
+        data = self._load(self._part.chunks[number])
+        for inside, target in targets:
+            target[:] = data[inside : inside + target.nbytes]
+
+    def _load(self, chunk: Chunk, depth: int = 0) -> memoryview:
+        """A chunk's bytes, checked."""
+        try:
+            stored = self._backend.read_range(self._file(chunk), chunk.position, chunk.stored)
+            difference = _DELTA.fullmatch(chunk.codec)
+            if difference:
+                base = self._base(chunk, depth)
+                width = int(difference[1])
+                whole: bytes | memoryview = apply_difference(stored, base, width, chunk.length)
+            else:
+                whole = decode(chunk.codec, stored, chunk.length)
+        except StorageError as exc:
+            raise self._lost(chunk, str(exc)) from exc
+        view = memoryview(whole)
+        self._check(chunk, view)
+        return view
+
+    def _base(self, chunk: Chunk, depth: int) -> memoryview:
+        base = self._bases.get(chunk.base)
+        if base is None:
+            raise StorageError(f"the chunk it is a difference from ({chunk.base}) is not named")
+        if depth > LONGEST_CHAIN:
+            raise StorageError(f"more than {LONGEST_CHAIN} differences lead to it")
+        return self._load(base, depth + 1)
+
+    def _file(self, chunk: Chunk) -> str:
+        if not 0 <= chunk.pack < len(self._part.packs):
+            raise StorageError(
+                f"{self._checkpoint} names a pack {chunk.pack} that it does not have"
+            )
+        return self._part.packs[chunk.pack].file
+
+    def _check(self, chunk: Chunk, data: memoryview) -> None:
+        if data.nbytes != chunk.length or digest_of(data) != chunk.digest:
+            raise self._lost(chunk, "its bytes do not match its digest")
+
+    def _lost(self, chunk: Chunk, why: str) -> StorageError:
+        file = self._backend.location(self._file(chunk))
+        return StorageError(
+            f"{self._checkpoint} is damaged: chunk {chunk.digest} ({chunk.length} bytes at "
+            f"{chunk.position} of {file}): {why}"
+        )

@@ -1,0 +1,57 @@
+"""Which checkpoints are kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What retention has to know about a checkpoint."""
+
+    sequence: int
+    step: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Which committed checkpoints to keep; the newest is always among them."""
+
+    keep_count: int | None = 5
+    """The newest so many; ``None``: all."""
+    keep_every: int | None = None
+    """Also those whose step is a multiple of this."""
+    keep_best: int = 0
+    """Also so many with the best ``metric``."""
+    metric: str = "loss"
+    higher_is_better: bool = False
+
+    def __post_init__(self) -> None:
+        if self.keep_count is not None and self.keep_count < 1:
+            raise ValueError(f"keep_count must be at least 1, not {self.keep_count}")
+        if self.keep_every is not None and self.keep_every < 1:
+            raise ValueError(f"keep_every must be at least 1, not {self.keep_every}")
+        if self.keep_best < 0:
+            raise ValueError(f"keep_best must not be negative, not {self.keep_best}")
+
+    def dropped(self, checkpoints: Sequence[Kept]) -> list[int]:
+        """The sequences of those that are not kept, oldest first."""
+        ordered = sorted(checkpoints, key=lambda one: one.sequence)
+        if self.keep_count is None or not ordered:
+            return []
+        kept = {one.sequence for one in ordered[-self.keep_count :]}
+        newest_of_step = {one.step: one.sequence for one in ordered}
+        if self.keep_every is not None:
+            for step, sequence in newest_of_step.items():
+                if step % self.keep_every == 0:
+                    kept.add(sequence)
+        kept |= {one.sequence for one in self._best(ordered)}
+        return [one.sequence for one in ordered if one.sequence not in kept]
+
+    def _best(self, checkpoints: Sequence[Kept]) -> list[Kept]:
+        measured = [c for c in checkpoints if not math.isnan(c.metrics.get(self.metric, math.nan))]
+        sign = -1 if self.higher_is_better else 1
+        return sorted(measured, key=lambda c: sign * c.metrics[self.metric])[: self.keep_best]

@@ -1,0 +1,240 @@
+"""One save, from memory to a committed checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ..errors import StorageError
+from .format import digest_of
+from .layout import CHUNK, Layout
+from .staging import SLAB, StagingPool
+from .writer import Group
+
+_END = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A committed checkpoint, and what it took."""
+
+    checkpoint_id: str
+    step: int
+    size_bytes: int
+    written_bytes: int
+    """What had to be stored; the rest was stored by earlier checkpoints."""
+    stall_seconds: float
+    """How long `save` kept the caller."""
+    durable_seconds: float
+    """From the call until it was committed."""
+
+
+class SaveHandle:
+    """A save that is under way.
+
+    `wait` and ``await`` return when the checkpoint is committed, and raise ``StorageError`` when it
+    cannot be.
+    """
+
+    def __init__(self, step: int, checkpoint_id: str = "") -> None:
+        self.step = step
+        self.checkpoint_id = checkpoint_id
+        self.future: Future[Saved] = Future()
+        self.looked_at = False
+        """Whether somebody has been told how it went."""
+        self.started = time.perf_counter()
+        self.stall_seconds = 0.0
+
+    @property
+    def done(self) -> bool:
+        """Whether it is committed or has failed."""
+        return self.future.done()
+
+    def wait(self, timeout: float | None = None) -> Saved:
+        """Wait until it is committed; ``TimeoutError`` when it takes longer."""
+        try:
+            saved = self.future.result(timeout)
+        except TimeoutError:
+            if not self.future.done():
+                raise TimeoutError(
+                    f"the checkpoint of step {self.step} is not committed after {timeout} s"
+                ) from None
+            self.looked_at = True
+            raise
+        except BaseException:
+            self.looked_at = True
+            raise
+        self.looked_at = True
+        return saved
+
+    def __await__(self) -> Generator[Any, None, Saved]:
+        self.looked_at = True
+        return asyncio.wrap_future(self.future).__await__()
+
+
+class GroupQueue:
+    """Groups of chunks on their way from the caller to the writer."""
+
+    def __init__(self) -> None:
+        self._groups: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def put(self, group: Group) -> None:
+        """Hand over a group."""
+        self._groups.put(group)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """There are no more, or there cannot be."""
+        self._groups.put(error if error is not None else _END)
+
+    def __iter__(self) -> Iterator[Group]:
+        while (item := self._groups.get()) is not _END:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def drain(self) -> None:
+        """Give back the memory of all groups, those to come too, after a failure."""
+        try:
+            for group in self:
+                group.done()
+        except BaseException:
+            return
+
+
+def groups_of(view: memoryview) -> Iterator[Group]:
+    """Memory that is saved where it lies."""
+    for start in range(0, view.nbytes, SLAB):
+        stop = min(start + SLAB, view.nbytes)
+        bounds = (*range(start, stop, CHUNK), stop)
+        yield Group(start, bounds, view[start:stop])
+
+
+def watched(view: memoryview, groups: Iterator[Group], name: str) -> Iterator[Group]:
+    """Groups of memory that its owner could change; raises at the end if that happened."""
+    before = []
+    for group in groups:
+        before.append(digest_of(group.view))
+        yield group
+    for digest, group in zip(before, groups_of(view), strict=True):
+        if digest_of(group.view) != digest:
+            raise StorageError(
+                f"{name} was changed while it was being saved, and is not committed: do not write "
+                "to a buffer before the save's handle is done, or pass bytes"
+            )
+
+
+def stage(layout: Layout, sources: Sequence[Any], pool: StagingPool, groups: GroupQueue) -> None:
+    """Copy buffers into slabs, and hand each slab over as soon as it is full."""
+    copier = _Copier(layout, sources)
+    for bounds in _slabs(layout):
+        slab = pool.borrow()
+        size = bounds[-1] - bounds[0]
+        try:
+            copier.fill(slab.view[:size], bounds[0])
+        except BaseException:
+            pool.give_back(slab)
+            raise
+        groups.put(Group(bounds[0], bounds, slab.view[:size], partial(pool.give_back, slab)))
+
+
+def _slabs(layout: Layout) -> Iterator[tuple[int, ...]]:
+    """The bounds of as many whole chunks as fit a slab, again and again."""
+    bounds: list[int] = [0]
+    for start, stop in pairwise(layout.bounds):
+        if stop - bounds[0] > SLAB:
+            yield tuple(bounds)
+            bounds = [start]
+        bounds.append(stop)
+    if len(bounds) > 1:
+        yield tuple(bounds)
+
+
+class _Copier:
+    """Copies a stretch of the stream at a time, front to back."""
+
+    def __init__(self, layout: Layout, sources: Sequence[Any]) -> None:
+        self._offsets = layout.offsets
+        self._sources = sources
+        self._next = 0
+        self._view: memoryview | None = None
+
+    def fill(self, target: memoryview, start: int) -> None:
+        """Copy what lies from ``start`` on; gaps become zeros."""
+        stop = start + target.nbytes
+        at = start
+        while self._next < len(self._sources):
+            source, offset = self._sources[self._next], self._offsets[self._next]
+            end = offset + source.nbytes
+            if offset >= stop:
+                break
+            first, last = max(offset, start), min(end, stop)
+            if at < first:
+                target[at - start : first - start] = bytes(first - at)
+            self._copy(source, first - offset, target[first - start : last - start])
+            at = max(at, last)
+            if end > stop:
+                return
+            self._next, self._view = self._next + 1, None
+        if at < stop:
+            target[at - start :] = bytes(stop - at)
+
+    def _copy(self, source: Any, first: int, target: memoryview) -> None:
+        if not target.nbytes:
+            return
+        if self._view is None and target.nbytes == source.nbytes and source.memory() is None:
+            source.copy_into(target)
+            return
+        if self._view is None:
+            self._view = source.memory()
+            if self._view is None:
+                self._view = memoryview(bytearray(source.nbytes))
+                source.copy_into(self._view)
+        _copy_bytes(target, self._view[first : first + target.nbytes])
+
+
+def _copy_bytes(target: memoryview, source: memoryview) -> None:
+    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
+
+
+class Saver:
+    """Runs saves one after the other, in a thread of its own."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._name = name
+        self._idle = threading.Condition()
+        self._pending = 0
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Run a job behind those that were submitted before."""
+        with self._idle:
+            self._pending += 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+        self._jobs.put(job)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is pending; whether that is so."""
+        with self._idle:
+            return self._idle.wait_for(lambda: not self._pending, timeout)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            finally:
+                with self._idle:
+                    self._pending -= 1
+                    self._idle.notify_all()

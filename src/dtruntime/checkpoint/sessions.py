@@ -1,0 +1,91 @@
+"""Who writes: to tell what a dead writer left from what a live one is about to commit."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import time
+from pathlib import Path
+
+from ..storage.backend import StorageBackend, StoredFile
+from .format import LOCKS
+
+ORPHAN_SECONDS = 6 * 3600.0
+"""On stores without locks, a file that nobody committed for so long was left by a dead writer."""
+_SESSION = re.compile(r"-s([0-9a-f]{12})-")
+
+
+class Session:
+    """One writer, for as long as its process lives.
+
+    On a local disk it holds a lock that the operating system releases when the process ends,
+    however it ends.
+    """
+
+    def __init__(self, backend: StorageBackend) -> None:
+        self.id = secrets.token_hex(6)
+        self._backend = backend
+        self._lock = -1
+        self._process = os.getpid()
+
+    def tag(self, name: str) -> str:
+        """A file's name with the writer in it: ``{name}`` must not contain dashes of its own."""
+        return f"{name}-s{self.id}-"
+
+    def open(self) -> None:
+        """Show that this writer lives; again does nothing."""
+        if self._lock >= 0 or self._backend.kind != "local":
+            return
+        path = self._lock_file(self.id)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Under its own name it is never seen unlocked.
+        hidden = path.with_suffix(".new")
+        self._lock = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        hidden.rename(path)
+
+    def close(self) -> None:
+        """Say goodbye."""
+        lock, self._lock = self._lock, -1
+        if lock >= 0 and self._process == os.getpid():
+            with contextlib.suppress(FileNotFoundError):
+                self._lock_file(self.id).unlink()
+            os.close(lock)
+
+    def is_dead(self, file: StoredFile) -> bool:
+        """Whether the writer of a file is gone."""
+        found = _SESSION.search(file.name)
+        if found is None or found[1] == self.id:
+            return False
+        if self._backend.kind != "local":
+            return time.time() - file.modified > ORPHAN_SECONDS
+        return self._is_unlocked(found[1])
+
+    def forget_dead(self) -> None:
+        """Remove the lock files of writers that are gone."""
+        if self._backend.kind != "local":
+            return
+        for path in self._lock_file("x").parent.glob("*.lock"):
+            if path.stem != self.id and self._is_unlocked(path.stem):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+    def _lock_file(self, session: str) -> Path:
+        return Path(self._backend.location(f"{LOCKS}/{session}.lock"))
+
+    def _is_unlocked(self, session: str) -> bool:
+        try:
+            lock = os.open(self._lock_file(session), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return True
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        else:
+            return True
+        finally:
+            os.close(lock)

@@ -1,0 +1,81 @@
+"""Memory that checkpoints are copied into: allocated once, reused, and never more than allowed."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections import deque
+
+SLAB = 64 * 2**20
+"""Memory is lent in pieces of this size."""
+POPULATE = getattr(mmap, "MAP_POPULATE", 0)
+
+
+class Slab:
+    """A piece of page-aligned memory."""
+
+    __slots__ = ("_map", "view")
+
+    def __init__(self, size: int = SLAB) -> None:
+        self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | POPULATE)
+        self.view = memoryview(self._map)
+
+
+class StagingPool:
+    """Slabs that add up to at most ``budget`` bytes.
+
+    Whoever asks for one while all are lent waits until one comes back: that is how a save slows
+    training down instead of filling the machine's memory.
+    """
+
+    def __init__(self, budget: int) -> None:
+        if budget < SLAB:
+            raise ValueError(
+                f"the memory budget must be at least {SLAB} bytes (one slab), not {budget}"
+            )
+        self._most = budget // SLAB
+        self._made = 0
+        self._free: deque[Slab] = deque()
+        self._changed = threading.Condition()
+
+    @property
+    def budget(self) -> int:
+        """How many bytes may be lent at a time."""
+        return self._most * SLAB
+
+    @property
+    def allocated(self) -> int:
+        """How many bytes have been allocated."""
+        return self._made * SLAB
+
+    def borrow(self) -> Slab:
+        """Take a slab, once there is one."""
+        with self._changed:
+            while not self._free and self._made >= self._most:
+                self._changed.wait()
+            if self._free:
+                # The one that came back last is likeliest to be in the processor's cache.
+                return self._free.pop()
+            self._made += 1
+        try:
+            return Slab()
+        except BaseException:
+            with self._changed:
+                self._made -= 1
+                self._changed.notify()
+            raise
+
+    def give_back(self, slab: Slab) -> None:
+        """Return a slab."""
+        with self._changed:
+            self._free.append(slab)
+            self._changed.notify()
+
+    def warm_up(self, size: int) -> None:
+        """Allocate memory for a save of ``size`` bytes, so that the first one is fast too."""
+        wanted = min(self._most, -(-size // SLAB))
+        slabs = []
+        for _ in range(wanted):
+            slabs.append(self.borrow())
+        for slab in slabs:
+            self.give_back(slab)

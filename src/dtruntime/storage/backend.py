@@ -1,0 +1,276 @@
+"""What every place for checkpoints promises, whatever it is made of."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import ClassVar, Self, TypeAlias
+
+from ..errors import StorageError, StorageNotFoundError
+from .buffers import Data, Memory, Views, flat, views_of, writable
+from .names import check_name, check_prefix
+
+Range: TypeAlias = tuple[int, int]
+"""An offset and a length."""
+Pieces: TypeAlias = list[bytes]
+Names: TypeAlias = list[str]
+Failures: TypeAlias = list[tuple[str, StorageError]]
+"""Names, each with why it could not be deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """One file or object."""
+
+    name: str
+    size: int
+    modified: float
+    """When it was written, in seconds of the wall clock of whoever stores it."""
+
+
+class StreamWriter(abc.ABC):
+    """Writes one file piece by piece; nobody sees it before :meth:`finish`.
+
+    As a context manager it finishes when the block ends, and aborts when the block raises.
+    It belongs to one thread at a time.
+    """
+
+    def __init__(self, name: str, location: str) -> None:
+        self.name = name
+        self.location = location
+        self.written = 0
+        """How many bytes were given to it."""
+        self._ended = ""
+
+    def write(self, buffer: Memory) -> None:
+        """Add bytes; the buffer may be changed as soon as this returns.
+
+        A failure aborts the whole file.
+        """
+        self._check_open("written to")
+        view = flat(buffer)
+        if view.nbytes:
+            with self._aborting():
+                self._write(view)
+            self.written += view.nbytes
+
+    def finish(self) -> None:
+        """Make the file durable, then visible; a second call does nothing."""
+        if self._ended == "finished":
+            return
+        self._check_open("finished")
+        with self._aborting():
+            self._finish()
+        self._ended = "finished"
+
+    def abort(self) -> None:
+        """Give up: nothing is left of the file. It does nothing after :meth:`finish`."""
+        if not self._ended:
+            self._ended = "aborted"
+            self._abort()
+
+    def _check_open(self, doing: str) -> None:
+        if self._ended:
+            raise StorageError(f"{self.location} cannot be {doing}: it was {self._ended} already")
+
+    @contextmanager
+    def _aborting(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.abort()
+            raise
+
+    @abc.abstractmethod
+    def _write(self, view: memoryview) -> None: ...
+
+    @abc.abstractmethod
+    def _finish(self) -> None: ...
+
+    @abc.abstractmethod
+    def _abort(self) -> None:
+        """Must not raise."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None and self._ended != "aborted":
+            self.finish()
+        else:
+            self.abort()
+
+
+class StorageBackend(abc.ABC):
+    """Files by name, in a folder, a bucket or memory.
+
+    Names are relative, with ``/`` between their parts; ``ValueError`` for others. A file is
+    complete or not there: writes are atomic, also for those who read at the same time, and durable
+    when they return. All methods block, and any thread may call them.
+
+    ``StorageNotFoundError`` when a file is missing, ``StoragePermissionError``,
+    ``StorageThrottledError`` and otherwise ``StorageError`` when the store fails; each says where.
+    A failing store is never mistaken for an empty one.
+
+    A new kind of store implements the methods that begin with an underscore; its arguments have
+    been checked. ``dtruntime.testing.StorageConformance`` tests every promise made here.
+    """
+
+    kind: ClassVar[str]
+    """What it is made of: ``local``, ``s3``, ``gcs``, ``azure`` or ``memory``."""
+    url: str
+    """Where it is, as :func:`open_backend` takes it; without credentials."""
+
+    @abc.abstractmethod
+    def location(self, name: str = "") -> str:
+        """Where a file is, for people to read; without credentials."""
+
+    def read(self, name: str) -> bytes:
+        """Return a whole file. A large one is better read by :meth:`read_into`."""
+        return self._read(check_name(name))
+
+    def read_range(self, name: str, offset: int, length: int) -> bytes:
+        """Return ``length`` bytes from ``offset`` on; ``StorageError`` if the file is shorter."""
+        return self.read_ranges(name, [(offset, length)])[0]
+
+    def read_ranges(self, name: str, ranges: Sequence[Range]) -> Pieces:
+        """Return the bytes of each ``(offset, length)``, all from the same version of the file.
+
+        Ranges that lie near each other are read together, the others side by side.
+        """
+        spans = [(int(offset), int(length)) for offset, length in ranges]
+        if any(offset < 0 or length < 0 for offset, length in spans):
+            raise ValueError(f"offsets and lengths must not be negative: {spans[:8]}")
+        return self._read_ranges(check_name(name), spans) if spans else []
+
+    def read_into(self, name: str, offset: int, buffer: Memory) -> None:
+        """Fill a writable buffer with the bytes from ``offset`` on.
+
+        ``StorageError`` when the file ends before the buffer does; its content is undefined then.
+        """
+        if offset < 0:
+            raise ValueError(f"offset must not be negative: {offset}")
+        self._read_into(check_name(name), int(offset), writable(buffer))
+
+    def write(self, name: str, data: Data) -> None:
+        """Store a file, in place of one that may be there.
+
+        ``data`` is bytes-like, or a sequence of bytes-like pieces, which are not joined in memory.
+        """
+        self._write(check_name(name), views_of(data))
+
+    def create(self, name: str, data: Data) -> bool:
+        """Store a file unless there is one; False when there is.
+
+        Of several that create the same name at the same time exactly one gets True.
+        """
+        return self._create(check_name(name), views_of(data))
+
+    def writer(self, name: str) -> StreamWriter:
+        """Begin a file whose length is not known; in place of one that may be there."""
+        return self._writer(check_name(name))
+
+    def delete(self, name: str) -> None:
+        """Delete a file; it is no error when it is not there."""
+        self._delete(check_name(name))
+
+    def delete_many(self, names: Iterable[str]) -> Failures:
+        """Delete files in any order; return those that could not be, each with the reason."""
+        return self._delete_many([check_name(name) for name in names])
+
+    def stat(self, name: str) -> StoredFile:
+        """Return a file's size and time; ``StorageNotFoundError`` when it is not there."""
+        return self._stat(check_name(name))
+
+    def exists(self, name: str) -> bool:
+        """Whether a file is there."""
+        try:
+            self.stat(name)
+        except StorageNotFoundError:
+            return False
+        return True
+
+    def size(self, name: str) -> int:
+        """How many bytes a file has; ``StorageNotFoundError`` when it is not there."""
+        return self.stat(name).size
+
+    def list(self, prefix: str = "") -> Iterator[StoredFile]:
+        """Yield the files under a folder, to any depth and in no particular order.
+
+        ``prefix`` counts in whole parts: ``a/b`` yields ``a/b/c``, but neither ``a/b`` nor
+        ``a/bc``; a slash at its end changes nothing. Files that come or go meanwhile may be missed.
+        """
+        return self._list(check_prefix(prefix))
+
+    def sweep(self, older_than: float = 3600.0) -> int:
+        """Remove what writers left that died, untouched for ``older_than`` seconds; how many.
+
+        Stores that clean up by themselves remove nothing.
+        """
+        if older_than < 0:
+            raise ValueError(f"older_than must not be negative: {older_than}")
+        return self._sweep(older_than)
+
+    def close(self) -> None:  # noqa: B027 - most backends hold nothing
+        """Release what is held; what was stored stays."""
+
+    @abc.abstractmethod
+    def _read(self, name: str) -> bytes: ...
+
+    @abc.abstractmethod
+    def _read_ranges(self, name: str, ranges: Sequence[Range]) -> Pieces: ...
+
+    @abc.abstractmethod
+    def _read_into(self, name: str, offset: int, view: memoryview) -> None: ...
+
+    @abc.abstractmethod
+    def _write(self, name: str, views: Views) -> None: ...
+
+    @abc.abstractmethod
+    def _create(self, name: str, views: Views) -> bool: ...
+
+    @abc.abstractmethod
+    def _writer(self, name: str) -> StreamWriter: ...
+
+    @abc.abstractmethod
+    def _delete(self, name: str) -> None: ...
+
+    @abc.abstractmethod
+    def _delete_many(self, names: Names) -> Failures: ...
+
+    @abc.abstractmethod
+    def _stat(self, name: str) -> StoredFile: ...
+
+    @abc.abstractmethod
+    def _list(self, prefix: str) -> Iterator[StoredFile]: ...
+
+    def _sweep(self, older_than: float) -> int:
+        return 0
+
+    def _too_short(self, name: str, size: int, offset: int, length: int) -> StorageError:
+        return StorageError(
+            f"{self.location(name)} has {size} bytes, and {length} at {offset} were asked for: "
+            "it is not the file that was expected"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"

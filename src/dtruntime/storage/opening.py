@@ -1,0 +1,82 @@
+"""From what a user names to the backend that stores there."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ..config import StorageConfig
+from ..errors import ConfigError, ShardError
+from .backend import StorageBackend
+from .local import LocalBackend
+from .locations import absolute
+from .memory import MemoryBackend
+from .providers import open_objects
+from .stores import SCHEMES
+
+_SCHEME_OF = {"s3": "s3", "gcs": "gs", "azure": "az"}
+
+
+def open_backend(place: str | os.PathLike[str], **options: Any) -> StorageBackend:
+    """Return the backend for a path or URL; nothing is touched before something is stored.
+
+    ``s3://bucket/prefix``, ``gs://``, ``az://container/prefix``, ``file:///folder``,
+    ``memory://name`` or a local path. ``options`` are those of the backend's class.
+    ``ConfigError`` when the place cannot be one.
+    """
+    text = os.fspath(place)
+    scheme, separator, rest = text.partition("://")
+    scheme = scheme.lower() if separator else "file"
+    if scheme == "memory":
+        return MemoryBackend(rest.strip("/") or "default", **options)
+    if scheme == "file":
+        return LocalBackend(_local_path(text), **options)
+    if scheme not in SCHEMES:
+        known = ", ".join(f"{name}://" for name in (*SCHEMES, "file", "memory"))
+        raise ConfigError(f"{text!r} has the unknown scheme {scheme!r}: use a path, {known}")
+    return open_objects(text, **options)
+
+
+def resolve_url(
+    path: str | os.PathLike[str], backend: str | None, config: StorageConfig | None = None
+) -> str:
+    """The place that a path and the name of a backend mean together, for :func:`open_backend`.
+
+    A URL stands for itself. A plain path is a local folder for ``local``, and the prefix in the
+    configured bucket for ``s3``, ``gcs`` and ``azure``; None takes the configured backend.
+    """
+    config = config or StorageConfig()
+    text, chosen = os.fspath(path), backend or config.backend
+    if chosen != "local" and chosen not in _SCHEME_OF:
+        raise ConfigError(f"backend must be local, {', '.join(_SCHEME_OF)}, not {chosen!r}")
+    if "://" in text:
+        _check_agreement(text, backend)
+        return text
+    if chosen == "local":
+        return text
+    bucket = config.bucket.partition("://")[2] or config.bucket
+    if not bucket:
+        raise ConfigError(
+            f"backend {chosen!r} with the path {text!r} needs a bucket: set CHECKPOINT_BUCKET or "
+            f"[storage] bucket, or write {_SCHEME_OF[chosen]}://bucket/path"
+        )
+    prefix = os.path.normpath(text).strip("/")
+    return f"{_SCHEME_OF[chosen]}://{bucket.strip('/')}/{'' if prefix == '.' else prefix}"
+
+
+def _check_agreement(url: str, backend: str | None) -> None:
+    scheme = url.partition("://")[0].lower()
+    if backend in _SCHEME_OF and scheme != _SCHEME_OF[backend]:
+        raise ConfigError(
+            f"{url!r} does not lie in backend {backend!r}: leave the backend out, or write a "
+            f"{_SCHEME_OF[backend]}:// URL"
+        )
+
+
+def _local_path(text: str) -> str:
+    if not text:
+        raise ConfigError("the path of a storage folder is empty: name a folder or a URL")
+    try:
+        return absolute(text)
+    except ShardError as exc:
+        raise ConfigError(str(exc)) from exc

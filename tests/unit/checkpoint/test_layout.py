@@ -1,0 +1,51 @@
+"""Buffers lie where arrays can be used, and chunks follow large buffers."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtruntime.checkpoint.layout import ALIGNMENT, CHUNK, LARGE, PAGE, lay_out
+
+sizes = st.lists(st.one_of(st.integers(1, 5000), st.integers(LARGE - 2, 3 * CHUNK)), max_size=30)
+
+
+@given(sizes)
+def test_buffers_do_not_overlap_and_chunks_tile_the_stream(given_sizes):
+    layout = lay_out(given_sizes)
+    at = 0
+    for offset, size in zip(layout.offsets, given_sizes, strict=True):
+        assert offset >= at
+        assert offset % ALIGNMENT == 0
+        at = offset + size
+    assert at <= layout.length
+    assert layout.bounds[0] == 0
+    assert layout.bounds[-1] == layout.length
+    assert all(0 < stop - start <= CHUNK for start, stop in layout.chunks())
+
+
+@given(sizes)
+def test_large_buffers_have_chunks_of_their_own(given_sizes):
+    layout = lay_out(given_sizes)
+    for offset, size in zip(layout.offsets, given_sizes, strict=True):
+        if size >= LARGE:
+            assert offset % PAGE == 0
+            assert offset in layout.bounds
+            end = -(-(offset + size) // PAGE) * PAGE
+            assert end in layout.bounds
+
+
+@given(sizes, sizes)
+def test_large_buffers_keep_their_chunks_when_small_ones_before_them_change(before, after):
+    """Only where they begin may differ, so that they are recognised."""
+    big = 3 * CHUNK + 17
+
+    def cut(small):
+        layout = lay_out([*small, big])
+        start = layout.offsets[-1]
+        return [bound - start for bound in layout.bounds if bound >= start]
+
+    assert cut(before) == cut(after)
+
+
+def test_nothing_has_no_chunks():
+    layout = lay_out([])
+    assert (layout.length, list(layout.chunks())) == (0, [])
