@@ -50,12 +50,12 @@ def _draw_rates(axes: Axes, contest: Contest) -> None:
     )
     for row, (runner, summary) in enumerate(rows):
         ratio = contest.ratio(summary, size)
-        note = "" if ratio is None else f"  {ratio:.0%} of plain reading"
-        label = f"{summary.rate / 1e6:.2f} M/s{note}"
+        note = "" if ratio is None else f"  {ratio:.0%} of the limit"
+        label = f"{summary.rate:,.0f}/s{note}"
         _bar(axes, row, summary.rate, COLOURS[runner.entry.kind], label)
     _rows(axes, [runner.entry.name for runner, _ in rows])
     axes.set_xscale("log")
-    axes.set_xlim(left=1000, right=40 * max(summary.rate for _, summary in rows))
+    axes.set_xlim(left=100, right=100 * max(summary.rate for _, summary in rows))
     axes.set_title(f"parquet, samples per second, batches of {size:,}", loc="left", fontsize=10)
 
 
@@ -81,12 +81,12 @@ def _draw_resume(axes: Axes, results: Results) -> None:
         )
         for found in results.resumed
     ]
-    _milliseconds(axes, bars, "resume in mid-epoch, milliseconds to the first batch")
+    _milliseconds(axes, bars, "resume, milliseconds to the first batch")
 
 
 def _milliseconds(axes: Axes, bars: list[tuple[str, float, str]], title: str) -> None:
     for row, (_, value, colour) in enumerate(bars):
-        _bar(axes, row, value, colour, f"{value:,.3g} ms")
+        _bar(axes, row, value, colour, f"{value:,.{0 if value >= 100 else 2}f} ms")
     _rows(axes, [name for name, _, _ in bars])
     axes.set_xscale("log")
     axes.set_xlim(right=12 * max(value for _, value, _ in bars))

@@ -15,7 +15,7 @@ class Profile:
     rounds: int
     """How often each contender is measured in turn."""
     seconds: float
-    """A pass over the data is cut off after so long; its rate is that of what it had read."""
+    """A pass over the data is cut off so long after its first batch."""
     shapes: tuple[Shape, ...]
     parquet_rows: int
     csv_rows: int

@@ -8,7 +8,7 @@ import selectors
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +20,7 @@ from .results import Contest, Pass, Runner
 
 ROOT = Path(__file__).parents[2]
 PREPARE_SECONDS = 600.0
+END_SECONDS = 10.0
 GRACE_SECONDS = 120.0
 """How much longer than asked a pass may take before its contender is given up."""
 
@@ -72,8 +73,12 @@ class Worker:
     def stop(self) -> None:
         """End the process and those that it started."""
         if self._process.returncode is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.communicate()
+            # Some libraries leave shared memory behind unless they end on their own.
+            with suppress(subprocess.TimeoutExpired):
+                self._process.communicate(timeout=END_SECONDS)
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
     @property
     def _stdin(self) -> Any:

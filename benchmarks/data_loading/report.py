@@ -18,6 +18,7 @@ from .isolated import Times
 from .results import MEGABYTE, Contest, Results, Runner, Summary
 from .resume import RANKS, Resumed
 
+_SHORT = {"slot table": "slots", "ring": "ring"}
 ASSIGNMENT = (
     "workers × shards",
     "cold\nms",
@@ -26,13 +27,13 @@ ASSIGNMENT = (
     "death\nms",
     "peak\nMB",
     "max\n/mean",
-    "moves\non join",
+    "join\nmoves",
     "claim\nms",
     "\nMB",
 )
 RATES = (
     "loader",
-    "samples\n/s",
+    "\n/s",
     "\nbest",
     "\nspread",
     "\nMB/s",
@@ -98,7 +99,7 @@ def _assigned(found: Assigned) -> Row:
     workers, shards = found.shape
     published = found.published if found.algorithm == "slot table" else None
     return [
-        f"{_count(workers)} × {_count(shards)} {found.algorithm}",
+        f"{_count(workers)} × {_count(shards)} {_SHORT[found.algorithm]}",
         _ms(found.cold_ms.median),
         _ms(found.cold_ms.best),
         _ms(found.join_ms.median),
@@ -130,7 +131,7 @@ def _figures(contest: Contest, batch_size: int, runner: Runner, found: Summary) 
         f"{found.spread:.0%}",
         _ms(found.megabytes),
         f"{ratio:.0%}" if ratio is not None else "",
-        f"{found.cpu_us * 1000:,.0f}",
+        _count(found.cpu_us * 1000),
         f"{runner.prepare_seconds:.2f}" if runner.prepare_seconds > 0.005 else "",
     ]
 

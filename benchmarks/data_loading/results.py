@@ -25,6 +25,7 @@ class Pass:
 
     batch_size: int
     samples: int
+    first_samples: int
     seconds: float
     cpu_seconds: float
     complete: bool
@@ -33,8 +34,10 @@ class Pass:
 
     @property
     def rate(self) -> float:
-        """Samples per second."""
-        return self.samples / self.seconds
+        """Samples per second; of a pass that was cut off, without its start."""
+        if self.complete:
+            return self.samples / self.seconds
+        return (self.samples - self.first_samples) / (self.seconds - self.first_batch_seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,29 +19,34 @@ from .dataset import Dataset
 
 TOLERANCE = 1e-6
 """How much a sum may differ by the order in which it was added up, per sample."""
+LEAST_BATCHES = 5
+"""No pass is cut off before so many came after the first."""
 
 
 def measure(contender: Contender, batch_size: int, seconds: float) -> dict[str, Any]:
-    """One pass, cut off after ``seconds``."""
-    samples, total, complete = 0, 0.0, True
+    """One pass, cut off ``seconds`` after its first batch."""
+    counts, total, cut = [], 0.0, False
     with contender.open(batch_size) as batches:
         cpu = _cpu_seconds()
         began = time.perf_counter()
         first = 0.0
         for count, value in batches:
-            samples += count
+            counts.append(count)
             total += value
             elapsed = time.perf_counter() - began
             first = first or elapsed
-            if elapsed > seconds:
-                complete = samples == contender.rows
+            if elapsed - first > seconds and len(counts) > LEAST_BATCHES:
+                cut = True
                 break
         took = time.perf_counter() - began
         cpu = _cpu_seconds() - cpu
+    samples = sum(counts)
+    complete = not cut or samples == contender.rows
     if complete:
         _check(contender, samples, total)
     return {
         "samples": samples,
+        "first_samples": counts[0],
         "seconds": took,
         "cpu_seconds": cpu,
         "complete": complete,

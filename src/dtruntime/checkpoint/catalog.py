@@ -94,10 +94,9 @@ class Catalog:
         while True:
             entries = self.entries()
             manifest = make(entries[-1].sequence + 1 if entries else 1)
-            for entry in reversed(entries[-8:]):
-                known = self.manifest(entry)
-                if known.checkpoint_id == manifest.checkpoint_id:
-                    return known
+            same = self._with_id(manifest.checkpoint_id, entries)
+            if same is not None:
+                return same
             if self.backend.create(manifest.name, seal(manifest)):
                 self._manifests[manifest.name] = manifest
                 self._point_to(manifest)
@@ -144,6 +143,18 @@ class Catalog:
         self._unneeded = left & self._needed_once
         self._needed_once &= needed | left
         return [name for name in doomed if name not in failed]
+
+    def _with_id(self, checkpoint_id: str, entries: list[Entry]) -> Manifest | None:
+        """A recent checkpoint by its id; damaged ones are not it."""
+        for entry in reversed(entries[-8:]):
+            try:
+                manifest = self.manifest(entry)
+            except StorageError as exc:
+                log.warning("checkpoint.damaged", step=entry.step, reason=str(exc))
+                continue
+            if manifest.checkpoint_id == checkpoint_id:
+                return manifest
+        return None
 
     def _metrics(self, entry: Entry, retention: Retention) -> dict[str, float]:
         return self.manifest(entry).metrics if retention.keep_best else {}

@@ -254,7 +254,7 @@ class CheckpointManager:
         if self._closed or self._process != os.getpid():
             return
         self._closed = True
-        self._saver.wait()
+        self._saver.close()
         opened, self._opened = self._opened, None
         if opened is not None:
             opened[1].close()
@@ -334,7 +334,7 @@ class CheckpointManager:
     ) -> None:
         """Write and commit one save, in the background."""
         try:
-            saved = self._write(handle, draft, is_full, groups, described)
+            saved = self._write(handle, draft, is_full, groups, described, queue)
         except BaseException as exc:
             if queue is not None:
                 queue.drain()
@@ -353,6 +353,7 @@ class CheckpointManager:
         is_full: bool,
         groups: Any,
         described: tuple[str, tuple[Extent, ...], Any],
+        queue: GroupQueue | None,
     ) -> Saved:
         catalog, session = self._open()
         known = KnownChunks() if is_full else self._known_chunks()
@@ -367,7 +368,10 @@ class CheckpointManager:
             differ=self._differ,
             widths=_widths(extents),
         )
-        writer.write(groups)
+        if queue is None:
+            writer.write(groups)
+        else:
+            writer.write(groups, queue.done)
         part = writer.part(0, kind, extents, skeleton)
         try:
             manifest = catalog.commit(

@@ -16,10 +16,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import StorageError
+from ..telemetry import EventLog
 from .format import digest_of
 from .layout import CHUNK, Layout
 from .staging import SLAB, StagingPool
 from .writer import Group
+
+log = EventLog("checkpoint")
 
 _END = object()
 
@@ -87,9 +90,14 @@ class GroupQueue:
 
     def __init__(self) -> None:
         self._groups: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._lent: dict[int, Group] = {}
+        self._lock = threading.Lock()
+        self._ended = False
 
     def put(self, group: Group) -> None:
-        """Hand over a group."""
+        """Hand over a group, whose memory is given back by `done`."""
+        with self._lock:
+            self._lent[group.start] = group
         self._groups.put(group)
 
     def end(self, error: BaseException | None = None) -> None:
@@ -97,18 +105,31 @@ class GroupQueue:
         self._groups.put(error if error is not None else _END)
 
     def __iter__(self) -> Iterator[Group]:
-        while (item := self._groups.get()) is not _END:
+        while not self._ended:
+            item = self._groups.get()
+            if isinstance(item, Group):
+                yield item
+                continue
+            self._ended = True
             if isinstance(item, BaseException):
                 raise item
-            yield item
+
+    def done(self, group: Group) -> None:
+        """Give back a group's memory, once."""
+        with self._lock:
+            lent = self._lent.pop(group.start, None)
+        if lent is not None:
+            lent.done()
 
     def drain(self) -> None:
-        """Give back the memory of all groups, those to come too, after a failure."""
+        """Give back all memory after a failure, also what is still to come."""
         try:
             for group in self:
-                group.done()
-        except BaseException:
-            return
+                self.done(group)
+        except BaseException as exc:
+            log.debug("checkpoint.abandoned", reason=str(exc))
+        for group in list(self._lent.values()):
+            self.done(group)
 
 
 def groups_of(view: memoryview) -> Iterator[Group]:
@@ -224,6 +245,14 @@ class Saver:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
         self._jobs.put(job)
+
+    def close(self) -> None:
+        """Let the thread end when everything submitted is done."""
+        with self._idle:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            self._jobs.put(None)
+            thread.join()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until nothing is pending; whether that is so."""

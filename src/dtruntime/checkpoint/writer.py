@@ -119,13 +119,18 @@ class PartWriter:
         self._writer: StreamWriter | None = None
         self.written = 0
 
-    def write(self, groups: Iterator[Group]) -> None:
-        """Store all chunks; nothing is left behind when it raises."""
+    def write(
+        self, groups: Iterator[Group], done: Callable[[Group], None] = lambda group: None
+    ) -> None:
+        """Store all chunks; nothing is left behind when it raises.
+
+        ``done`` is called with each group when its memory is not needed any more.
+        """
         try:
             with closing(Ahead(self._encoded(groups), 2, "strata-encode")) as ahead:
                 for group, chunks in ahead:
                     self._store(group, chunks)
-                    group.done()
+                    done(group)
             if self._writer is not None:
                 self._writer.finish()
         except BaseException:

@@ -82,6 +82,7 @@ class TrainingOrchestrator:
         self._seen = 0
         self._waiting = 0
         self._tickets = itertools.count(1)
+        self._saves = itertools.count(1)
         self._heartbeats: asyncio.Task[None] | None = None
         self._probe: ResourceProbe | None = None
         self._process = os.getpid()
@@ -204,6 +205,7 @@ class TrainingOrchestrator:
         self._fence = None
         self._told = self._seen = reply.generation
         self._tickets = itertools.count(1)
+        self._saves = itertools.count(1)
         self._heartbeats = asyncio.get_running_loop().create_task(self._keep_beating())
         current.enter(self)
         log.info(
@@ -351,6 +353,36 @@ class TrainingOrchestrator:
     # Checkpoint commits
 
     @awaitable
+    async def begin_checkpoint_async(self, step: int) -> str:
+        """The id under which all members save this step together.
+
+        Every member calls this once for each save, before it writes, and then gives the id to
+        `commit_checkpoint` with ``partial=True``. The members of one attempt get the same id,
+        and no other attempt ever does: saving a step again, after a rollback or a failure, is
+        another attempt. An attempt ends when a member is lost before its part is stored, or
+        when a member begins the step again; `commit_checkpoint` then raises `StorageError`.
+        """
+        identity = self.identity
+        request = pb.BeginCheckpointRequest(
+            job=identity.job,
+            worker_id=identity.worker_id,
+            incarnation=identity.incarnation,
+            step=check_whole("step", step),
+            ticket=next(self._saves),
+        )
+        with self._fencing():
+            reply = await self._channel.call(
+                "BeginCheckpoint",
+                request,
+                pb.BeginCheckpointResponse,
+                patience=self.config.outage_timeout_ms / 1000,
+            )
+        self._seen = max(self._seen, reply.generation)
+        return reply.checkpoint_id
+
+    begin_checkpoint = blocking(begin_checkpoint_async)
+
+    @awaitable
     async def commit_checkpoint_async(
         self,
         /,
@@ -405,7 +437,7 @@ class TrainingOrchestrator:
 
     @awaitable
     async def latest_checkpoint_async(self) -> CheckpointInfo | None:
-        """The newest committed checkpoint of this job, or ``None``."""
+        """The checkpoint of this job that was committed last, or ``None``."""
         request = pb.RecoveryRequest(job=self.job, worker_id=self.worker_id)
         patience = self.config.outage_timeout_ms / 1000
         reply = await self._channel.call(

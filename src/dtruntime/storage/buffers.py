@@ -39,7 +39,7 @@ def flat(buffer: Memory) -> memoryview:
     if not view.c_contiguous:
         raise TypeError("a buffer must be contiguous: make a contiguous copy of it")
     # Views without elements cannot be cast.
-    return view.cast("B") if view.nbytes else memoryview(b"")
+    return view.cast("B") if view.nbytes else memoryview(bytearray())
 
 
 def _view(buffer: Memory) -> memoryview:

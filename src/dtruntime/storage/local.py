@@ -119,7 +119,7 @@ class LocalBackend(StorageBackend):
     def _stat(self, name: str) -> StoredFile:
         folder, _, last = name.rpartition("/")
         with storage_errors("look at", self.location(name)):
-            with _not_under_a_file(), self._folders.opened(_parts(folder)) as handle:
+            with self._folders.opened(_parts(folder)) as handle:
                 info = os.stat(last, dir_fd=handle, follow_symlinks=False)
             refuse_link(info)
             if not stat.S_ISREG(info.st_mode):
@@ -158,7 +158,6 @@ class LocalBackend(StorageBackend):
         with (
             storage_errors("list", self.location(folder)),
             suppress(FileNotFoundError),
-            _not_under_a_file(),
             self._folders.opened(_parts(folder)) as handle,
             os.scandir(handle) as entries,
         ):
@@ -173,7 +172,7 @@ class LocalBackend(StorageBackend):
     def _opened(self, name: str) -> Iterator[tuple[int, int]]:
         folder, _, last = name.rpartition("/")
         with storage_errors("read", self.location(name)):
-            with _not_under_a_file(), self._folders.opened(_parts(folder)) as above:
+            with self._folders.opened(_parts(folder)) as above:
                 handle = os.open(last, _READ, dir_fd=above)
             try:
                 info = os.fstat(handle)
@@ -218,7 +217,7 @@ class LocalBackend(StorageBackend):
         where = self.location("/".join(folder))
         try:
             with storage_errors("delete in", where), suppress(FileNotFoundError):
-                with _not_under_a_file(), self._folders.opened(folder) as handle:
+                with self._folders.opened(folder) as handle:
                     failures = [f for name in names if (f := self._unlink(handle, name))]
                     os.fsync(handle)
                 self._folders.prune(folder)
@@ -238,15 +237,6 @@ class LocalBackend(StorageBackend):
 
 def _parts(folder: str) -> list[str]:
     return folder.split("/") if folder else []
-
-
-@contextmanager
-def _not_under_a_file() -> Iterator[None]:
-    """What lies under a file does not exist."""
-    try:
-        yield
-    except NotADirectoryError as exc:
-        raise FileNotFoundError(*exc.args) from exc
 
 
 def _read_exactly(handle: int, offset: int, length: int) -> bytes:

@@ -46,6 +46,11 @@ class Folders:
         for part in parts:
             try:
                 below = self._step(handle, part, make)
+            except NotADirectoryError as exc:
+                if make:
+                    raise
+                # What would lie under a file is not there.
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from exc
             finally:
                 os.close(handle)
             handle = below

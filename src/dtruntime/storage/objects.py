@@ -17,6 +17,7 @@ from .backend import Failures, Names, Pieces, Range, StorageBackend, StoredFile,
 from .buffers import Views, blocks_of, size_of
 from .failures import storage_errors
 from .lanes import side_by_side
+from .names import check_prefix
 from .object_reads import Fetcher
 from .object_stream import ObjectStreamWriter, Upload
 from .stores import ObjectUrl, StoreOptions, check_process, open_store, parse_object_url
@@ -48,7 +49,7 @@ class ObjectBackend(StorageBackend):
             raise ValueError(f"part_bytes must be at least 5 MiB, not {part_bytes}")
         if parallel_parts < 1:
             raise ValueError(f"parallel_parts must be at least 1, not {parallel_parts}")
-        self._place = _parse(url)
+        self._place = place_of(url)
         self._under = f"{self._place.key}/" if self._place.key else ""
         self.url = str(self._place).rstrip("/")
         self._secrets = options.secrets
@@ -209,8 +210,11 @@ class ObjectBackend(StorageBackend):
         )
 
 
-def _parse(url: str) -> ObjectUrl:
+def place_of(url: str) -> ObjectUrl:
+    """Split the URL of a bucket and a prefix; ``ConfigError`` when objects cannot lie there."""
     try:
-        return parse_object_url(url)
-    except ShardError as exc:
+        place = parse_object_url(url)
+        check_prefix(place.key)
+    except (ShardError, ValueError) as exc:
         raise ConfigError(str(exc)) from exc
+    return place

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, TypedDict, Unpack
 
-from .objects import PARALLEL_PARTS, PART_BYTES, ObjectBackend
-from .stores import StoreOptions, parse_object_url
+from .objects import PARALLEL_PARTS, PART_BYTES, ObjectBackend, place_of
+from .stores import StoreOptions
 
 RETRY_SECONDS = 120.0
 """How long a store may be away, or throttle, before an error is raised."""
@@ -88,7 +88,7 @@ class AzureBackend(ObjectBackend):
 
 def open_objects(url: str, **options: Any) -> ObjectBackend:
     """Return the backend of an object store's URL."""
-    place = parse_object_url(url)
+    place = place_of(url)
     kinds: dict[str, type[Any]] = {"s3": S3Backend, "gs": GcsBackend, "az": AzureBackend}
     backend: ObjectBackend = kinds[place.scheme](place.bucket, prefix=place.key, **options)
     return backend

@@ -41,7 +41,7 @@ def arrays(draw):
     if change == "transposed":
         return array.T
     step = {"gaps": 2, "backwards": -1}.get(change, 1)
-    return array[(slice(None, None, step),) * array.ndim]
+    return array[(*[slice(None, None, step)] * array.ndim, ...)]
 
 
 @settings(deadline=None)
@@ -59,7 +59,7 @@ def test_arrays_in_a_state_are_restored_in_their_places(found):
 @pytest.mark.parametrize(
     "value",
     [
-        *(np.dtype(code).type(1) for code in "?bBhHiIqQefdFD"),
+        *(np.dtype(code).type(1) for code in "?bBhHiIlLefdFD"),
         np.longdouble("1.25"),
         np.float32("nan"),
         np.datetime64("2026-01-02", "ns"),
@@ -114,7 +114,7 @@ def test_view_with_gaps_is_copied_together():
 
 def test_broadcast_array_is_stored_unexpanded():
     array = np.broadcast_to(np.arange(3.0), (1000, 3))
-    skeleton, parts = stored({"a": array})
+    _, parts = stored({"a": array})
     assert [len(part) for part in parts] == [24]
     assert same_values(round_trip({"a": array})["a"], array)
 
@@ -131,8 +131,12 @@ def test_same_array_twice_is_restored_as_one():
 
 def test_overlapping_views_are_stored_once_and_restored_as_views():
     base = np.arange(20, dtype="i4")
-    state = {"back": base[10:0:-1], "front": base[5:15].reshape(2, 5), "bytes": base[3:4].view("u1")}
-    skeleton, parts = stored(state)
+    state = {
+        "back": base[10:0:-1],
+        "front": base[5:15].reshape(2, 5),
+        "bytes": base[3:4].view("u1"),
+    }
+    _, parts = stored(state)
     assert [len(part) for part in parts] == [14 * 4]
     back = round_trip(state)
     assert same(back, state)
@@ -165,7 +169,7 @@ def test_restored_arrays_are_aligned_and_writable():
         (np.zeros(2, [("a", "O")]), "has elements of type"),
         (np.array(["a"], np.dtypes.StringDType()), "has elements of type StringDType"),
         (np.ma.array([1], mask=[True]), "is a MaskedArray"),
-        (np.zeros(2, [(("title", "a"), "i4")]), "titles"),
+        (np.zeros(2, [((5.5, "a"), "i4")]), "titles of fields must be strings"),
         (np.random.default_rng(), "bit_generator"),
         (np.random.RandomState(), "get_state"),
         (np.float32, "is a class"),

@@ -175,7 +175,7 @@ def test_unsupported_value_is_refused_with_its_place_and_a_remedy(value, reason)
 
 
 def test_unsupported_state_itself_is_named_so():
-    with pytest.raises(TypeError, match="^state is a builtins.object"):
+    with pytest.raises(TypeError, match=r"^state is a builtins\.object"):
         flatten(object())
 
 

@@ -137,6 +137,11 @@ class Bench:
         )
         return Call(self, self._calls, self.apply(command))
 
+    def begin(self, m: c.Registered, step: int = 1, ticket: int = 1) -> c.Begun:
+        reply = self.apply(c.BeginCheckpoint(m.job, m.worker_id, m.incarnation, step, ticket))
+        assert isinstance(reply, c.Begun)
+        return reply
+
     def save(
         self,
         m: c.Registered,

@@ -23,6 +23,7 @@ class Programs:
         self.outcomes: dict[Key, Any] = {}
         self._last_round: dict[tuple[str, int, str], int] = {}
         self._part_writers: dict[tuple[str, str], list[int]] = defaultdict(list)
+        self._part_passes: dict[tuple[str, str], list[int]] = defaultdict(list)
         self.aborted_parts: dict[tuple[str, str], int] = defaultdict(int)
 
     def entered(self, command: c.Arrive) -> None:
@@ -62,16 +63,25 @@ class Programs:
 
     # Checkpoints
 
-    def part_size(self, job: str, checkpoint_id: str, incarnation: int) -> int:
-        """A size in bytes that shows in the sum which parts were committed."""
+    def part_size(self, job: str, checkpoint_id: str, incarnation: int, round_: int = 0) -> int:
+        """A size in bytes that shows in the sum which parts were committed.
+
+        ``round_`` says at which pass through a step the part was made.
+        """
         writers = self._part_writers[job, checkpoint_id]
         writers.append(incarnation)
+        self._part_passes[job, checkpoint_id].append(round_)
         return 1 << len(writers) - 1
 
     def writers(self, job: str, record: CheckpointRecord) -> list[int]:
         """The incarnations whose parts are in a commit."""
         bits = enumerate(self._part_writers[job, record.checkpoint_id])
         return [who for n, who in bits if record.size_bytes >> n & 1]
+
+    def passes(self, job: str, record: CheckpointRecord) -> set[int]:
+        """The passes through the step at which the parts of a commit were made."""
+        bits = enumerate(self._part_passes[job, record.checkpoint_id])
+        return {at for n, at in bits if record.size_bytes >> n & 1}
 
     def saved(self, command: c.NotifyCheckpoint, outcome: Any) -> None:
         """A program is told the outcome of a save."""

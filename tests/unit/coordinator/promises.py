@@ -16,12 +16,14 @@ from dtruntime.coordinator.state import commands as c
 from dtruntime.coordinator.state.invariants import Rows, durable_rows, snapshot, violations
 from dtruntime.coordinator.state.records import (
     CRASH_SAFE_KINDS,
+    AskRecord,
     CheckpointRecord,
     Delete,
     JobRecord,
     Put,
     RoundRecord,
 )
+from tests.unit.coordinator.attempt_promises import AttemptPromises
 from tests.unit.coordinator.barrier_promises import BarrierPromises
 from tests.unit.coordinator.epoch_promises import EpochPromises, Readings
 from tests.unit.coordinator.program_promises import Programs
@@ -48,6 +50,7 @@ class Promises:
         self.readings = Readings(self.jobs)
         self._barriers = BarrierPromises(self.programs)
         self._epochs = EpochPromises()
+        self._attempts = AttemptPromises()
         self._timeout = heartbeat_timeout
         self._tick = tick
         self._step = 0
@@ -62,6 +65,7 @@ class Promises:
         demand(durable_rows(machine) == rows, "a restored machine differs from what was stored")
         self._check_state(machine)
         self._epochs.check(rows)
+        self._attempts.restarted(rows)
         self._step += 1
         self._last_tick = self._last_stall = now
         for name, model in self.jobs.items():
@@ -83,6 +87,8 @@ class Promises:
         demand(job.roster.generation >= model.generation, "the generation went back", name)
         committed = set(job.checkpoints.committed)
         demand(committed == set(model.commits), "commits were forgotten", name)
+        newest = next(reversed(model.commits.values()), None)
+        demand(job.checkpoints.latest == newest, "the newest commit is not the latest", newest)
 
     def lost_power(self, rows: Rows, synced: Rows) -> None:
         """What is in ``rows`` and not in ``synced`` is gone: only what may be."""
@@ -95,6 +101,8 @@ class Promises:
                 last = kept.round if isinstance(kept, RoundRecord) else 0
                 self.jobs[key[1]].unlearn_rounds(record.barrier_id, last)
                 self.programs.unlearn_rounds(key[1], record.barrier_id, last)
+            elif isinstance(record, AskRecord):
+                self._attempts.lost_power(key[1], record)
 
     # Commands
 
@@ -149,6 +157,7 @@ class Promises:
         self._check_ended(model, applied)
         self._barriers.after(model, applied)
         self._check_checkpoints(model, applied)
+        self._attempts.after(model.live, applied)
 
     # Losses
 
@@ -217,6 +226,9 @@ class Promises:
             demand(complete, "not the parts of all who were live", record, writers, expected)
         else:
             demand(len(writers) == 1 and expected is None, "not one writer", record, writers)
+        if self._attempts.was_begun(job, record.checkpoint_id):
+            passes = self.programs.passes(job, record)
+            demand(len(passes) == 1, "parts of several passes were committed", record, passes)
         aborted = self.programs.aborted_parts[job, record.checkpoint_id]
         demand(not record.size_bytes & aborted, "an aborted part was committed", record)
 
@@ -240,6 +252,7 @@ class Promises:
                 model.stored_counted |= set(record.tickets.items())
             elif isinstance(record, CheckpointRecord):
                 model.stored_commits[put.key] = record
+            self._attempts.stored(put)
         for job, view in views.items():
             model = self.jobs[job]
             known = model.views.setdefault(model.generation, view)
@@ -252,6 +265,8 @@ class Promises:
             session = model.sessions.setdefault(reply.incarnation, command.session)
             demand(session == command.session, "an incarnation was given twice", reply)
             demand(reply.generation <= model.generation, "an unstored generation left", reply)
+        elif isinstance(command, c.BeginCheckpoint):
+            self._attempts.leaves(command, reply)
 
     def final_rounds(self, job: str) -> list[set[int]]:
         """The incarnations that passed each of the newest rounds of the final barrier."""

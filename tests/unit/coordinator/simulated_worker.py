@@ -71,6 +71,7 @@ class Process:
         self.identity: c.Registered | None = None
         self.told = 0
         self._tickets = 0
+        self._saves = 0
         self._registrations = 0
         self._paused = False
         self._backlog: list[tuple[Task, Any]] = []
@@ -147,6 +148,7 @@ class Process:
         self.identity = yield from self._call(command)
         self.told = self.identity.generation
         self._tickets = 0
+        self._saves = 0
         self._resume(self._heartbeats(self.identity), None)
         self._resume(reading(self, self.identity), None)
 
@@ -177,7 +179,21 @@ class Process:
         self.told = max(self.told, outcome.generation)
         return outcome
 
-    def _save(self, checkpoint_id: str, step: int, partial: bool) -> Task:
+    def _save_together(self, step: int, round_: int) -> Task:
+        """Agree on an id, write for a while, send the part; again if that was in vain."""
+        rng, me = self.sim.rng, self._me()
+        for _ in range(rng.choice([1, 1, 2])):
+            self._saves += 1
+            command = c.BeginCheckpoint(me.job, me.worker_id, me.incarnation, step, self._saves)
+            begun = yield from self._call(command)
+            yield rng.choice([0.0, 0.1, 1.0]) * rng.random()
+            if rng.random() < 0.05:
+                return
+            outcome = yield from self._save(begun.checkpoint_id, step, True, round_)
+            if isinstance(outcome, c.Committed):
+                return
+
+    def _save(self, checkpoint_id: str, step: int, partial: bool, round_: int = 0) -> Task:
         me = self._me()
         programs = self.sim.promises.programs
         command = c.NotifyCheckpoint(
@@ -187,7 +203,7 @@ class Process:
             checkpoint_id,
             step,
             path=f"/{checkpoint_id}",
-            size_bytes=programs.part_size(me.job, checkpoint_id, me.incarnation),
+            size_bytes=programs.part_size(me.job, checkpoint_id, me.incarnation, round_),
             generation=self.told,
             partial=partial,
         )
@@ -198,6 +214,7 @@ class Process:
                 raise
         else:
             programs.saved(command, outcome)
+            return outcome
 
     def _me(self) -> c.Registered:
         assert self.identity is not None
@@ -253,6 +270,8 @@ class Process:
         me = self._me()
         if step % 3 == 0:
             yield from self._save(f"all-{step}", step, partial=True)
+        elif step % 2 == 0:
+            yield from self._save_together(step % 4, step)
         if step % 5 == 0 and me.rank == 0:
             yield from self._save(f"solo-{step}-{me.incarnation}", step, partial=False)
         if step % 7 == 0:

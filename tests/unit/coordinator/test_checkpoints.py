@@ -204,24 +204,26 @@ def test_parts_of_different_steps_do_not_mix(bench: Bench) -> None:
     assert refusal(bench.save, b, step=2).reason == "checkpoint_conflict"
 
 
-def test_latest_is_the_highest_step_and_of_equal_steps_the_newest(bench: Bench) -> None:
+def test_latest_is_the_newest_commit_also_of_a_lower_step(bench: Bench) -> None:
     a = bench.register()
-    for name, step in (("a", 5), ("b", 9), ("c", 9), ("d", 7)):
+    for name, step in (("b", 5), ("c", 9), ("d", 9), ("a", 7)):
         bench.save(a, name, partial=False, step=step)
-    assert bench.job.checkpoints.latest.checkpoint_id == "c"
+    assert bench.job.checkpoints.latest.checkpoint_id == "a"
+    bench.save(a, "c", partial=False, step=9)
+    assert bench.job.checkpoints.latest.checkpoint_id == "a", "the same again is no newer commit"
     bench.restart()
-    assert bench.job.checkpoints.latest.checkpoint_id == "c"
+    assert bench.job.checkpoints.latest.checkpoint_id == "a"
 
 
-def test_oldest_commits_are_forgotten_beyond_the_bound_but_never_the_latest(
+def test_oldest_commits_are_forgotten_beyond_the_bound(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CHECKPOINTS_KEPT", 3)
     a = bench.register()
-    bench.save(a, "best", partial=False, step=100)
+    bench.save(a, "first", partial=False, step=100)
     for step in range(5):
         bench.save(a, f"s{step}", partial=False, step=step)
-    assert list(bench.job.checkpoints.committed) == ["best", "s3", "s4"]
+    assert list(bench.job.checkpoints.committed) == ["s2", "s3", "s4"]
 
 
 def test_oldest_pending_checkpoint_is_aborted_beyond_the_bound(

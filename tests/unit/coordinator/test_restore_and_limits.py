@@ -29,6 +29,7 @@ def eventful() -> Bench:
     now = bench.roster.generation
     bench.save(members[0], "all", told=now)
     bench.save(moved, "all", told=now)
+    bench.begin(moved, 7)
     for member in (members[0], moved, last):
         bench.arrive(member, "b", told=now, ticket=1)
     bench.apply(c.RegisterDataset(JOB, DATASET, SAMPLES, 10))

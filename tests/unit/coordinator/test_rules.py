@@ -17,6 +17,7 @@ IDS = st.sampled_from(["", "", "x", "y", "worker-1"])
 RANKS = st.sampled_from([None, None, 0, 1, 2])
 SIZES = st.sampled_from([0, 0, 3])
 BARRIERS = st.sampled_from(["b", "c"])
+STEPS = st.sampled_from([1, 2])
 CHECKPOINTS = st.sampled_from(["k1", "k2", "k3"])
 SMALL = st.integers(0, 7)
 TENS = st.sampled_from([0, 5, 10, 20, 50])
@@ -37,6 +38,12 @@ class AnyCommands(RuleBasedStateMachine):
         self.tickets: dict[int, int] = {}
         self.arrived: dict[tuple[int, int], str] = {}
         self.counted: set[tuple[int, int]] = set()
+        self.saves: dict[int, int] = {}
+        self.told_ids: dict[tuple[int, int, int], str] = {}
+        self.tickets_of: dict[tuple[str, int], int] = {}
+        self.ranks_of: dict[str, tuple[int, ...]] = {}
+        self.over_ids: set[str] = set()
+        self.finished: set[str] = set()
 
     @initialize(size=SIZES)
     def first_member(self, size: int) -> None:
@@ -94,6 +101,38 @@ class AnyCommands(RuleBasedStateMachine):
             call = self.bench.save(m, key, partial=partial, told=generation, timeout=timeout)
         except Refused:
             return
+        self.calls.append(call)
+
+    @precondition(lambda self: self.members)
+    @rule(who=SMALL, step=STEPS, again=st.sampled_from([-1, 0, 0, 1, 1]))
+    def begin(self, who: int, step: int, again: int) -> None:
+        m = self._member(who)
+        ticket = max(1, self.saves.get(m.incarnation, 0) + again)
+        reply = self._apply(c.BeginCheckpoint(JOB, m.worker_id, m.incarnation, step, ticket))
+        if reply is None:
+            return
+        self.saves[m.incarnation] = max(ticket, self.saves.get(m.incarnation, 0))
+        known = self.told_ids.setdefault((m.incarnation, step, ticket), reply.checkpoint_id)
+        assert known == reply.checkpoint_id, "a retry was told another id"
+        first = self.tickets_of.setdefault((reply.checkpoint_id, m.incarnation), ticket)
+        assert first == ticket, "one id for two saves of one member"
+        ranks = self.ranks_of.setdefault(reply.checkpoint_id, reply.ranks)
+        assert ranks == reply.ranks
+
+    @precondition(lambda self: self.members and self.ranks_of)
+    @rule(who=SMALL, which=SMALL, told=st.booleans(), wait=st.booleans())
+    def save_begun(self, who: int, which: int, told: bool, wait: bool) -> None:
+        ids = list(self.ranks_of)
+        key = ids[-1 - which % len(ids)]
+        m = self._member(who)
+        generation = self.generation if told else m.generation
+        step, timeout = int(key.split("-")[1]), 2.0 if wait else 0.0
+        try:
+            call = self.bench.save(m, key, told=generation, timeout=timeout, step=step)
+        except Refused:
+            return
+        over = key in self.over_ids
+        assert not over or isinstance(call.reply, c.Aborted | c.Committed), "an end was not final"
         self.calls.append(call)
 
     @precondition(lambda self: self.members)
@@ -184,6 +223,11 @@ class AnyCommands(RuleBasedStateMachine):
         for key, record in self.commits.items():
             assert job.checkpoints.committed.get(key) == record, "a commit changed"
         self.commits = dict(job.checkpoints.committed)
+        assert not self.over_ids & self.commits.keys() - self.finished, "an end was not final"
+        self.finished |= self.commits.keys()
+        self.over_ids |= self.ranks_of.keys() - job.checkpoints.pending.keys()
+        for key in self.finished & self.ranks_of.keys():
+            assert self.commits[key].parts == len(self.ranks_of[key]), "parts are missing"
         assert {call.number for call in self.calls if call.held} == job.held_calls
 
     @invariant()

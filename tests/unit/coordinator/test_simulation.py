@@ -15,6 +15,7 @@ import pytest
 from dtruntime.coordinator.state import barriers, checkpoints, machine, outbox, records, roster
 from dtruntime.coordinator.state.commands import Arrive, Passed
 from tests.unit.coordinator import promises, simulation
+from tests.unit.coordinator.attempt_bugs import ATTEMPT_BUGS
 from tests.unit.coordinator.ledger_bugs import LEDGER_BUGS
 from tests.unit.coordinator.promises import PromiseBroken
 from tests.unit.coordinator.simulation import Simulation
@@ -66,7 +67,19 @@ def test_simulation_catches_replies_that_leave_before_their_effects_are_stored()
     first_breach(replies_wait_for_store=False)
 
 
-STORED = ["job", "worker", "round", "checkpoint", "part", "dataset", "epoch", "segment", "reader"]
+STORED = [
+    "job",
+    "worker",
+    "round",
+    "checkpoint",
+    "part",
+    "attempt",
+    "ask",
+    "dataset",
+    "epoch",
+    "segment",
+    "reader",
+]
 
 
 @pytest.mark.parametrize("kind", STORED)
@@ -170,6 +183,12 @@ BUGS: dict[str, Callable[[Callable[..., None]], None]] = {
         machine.Machine, "deadline", lambda self, member: member.last_seen + 4.0
     ),
 }
+
+
+@pytest.mark.parametrize("bug", ATTEMPT_BUGS)
+def test_simulation_catches_attempts_where(monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
+    ATTEMPT_BUGS[bug](monkeypatch.setattr)
+    first_breach()
 
 
 @pytest.mark.parametrize("bug", LEDGER_BUGS)

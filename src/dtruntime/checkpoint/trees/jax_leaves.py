@@ -189,4 +189,7 @@ class Landing:
 def _as_key(array: Any, impl: str | None) -> Any:
     if impl not in _IMPLEMENTATIONS:
         raise damaged(f"no random keys are of implementation {impl!r:.40}")
-    return jax.random.wrap_key_data(array, impl=impl)
+    try:
+        return jax.random.wrap_key_data(array, impl=impl)
+    except TypeError as exc:
+        raise damaged(str(exc)) from exc

@@ -1,8 +1,9 @@
 """Element types of numpy arrays as JSON.
 
 A type of numpy's own is its string (``"<f4"``), one of ml_dtypes its name (``"bfloat16"``), a
-structured one ``{"fields": [[name, type, offset], ...], "itemsize": n}``, and a field that is
-itself an array ``{"base": type, "shape": [...]}``. Metadata of a type is not kept.
+structured one ``{"fields": [[name, type, offset], ...], "itemsize": n}`` with a title after the
+offset where a field has one, and a field that is itself an array ``{"base": type, "shape":
+[...]}``. Metadata of a type is not kept.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ def encode_dtype(dtype: np.dtype[Any], depth: int = 0) -> str | dict[str, Any]:
 def _encode_structured(dtype: np.dtype[Any], depth: int) -> dict[str, Any]:
     assert dtype.names is not None
     assert dtype.fields is not None
-    if len(dtype.fields) > len(dtype.names):
-        raise TypeError(f"has elements of type {dtype}: titles of fields cannot be stored")
-    fields = [
-        [name, encode_dtype(dtype.fields[name][0], depth + 1), dtype.fields[name][1]]
-        for name in dtype.names
-    ]
+    fields = []
+    for name in dtype.names:
+        kind, offset, *title = dtype.fields[name]
+        if not all(isinstance(text, str) for text in title):
+            raise TypeError(f"has elements of type {dtype}: titles of fields must be strings")
+        fields.append([name, encode_dtype(kind, depth + 1), offset, *title])
     found: dict[str, Any] = {"fields": fields, "itemsize": dtype.itemsize}
     return {**found, "aligned": True} if dtype.isalignedstruct else found
 
@@ -73,16 +74,25 @@ def _decode(node: Any, depth: int) -> np.dtype[Any]:
 
 
 def _structured(fields: list[Any], itemsize: int, aligned: bool, depth: int) -> np.dtype[Any]:
-    if not all(isinstance(field, list) and len(field) == 3 for field in fields):
-        raise ValueError("a field has a name, a type and an offset")
+    found = [_field(field, depth) for field in fields]
     spec: Any = {
-        "names": [str(name) for name, _, _ in fields],
-        "formats": [_decode(item, depth + 1) for _, item, _ in fields],
-        "offsets": [_size(offset) for _, _, offset in fields],
+        "names": [name for name, _, _, _ in found],
+        "formats": [kind for _, kind, _, _ in found],
+        "offsets": [offset for _, _, offset, _ in found],
+        "titles": [title for _, _, _, title in found],
         "itemsize": _size(itemsize),
     }
-    found: np.dtype[Any] = np.dtype(spec, align=aligned)
-    return found
+    dtype: np.dtype[Any] = np.dtype(spec, align=aligned)
+    return dtype
+
+
+def _field(node: Any, depth: int) -> tuple[str, np.dtype[Any], int, str | None]:
+    match node:
+        case [str(name), kind, offset]:
+            return name, _decode(kind, depth + 1), _size(offset), None
+        case [str(name), kind, offset, str(title)]:
+            return name, _decode(kind, depth + 1), _size(offset), title
+    raise ValueError(f"{node!r:.80} is not a field: a name, a type, an offset and maybe a title")
 
 
 def _size(value: object) -> int:

@@ -11,7 +11,7 @@ from .buffers import StridedBuffer
 from .numpy_dtypes import decode_dtype, encode_dtype, name_of
 from .refusals import unsupported
 from .scalars import Node, encode_bytes, encode_str, from_base64, to_base64
-from .sharing import Layout, Memory, dense_strides, extent_of, join
+from .sharing import Layout, Memory, dense_strides, extent_of, join, overlaps_itself
 from .skeletons import ArrayEntry
 
 ALIGNMENT = 64
@@ -26,7 +26,7 @@ def is_array(kind: type) -> bool:
 def encode_value(value: Any) -> Node:
     """Encode a scalar or a type; ``TypeError`` for anything else."""
     if type(value) is np.str_:
-        return ["numpy str", encode_str(str(value))]
+        return ["numpy str", encode_str(str.__str__(value))]
     if type(value) is np.bytes_:
         return ["numpy bytes", encode_bytes(bytes(value))]
     if isinstance(value, np.generic):
@@ -111,6 +111,8 @@ class NumpyBuffer(StridedBuffer):
             below, above = extent_of(array.shape, array.strides, array.itemsize)
             low, high = address + below, address + above
         self.cover(low, high, array.nbytes)
+        if self.gathered and overlaps_itself(array.shape, array.strides, array.itemsize):
+            self.cover(low, high, high - low)
 
     def memory(self) -> memoryview | None:
         """Look at the memory, unless the array has gaps."""

@@ -172,6 +172,17 @@ def share_an_element(one: Layout, other: Layout) -> bool:
         return True
 
 
+def overlaps_itself(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
+    """Whether elements of an array may share bytes, other than by a stride of 0."""
+    reach = itemsize
+    for stride, length in sorted(zip(map(abs, strides), shape, strict=True)):
+        if stride and length > 1:
+            if stride < reach:
+                return True
+            reach += stride * (length - 1)
+    return False
+
+
 def dense_strides(shape: Sequence[int], itemsize: int) -> list[int]:
     """The strides of an array whose elements follow each other in C order."""
     strides = [itemsize] * len(shape)

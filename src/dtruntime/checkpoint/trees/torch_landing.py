@@ -85,9 +85,13 @@ class Landing:
             raise damaged(f"a tensor of {entry.dtype} lies at {entry.offset} with {strides}")
         tensor = torch.empty(0, dtype=dtype, device=self._bytes.device)
         elements = [step // size for step in strides]
-        with torch.no_grad():
-            tensor.set_(self._bytes.untyped_storage(), entry.offset // size, entry.shape, elements)
-        return _with_meaning(tensor, entry)
+        try:
+            with torch.no_grad():
+                storage = self._bytes.untyped_storage()
+                tensor.set_(storage, entry.offset // size, entry.shape, elements)
+            return _with_meaning(tensor, entry)
+        except RuntimeError as exc:
+            raise damaged(str(exc)) from exc
 
 
 def _with_meaning(tensor: Any, entry: ArrayEntry) -> Any:

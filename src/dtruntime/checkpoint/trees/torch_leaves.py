@@ -10,7 +10,7 @@ import torch
 from .buffers import StridedBuffer
 from .refusals import unsupported
 from .scalars import Node
-from .sharing import Layout, Memory, join
+from .sharing import Layout, Memory, join, overlaps_itself
 
 DTYPES: dict[str, Any] = {
     name: getattr(torch, name)
@@ -149,6 +149,8 @@ class TorchBuffer(StridedBuffer):
             )
         contiguous: bool = tensor.is_contiguous()
         self.cover(start, start + (size if contiguous else _reach(tensor)), size)
+        if self.gathered and overlaps_itself(tensor.shape, tensor.stride(), 1):
+            self.cover(start, self.stop, self.stop - start)
         return contiguous or self.gathered
 
     @property

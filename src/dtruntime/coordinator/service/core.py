@@ -92,6 +92,7 @@ class CoordinatorService:
             "ReportCoverage": self._report_coverage,
             "GetCoverage": self._get_coverage,
             "WaitBarrier": self._wait_barrier,
+            "BeginCheckpoint": self._begin_checkpoint,
             "NotifyCheckpoint": self._notify_checkpoint,
             "GetLatestCheckpoint": self._get_latest_checkpoint,
             "ListCheckpoints": self._list_checkpoints,
@@ -345,6 +346,11 @@ class CoordinatorService:
                 self._carry_out(effects)
 
     # Checkpoints and observation
+
+    def _begin_checkpoint(self, request: pb.BeginCheckpointRequest, now: float) -> Answer:
+        command = decode.begin_checkpoint(request)
+        self._limit_worker(command.job, command.worker_id, now)
+        return encode.reply(self._apply(command, now))
 
     def _get_latest_checkpoint(self, request: pb.RecoveryRequest, now: float) -> Answer:
         job = self.machine.jobs.get(decode.job_name(request.job))

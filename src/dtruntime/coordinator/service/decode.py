@@ -150,6 +150,21 @@ def register_dataset(request: pb.DatasetInfo) -> c.RegisterDataset:
     )
 
 
+def begin_checkpoint(request: pb.BeginCheckpointRequest) -> c.BeginCheckpoint:
+    """The beginning of a save by all ranks."""
+    if not request.ticket:
+        raise refuse(
+            "the ticket is missing: number this worker's saves from 1, and repeat it in retries"
+        )
+    return c.BeginCheckpoint(
+        job=job_name(request.job),
+        worker_id=identifier("worker id", request.worker_id),
+        incarnation=_incarnation(request.incarnation),
+        step=_at_most("step", request.step, MAX_COUNT),
+        ticket=_at_most("ticket", request.ticket, MAX_COUNT),
+    )
+
+
 def notify_checkpoint(request: pb.CheckpointInfo, call: int) -> c.NotifyCheckpoint:
     """A checkpoint, or a part of one."""
     return c.NotifyCheckpoint(

@@ -75,6 +75,13 @@ def dataset_registered(reply: c.DatasetRegistered) -> pb.DatasetRegistration:
     )
 
 
+def begun(reply: c.Begun) -> pb.BeginCheckpointResponse:
+    """The id of an attempt."""
+    return pb.BeginCheckpointResponse(
+        checkpoint_id=reply.checkpoint_id, generation=reply.generation, ranks=reply.ranks
+    )
+
+
 def committed(reply: c.Committed) -> pb.CheckpointResponse:
     """A committed checkpoint."""
     return pb.CheckpointResponse(
@@ -161,6 +168,7 @@ _ENCODERS: dict[type[c.Reply], Callable[[Any], Message]] = {
     c.TimedOut: timed_out,
     c.Pulse: pulse,
     c.DatasetRegistered: dataset_registered,
+    c.Begun: begun,
     c.Committed: committed,
     c.Aborted: aborted,
     c.Pending: pending,

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from .commands import HELD, Aborted, Committed, Lost, NotifyCheckpoint, Pending, Refused, Reply
+from .attempts import Attempt, Attempts
+from .commands import (
+    HELD,
+    Aborted,
+    BeginCheckpoint,
+    Begun,
+    Committed,
+    Lost,
+    NotifyCheckpoint,
+    Pending,
+    Refused,
+    Reply,
+)
 from .outbox import Outbox
 from .records import CheckpointRecord, PartRecord, PendingRecord
 from .roster import Member, Roster
@@ -38,8 +50,7 @@ class Checkpoints:
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
         self.committed: OrderedDict[str, CheckpointRecord] = OrderedDict()
-        self.latest: CheckpointRecord | None = None
-        """The committed checkpoint of the highest step; of equal steps the newest."""
+        self.attempts = Attempts(roster)
         self.pending: dict[str, PendingCheckpoint] = {}
         self._calls: dict[int, PendingCheckpoint] = {}
         self._aborted_in: OrderedDict[str, int] = OrderedDict()
@@ -47,9 +58,25 @@ class Checkpoints:
         self._sequence = 0
 
     @property
+    def latest(self) -> CheckpointRecord | None:
+        """The checkpoint that was committed last: after a rollback, maybe one of a lower step."""
+        return next(reversed(self.committed.values()), None)
+
+    @property
     def held_calls(self) -> set[int]:
         """Calls that wait for an answer."""
         return set(self._calls)
+
+    def begin(self, c: BeginCheckpoint, member: Member, out: Outbox) -> Begun:
+        """Tell a member under which id it saves a step together with the others."""
+        attempt = self.attempts.asked(c)
+        if attempt is not None:
+            return attempt.begun
+        attempt = self.attempts.newest(c.step)
+        if attempt is None or not self._may_join(attempt, c):
+            attempt = self._begin_attempt(attempt, c, out)
+        self.attempts.add(attempt, c, out)
+        return attempt.begun
 
     def notify(self, c: NotifyCheckpoint, member: Member, out: Outbox) -> Reply:
         """Take a checkpoint, or one member's part of one."""
@@ -59,13 +86,15 @@ class Checkpoints:
             return Committed(c.checkpoint_id, self._roster.generation)
         pending = self.pending.get(c.checkpoint_id)
         if not c.partial:
-            self._check_not_pending(pending, c)
+            self._check_one_writer(pending, c)
             return self._commit([_part(c, member)], c.worker_id, out)
         if not c.generation:
             raise Refused("invalid", "a partial checkpoint needs the generation it was made in")
         if stale := self._why_stale(pending, c, member):
             return self._aborted(c.checkpoint_id, stale)
-        return self._add_part(pending or self._open(c, out), c, member, out)
+        if pending is None:
+            pending = self._open(c.checkpoint_id, c.step, self._live_members(), out)
+        return self._add_part(pending, c, member, out)
 
     def time_out(self, calls: Iterable[int], out: Outbox) -> None:
         """The waits of these calls are over, their parts stay."""
@@ -113,8 +142,12 @@ class Checkpoints:
     ) -> str:
         """Why a part belongs to an attempt that is over, if so.
 
-        It was written before its writer learned of a loss: the others have started over.
+        It was written before its writer learned of a loss, and the others have started over; or
+        it is of an attempt that was begun and has ended.
         """
+        if pending is None and self.attempts.was_begun(c.checkpoint_id):
+            attempt = self.attempts.get(c.checkpoint_id)
+            return (attempt and attempt.record.ended) or "this attempt was over long ago"
         if c.generation < self._aborted_in.get(c.checkpoint_id, 0):
             return "it was aborted while this part was being saved"
         if pending and member.incarnation in pending.parts:
@@ -151,7 +184,52 @@ class Checkpoints:
         self._calls[c.call] = pending
         return HELD
 
-    def _open(self, c: NotifyCheckpoint, out: Outbox) -> PendingCheckpoint:
+    def _may_join(self, attempt: Attempt, c: BeginCheckpoint) -> bool:
+        """Whether a member that has not asked for an attempt belongs to those who save it.
+
+        Not if an asker was lost, since the caller may have recovered from that; nor if the
+        caller joined the job later, or has begun something else after this attempt.
+        """
+        pending = self.pending.get(attempt.record.checkpoint_id)
+        if pending is None or c.incarnation in attempt.tickets or c.incarnation in pending.parts:
+            return False
+        if c.incarnation not in pending.record.expected or self.attempts.went_past(attempt, c):
+            return False
+        if self._roster.losses.newest_generation <= attempt.record.generation:
+            return True
+        return attempt.tickets.keys() <= self._live_incarnations()
+
+    def _begin_attempt(self, before: Attempt | None, c: BeginCheckpoint, out: Outbox) -> Attempt:
+        """Begin an attempt at a step; what is open of the one before has ended."""
+        expected = self._live_members()
+        unfinished = self.pending.get(before.record.checkpoint_id) if before else None
+        if unfinished is not None:
+            self._abort(unfinished, f"{c.worker_id} has begun to save step {c.step} again", out)
+        ranks = tuple(expected.values())
+        attempt = self.attempts.begin(c.step, ranks, self._is_taken, out)
+        self._open(attempt.record.checkpoint_id, c.step, expected, out)
+        while oldest := self.attempts.oldest_over_bounds:
+            forgotten = self.pending.get(oldest.record.checkpoint_id)
+            if forgotten is not None:
+                self._abort(forgotten, "too many newer ones were begun", out)
+            self.attempts.forget_oldest(out)
+        out.emit(
+            self._roster.job,
+            "checkpoint.begun",
+            checkpoint=attempt.record.checkpoint_id,
+            step=c.step,
+            ranks=len(ranks),
+        )
+        return attempt
+
+    def _live_incarnations(self) -> set[int]:
+        return {m.incarnation for m in self._roster.slots if m is not None and m.live}
+
+    def _is_taken(self, checkpoint_id: str) -> bool:
+        return checkpoint_id in self.committed or checkpoint_id in self.pending
+
+    def _live_members(self) -> dict[int, int]:
+        """Incarnation to rank of all who have to send a part, in the order of ranks."""
         expected: dict[int, int] = {}
         for rank in self._roster.present_ranks():
             member = self._roster.slots[rank]
@@ -163,17 +241,22 @@ class Checkpoints:
                     retry_after=0.5,
                 )
             expected[member.incarnation] = rank
+        return expected
+
+    def _open(
+        self, checkpoint_id: str, step: int, expected: dict[int, int], out: Outbox
+    ) -> PendingCheckpoint:
         if len(self.pending) >= PENDING_LIMIT:
             oldest = next(iter(self.pending.values()))
             self._abort(oldest, f"{PENDING_LIMIT} newer checkpoints were begun", out)
         record = PendingRecord(
-            checkpoint_id=c.checkpoint_id,
-            step=c.step,
+            checkpoint_id=checkpoint_id,
+            step=step,
             expected=expected,
             generation=self._roster.generation,
         )
-        pending = self.pending[c.checkpoint_id] = PendingCheckpoint(record)
-        out.put("pending", self._roster.job, c.checkpoint_id, record)
+        pending = self.pending[checkpoint_id] = PendingCheckpoint(record)
+        out.put("pending", self._roster.job, checkpoint_id, record)
         return pending
 
     def _finish(self, pending: PendingCheckpoint, worker_id: str, out: Outbox) -> Committed:
@@ -185,6 +268,7 @@ class Checkpoints:
     def _abort(self, pending: PendingCheckpoint, detail: str, out: Outbox) -> None:
         checkpoint_id = pending.record.checkpoint_id
         self._close(pending, self._aborted(checkpoint_id, detail), out)
+        self.attempts.end(checkpoint_id, detail, out)
         self._aborted_in[checkpoint_id] = self._roster.generation
         self._aborted_in.move_to_end(checkpoint_id)
         if len(self._aborted_in) > ABORTS_KEPT:
@@ -241,14 +325,11 @@ class Checkpoints:
     def _keep(self, record: CheckpointRecord) -> None:
         self.committed[record.checkpoint_id] = record
         self._sequence = record.sequence
-        if self.latest is None or record.step >= self.latest.step:
-            self.latest = record
 
     def _forget_oldest(self, out: Outbox) -> None:
         while len(self.committed) > CHECKPOINTS_KEPT:
-            oldest = next(r for r in self.committed.values() if r is not self.latest)
-            del self.committed[oldest.checkpoint_id]
-            out.delete("checkpoint", self._roster.job, oldest.checkpoint_id)
+            oldest, _ = self.committed.popitem(last=False)
+            out.delete("checkpoint", self._roster.job, oldest)
 
     def _check_same(self, known: CheckpointRecord, c: NotifyCheckpoint, member: Member) -> None:
         if c.partial:
@@ -264,12 +345,12 @@ class Checkpoints:
             f"{c.path!r}: use another id",
         )
 
-    def _check_not_pending(self, pending: PendingCheckpoint | None, c: NotifyCheckpoint) -> None:
-        if pending is not None:
+    def _check_one_writer(self, pending: PendingCheckpoint | None, c: NotifyCheckpoint) -> None:
+        if pending is not None or self.attempts.was_begun(c.checkpoint_id):
             raise Refused(
                 "checkpoint_conflict",
-                f"checkpoint {c.checkpoint_id!r} is being saved in parts by all ranks; it cannot "
-                "be committed by one of them: use another id",
+                f"checkpoint {c.checkpoint_id!r} was begun by all ranks, in parts; it cannot be "
+                "committed by one of them: send a part, or use another id",
             )
 
     def _aborted(self, checkpoint_id: str, detail: str) -> Aborted:

@@ -92,6 +92,17 @@ class RegisterDataset(Command, frozen=True):
     index: bytes = b""
 
 
+class BeginCheckpoint(Command, frozen=True):
+    """A worker is about to save a step together with all others."""
+
+    job: str
+    worker_id: str
+    incarnation: int
+    step: int
+    ticket: int
+    """Numbers the worker's saves, from 1; a retry repeats it."""
+
+
 class NotifyCheckpoint(Command, frozen=True):
     """A worker has written a checkpoint, or its part of one."""
 
@@ -265,6 +276,16 @@ class DatasetRegistered(Reply, frozen=True):
     dataset_id: str
     shard_count: int
     created: bool
+
+
+class Begun(Reply, frozen=True):
+    """The id under which the caller saves; the same for all who save together."""
+
+    checkpoint_id: str
+    generation: int
+    """In which the attempt was begun."""
+    ranks: tuple[int, ...]
+    """Those that have to send a part."""
 
 
 class Committed(Reply, frozen=True):

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from operator import attrgetter
 from typing import Any
 
 from ...types import Membership
 from . import ledger_invariants
+from .attempts import ATTEMPTS_KEPT, RANKS_KEPT, Attempt, ask_key, attempt_id
 from .barriers import OPEN_LIMIT, ROUNDS_KEPT, Barriers, Round
 from .checkpoints import CHECKPOINTS_KEPT, PENDING_LIMIT, Checkpoints, part_key
 from .coverage import coverage_key, share_key
 from .epochs import epoch_key, reader_key, segment_key
 from .losses import LOSSES_KEPT
 from .machine import JOBS_LIMIT, Job, Machine
-from .records import Record
+from .records import AskRecord, Record
 from .roster import Member, Roster
 
 Rows = dict[tuple[str, str, str], Record]
@@ -51,9 +51,19 @@ def durable_rows(machine: Machine) -> Rows:
             rows["pending", name, key] = pending.record
             for part in pending.parts.values():
                 rows["part", name, part_key(part)] = part
+        for attempt in job.checkpoints.attempts:
+            rows.update(_attempt_rows(name, attempt))
         for key, done in job.barriers.completed.items():
             rows["round", name, key] = done
         rows.update(_consumption_rows(name, job))
+    return rows
+
+
+def _attempt_rows(name: str, attempt: Attempt) -> Rows:
+    key = attempt.record.checkpoint_id
+    rows: Rows = {("attempt", name, key): attempt.record}
+    for who, ticket in attempt.tickets.items():
+        rows["ask", name, ask_key(key, who)] = AskRecord(key, who, ticket)
     return rows
 
 
@@ -257,13 +267,51 @@ def _checkpoints(job: Job) -> Iterator[str]:
     sequences = [record.sequence for record in records]
     if sequences != sorted(set(sequences)):
         yield "commits are out of order"
-    latest = max(records, key=attrgetter("step", "sequence"), default=None)
+    latest = max(records, key=lambda r: r.sequence, default=None)
     if latest is not checkpoints.latest:
         yield f"the latest checkpoint is {latest}, not {checkpoints.latest}"
     both = checkpoints.committed.keys() & checkpoints.pending.keys()
     if both:
         yield f"checkpoints {sorted(both)} are committed and pending"
     yield from _pending(job.roster, checkpoints)
+    yield from _attempts(job.roster, checkpoints)
+
+
+def _attempts(roster: Roster, checkpoints: Checkpoints) -> Iterator[str]:
+    attempts = list(checkpoints.attempts)
+    ranks = sum(len(attempt.record.ranks) for attempt in attempts)
+    if len(attempts) > ATTEMPTS_KEPT or (ranks > RANKS_KEPT and len(attempts) > 1):
+        yield f"{len(attempts)} attempts of {ranks} ranks are kept"
+    numbers = [attempt.record.number for attempt in attempts]
+    if numbers != sorted(set(numbers)) or max(numbers, default=0) > roster.attempts_begun:
+        yield f"attempts are numbered {numbers} of {roster.attempts_begun}"
+    open_steps: set[int] = set()
+    for attempt in attempts:
+        yield from _attempt(attempt, checkpoints)
+        if attempt.record.checkpoint_id in checkpoints.pending:
+            if attempt.record.step in open_steps:
+                yield f"two attempts at step {attempt.record.step} are open"
+            open_steps.add(attempt.record.step)
+
+
+def _attempt(attempt: Attempt, checkpoints: Checkpoints) -> Iterator[str]:
+    record = attempt.record
+    key = record.checkpoint_id
+    pending = checkpoints.pending.get(key)
+    if key != attempt_id(record.step, record.number):
+        yield f"attempt {record.number} at step {record.step} is called {key}"
+    if record.ended and (pending or key in checkpoints.committed):
+        yield f"attempt {key} has ended and goes on"
+    forgetful = len(checkpoints.committed) >= CHECKPOINTS_KEPT
+    if not (record.ended or pending or key in checkpoints.committed or forgetful):
+        yield f"attempt {key} is neither open, committed nor ended"
+    if pending is None:
+        return
+    expected = pending.record.expected
+    if tuple(expected.values()) != record.ranks or pending.record.step != record.step:
+        yield f"attempt {key} differs from the checkpoint that is pending"
+    if not attempt.tickets.keys() <= expected.keys():
+        yield f"attempt {key} was asked for by {attempt.tickets}, and expects {expected}"
 
 
 def _pending(roster: Roster, checkpoints: Checkpoints) -> Iterator[str]:

@@ -24,6 +24,8 @@ from .epochs import Epochs
 from .journal import Journal
 from .outbox import Outbox
 from .records import (
+    AskRecord,
+    AttemptRecord,
     CheckpointRecord,
     CoverageRecord,
     DatasetRecord,
@@ -102,6 +104,7 @@ class Machine:
             c.Register: self._register,
             c.Deregister: self._deregister,
             c.RegisterDataset: self._register_dataset,
+            c.BeginCheckpoint: self._begin_checkpoint,
             c.NotifyCheckpoint: self._notify_checkpoint,
             c.Claim: self._claim,
             c.Commit: self._commit,
@@ -176,6 +179,7 @@ class Machine:
                 self._watch_over(job, member)
         for dataset in of(DatasetRecord):
             job.datasets.restore(dataset)
+        job.checkpoints.attempts.restore(of(AttemptRecord), of(AskRecord))
         job.checkpoints.restore(of(CheckpointRecord), of(PendingRecord), of(PartRecord))
         job.barriers.restore(of(RoundRecord))
         left_out = job.epochs.restore(of(EpochRecord), of(SegmentRecord), of(ReaderRecord))
@@ -215,6 +219,12 @@ class Machine:
         job.roster.hear(member, self._out.now)
         if reply is c.HELD:
             self._wait(command.timeout, command.call, command.job)
+        return reply
+
+    def _begin_checkpoint(self, command: c.BeginCheckpoint) -> Reply:
+        job, member = self.member(command.job, command.worker_id, command.incarnation)
+        reply = job.checkpoints.begin(command, member, self._out)
+        job.roster.hear(member, self._out.now)
         return reply
 
     def _notify_checkpoint(self, command: c.NotifyCheckpoint) -> Reply:

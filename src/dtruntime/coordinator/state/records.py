@@ -28,6 +28,8 @@ class JobRecord(Record, frozen=True):
     attempt: int = 0
     epoch: int = 0
     completed_epochs: int = 0
+    attempts_begun: Count = 0
+    """The highest number that an attempt at a checkpoint was given."""
 
 
 class WorkerRecord(Record, frozen=True):
@@ -122,6 +124,29 @@ class PendingRecord(Record, frozen=True):
     """Incarnation to rank."""
     generation: int = 0
     """The generation in which it was begun."""
+
+
+class AttemptRecord(Record, frozen=True):
+    """An attempt to save a step together, and the id it was given."""
+
+    checkpoint_id: str
+    step: Count
+    number: Positive
+    """Order in which attempts were begun within the job."""
+    generation: int
+    """The generation in which it was begun."""
+    ranks: tuple[int, ...]
+    """Those that have to send a part."""
+    ended: str = ""
+    """Why it will never be committed, if so."""
+
+
+class AskRecord(Record, frozen=True):
+    """A member was told the id of an attempt."""
+
+    checkpoint_id: str
+    incarnation: Positive
+    ticket: Positive
 
 
 class RoundRecord(Record, frozen=True):
@@ -255,6 +280,8 @@ RECORD_TYPES: dict[str, type[Record]] = {
     "checkpoint": CheckpointRecord,
     "part": PartRecord,
     "pending": PendingRecord,
+    "attempt": AttemptRecord,
+    "ask": AskRecord,
     "round": RoundRecord,
     "epoch": EpochRecord,
     "segment": SegmentRecord,
@@ -267,10 +294,11 @@ RECORD_TYPES: dict[str, type[Record]] = {
 READ_ON_DEMAND = "index"
 """The kind that is large and seldom asked for: the machine writes it and never holds it."""
 
-CRASH_SAFE_KINDS = frozenset({"round", "pending", "part", "coverage", "share"})
+CRASH_SAFE_KINDS = frozenset({"round", "pending", "part", "ask", "coverage", "share"})
 """Kinds that must outlive the coordinator's process but not its machine's power supply.
 
 Parts are sent again by those who wait for the commit, and the commit itself waits for the disk.
+So do the beginning and the end of an attempt; who has asked for it only serves retries.
 Reports of coverage are sums, so the next one makes up for one that was lost.
 A barrier that waited for the disk would be slow every time; what a lost round can do is written
 down in ``docs/state-machine.md``.

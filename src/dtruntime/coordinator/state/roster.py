@@ -70,6 +70,7 @@ class Roster:
         self.attempt = start.attempt
         self.epoch = start.epoch
         self.completed_epochs = start.completed_epochs
+        self.attempts_begun = start.attempts_begun
         self.slots: list[Member | None] = [None] * self.world_size
         self.by_id: dict[str, Member] = {}
         self.live_count = 0
@@ -96,6 +97,7 @@ class Roster:
             attempt=self.attempt,
             epoch=self.epoch,
             completed_epochs=self.completed_epochs,
+            attempts_begun=self.attempts_begun,
         )
 
     def pulse(self) -> Pulse:

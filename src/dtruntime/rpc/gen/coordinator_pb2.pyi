@@ -632,6 +632,30 @@ class BarrierResponse(_message.Message):
     survivors: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, outcome: _Optional[_Union[BarrierOutcome, str]] = ..., round: _Optional[int] = ..., generation: _Optional[int] = ..., participants: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[MissingWorker, _Mapping]]] = ..., missing_count: _Optional[int] = ..., lost: _Optional[_Iterable[_Union[LostWorker, _Mapping]]] = ..., survivors: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class BeginCheckpointRequest(_message.Message):
+    __slots__ = ("job", "worker_id", "incarnation", "step", "ticket")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    worker_id: str
+    incarnation: int
+    step: int
+    ticket: int
+    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., step: _Optional[int] = ..., ticket: _Optional[int] = ...) -> None: ...
+
+class BeginCheckpointResponse(_message.Message):
+    __slots__ = ("checkpoint_id", "generation", "ranks")
+    CHECKPOINT_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    checkpoint_id: str
+    generation: int
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, checkpoint_id: _Optional[str] = ..., generation: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class CheckpointInfo(_message.Message):
     __slots__ = ("checkpoint_id", "worker_id", "step", "epoch", "path", "size_bytes", "is_full", "metadata", "job", "incarnation", "generation", "partial", "timeout_ms", "committed_at", "parts")
     class MetadataEntry(_message.Message):

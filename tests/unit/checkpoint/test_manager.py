@@ -1,0 +1,461 @@
+"""Saves and loads of one writer: the contract, and what can go wrong."""
+
+import asyncio
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dtruntime.checkpoint.format import PACKS
+from dtruntime.checkpoint.manager import CheckpointManager
+from dtruntime.errors import CheckpointNotFoundError, StorageError
+from dtruntime.storage import open_backend
+
+
+@pytest.fixture
+def manager(tmp_path: Path):
+    with CheckpointManager(tmp_path / "ckpt", keep_count=3) as made:
+        yield made
+
+
+def state(seed: int, size: int = 2000):
+    rng = np.random.default_rng(seed)
+    return {"w": rng.standard_normal(size), "step": seed, "nested": {"b": rng.integers(0, 9, 7)}}
+
+
+def same(left, right) -> bool:
+    return (
+        np.array_equal(left["w"], right["w"])
+        and left["step"] == right["step"]
+        and np.array_equal(left["nested"]["b"], right["nested"]["b"])
+    )
+
+
+def packs(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder / PACKS)) if (folder / PACKS).exists() else []
+
+
+@pytest.mark.parametrize("data", [b"", b"x", os.urandom(70_000), bytes(20 * 2**20)])
+def test_bytes_come_back(manager, data):
+    handle = manager.save(data, step=7, epoch=2)
+    saved = handle.wait()
+    assert saved.checkpoint_id == handle.checkpoint_id
+    assert manager.load_bytes() == data
+    assert manager.load_bytes(7) == data
+    assert manager.get_checkpoint(handle.checkpoint_id) == data
+    info = manager.load_latest()
+    assert (info.step, info.epoch, info.size_bytes) == (7, 2, len(data))
+
+
+def test_state_dicts_come_back(manager):
+    manager.save(state(1), step=1)
+    manager.save(state(2), step=2)
+    assert same(manager.load_state(), state(2))
+    assert same(manager.load_state(1), state(1))
+
+
+def test_state_may_be_changed_as_soon_as_save_returns(manager):
+    changing = state(3, 500_000)
+    expected = changing["w"].copy()
+    handle = manager.save(changing, step=1)
+    changing["w"][:] = 0
+    handle.wait()
+    assert np.array_equal(manager.load_state()["w"], expected)
+
+
+async def test_asynchronous_face(tmp_path):
+    manager = CheckpointManager(path=tmp_path)
+    handle = await manager.save_async(b"model", step=100)
+    assert (await handle).step == 100
+    assert await manager.list_checkpoints() == [100]
+    assert await manager.load(step=0) == b"model"
+    assert await manager.load() == b"model"
+    assert await manager.load(step=100) == b"model"
+    await asyncio.to_thread(manager.close)
+
+
+def test_pending_save_is_seen_by_the_same_manager(manager):
+    data = os.urandom(30 * 2**20)
+    manager.save(data, step=1)
+    assert manager.steps() == [1]
+    assert manager.load_bytes() == data
+
+
+def test_missing_checkpoints_are_file_not_found(manager):
+    with pytest.raises(FileNotFoundError, match="no checkpoint in"):
+        manager.load_bytes()
+    manager.save(b"x", step=5).wait()
+    with pytest.raises(CheckpointNotFoundError, match=r"step 6 .*there: 5"):
+        manager.load_bytes(6)
+    with pytest.raises(CheckpointNotFoundError, match="'nope'"):
+        manager.get_checkpoint("nope")
+
+
+def test_newest_commit_is_the_latest_also_at_a_lower_step(manager):
+    manager.save(b"late", step=100).wait()
+    manager.save(b"rolled back", step=60).wait()
+    assert manager.load_bytes() == b"rolled back"
+    assert manager.steps() == [60, 100]
+
+
+def test_step_saved_again_gives_the_newer_one(manager):
+    manager.save(b"first", step=5).wait()
+    manager.save(b"second", step=5).wait()
+    assert manager.load_bytes(5) == b"second"
+    assert manager.steps() == [5]
+
+
+def test_only_what_changed_is_stored(manager, tmp_path):
+    big = {"frozen": np.random.default_rng(0).bytes(12 * 2**20), "head": np.zeros(1000)}
+    assert manager.save(big, step=1).wait().written_bytes > 12 * 2**20
+    big["head"] += 1
+    second = manager.save(big, step=2, is_full=False).wait()
+    assert second.written_bytes < 20_000
+    third = manager.save(big, step=3, is_full=False).wait()
+    assert third.written_bytes == 0
+    assert np.array_equal(manager.load_state(3)["head"], big["head"])
+    assert manager.load_state(1)["head"].sum() == 0
+    assert not manager.checkpoints()[-1].is_full
+
+
+def test_retention_never_breaks_what_increments_need(tmp_path):
+    frozen = np.random.default_rng(0).integers(0, 255, 3 * 2**20, dtype=np.uint8)
+    with CheckpointManager(tmp_path, keep_count=2, incremental=True) as manager:
+        for step in range(1, 12):
+            manager.save({"frozen": frozen, "step": np.full(10, step)}, step=step).wait()
+            assert manager.steps() == [s for s in (step - 1, step) if s]
+            for kept in manager.steps():
+                loaded = manager.load_state(kept)
+                assert np.array_equal(loaded["frozen"], frozen)
+                assert loaded["step"][0] == kept
+        assert len(packs(tmp_path)) <= 5
+
+
+def test_packs_of_dropped_checkpoints_go(tmp_path):
+    with CheckpointManager(tmp_path, keep_count=1) as manager:
+        for step in range(6):
+            manager.save(os.urandom(5000), step=step).wait()
+        assert len(packs(tmp_path)) <= 2
+
+
+@pytest.mark.parametrize("method", ["gzip", "zstd"])
+def test_compression_saves_space_where_it_can(tmp_path, method):
+    with CheckpointManager(tmp_path, compression=method) as manager:
+        data = {"zeros": np.zeros(2**20), "noise": np.random.default_rng(0).bytes(2**20)}
+        saved = manager.save(data, step=1).wait()
+        assert saved.written_bytes < 1.2 * 2**20
+        loaded = manager.load_state()
+        assert loaded["noise"] == data["noise"]
+        assert not loaded["zeros"].any()
+
+
+def test_differences_of_dense_training_are_small_and_bounded(tmp_path):
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal(2**20).astype(np.float32)
+    written = []
+    with CheckpointManager(tmp_path, delta=True, keep_count=2) as manager:
+        for step in range(12):
+            weights = weights * np.float32(1 - 2**-18)
+            written.append(manager.save({"w": weights}, step=step).wait().written_bytes)
+            assert np.array_equal(manager.load_state()["w"], weights)
+        assert max(written[1:8]) < 0.6 * weights.nbytes
+        assert max(written[8:]) > 0.9 * weights.nbytes, "the chain is cut by a full save"
+        for step in manager.steps():
+            manager.load_state(step)
+
+
+def test_changed_buffer_is_noticed_and_not_committed(manager, monkeypatch):
+    data = bytearray(os.urandom(64 * 2**20))
+    gate = threading.Event()
+    write = CheckpointManager._write
+
+    def slow(self, *args):
+        gate.wait(20)
+        return write(self, *args)
+
+    monkeypatch.setattr(CheckpointManager, "_write", slow)
+    handle = manager.save(data, step=1)
+    stop = threading.Event()
+
+    def scribble():
+        place = 0
+        while not stop.is_set():
+            data[place % len(data)] ^= 0xFF
+            place += 4099
+
+    thread = threading.Thread(target=scribble)
+    thread.start()
+    gate.set()
+    try:
+        with pytest.raises(StorageError, match="was changed while it was being saved"):
+            handle.wait(60)
+    finally:
+        stop.set()
+        thread.join()
+    assert manager.steps() == []
+
+
+def test_tensor_changed_while_it_is_copied_is_named(manager, monkeypatch):
+    torch = pytest.importorskip("torch")
+    from dtruntime.checkpoint import manager as module
+
+    tensor = torch.zeros(1000)
+    stage = module.stage
+
+    def meddle(*args):
+        stage(*args)
+        tensor.add_(1)
+
+    monkeypatch.setattr(module, "stage", meddle)
+    with pytest.raises(StorageError, match=r"weight.* was changed while step 4"):
+        manager.save({"model": {"weight": tensor}}, step=4)
+    monkeypatch.undo()
+    manager.save({"model": {"weight": tensor}}, step=5).wait()
+    assert manager.steps() == [5]
+
+
+class Failing:
+    """Makes a backend's packs fail to be written."""
+
+    def __init__(self, monkeypatch, manager):
+        self.on = True
+        backend = manager._backend
+        writer = backend.writer
+
+        def fail(name):
+            if self.on and name.startswith(PACKS):
+                raise StorageError("the disk is on fire")
+            return writer(name)
+
+        monkeypatch.setattr(backend, "writer", fail)
+
+
+def test_failure_is_told_by_the_handle_or_else_by_the_next_call(manager, monkeypatch):
+    manager.save(b"good", step=1).wait()
+    failing = Failing(monkeypatch, manager)
+    with pytest.raises(StorageError, match="on fire"):
+        manager.save(b"a", step=2).wait()
+    manager.save(b"b", step=3)
+    with pytest.raises(StorageError, match="on fire"):
+        manager.wait()
+    manager.save(b"c", step=4)
+    manager._saver.wait()
+    with pytest.raises(StorageError, match="on fire"):
+        manager.save(b"d", step=5)
+    failing.on = False
+    manager.save(b"e", step=6).wait()
+    assert manager.steps() == [1, 6]
+    failing.on = True
+    manager.save(b"f", step=7)
+    with pytest.raises(StorageError, match="on fire"):
+        manager.close()
+
+
+def damage_pack(folder: Path, number: int, how: str) -> Path:
+    path = folder / PACKS / packs(folder)[number]
+    if how == "flip":
+        with path.open("r+b") as file:
+            file.seek(5000)
+            byte = file.read(1)
+            file.seek(5000)
+            file.write(bytes([byte[0] ^ 1]))
+    elif how == "cut":
+        os.truncate(path, 5000)
+    else:
+        path.unlink()
+    return path
+
+
+@pytest.mark.parametrize("how", ["flip", "cut", "remove"])
+def test_damage_is_named_and_the_newest_good_one_is_loaded(manager, tmp_path, how, caplog):
+    for step in (1, 2):
+        manager.save(os.urandom(20_000), step=step).wait()
+    good = manager.load_bytes(1)
+    path = damage_pack(tmp_path / "ckpt", -1, how)
+    with pytest.raises(StorageError, match=rf"step 2 is damaged: chunk .* of .*{path.name}"):
+        manager.load_bytes(2)
+    assert manager.load_bytes() == good
+    assert manager.load_latest().step == 1
+    assert "checkpoint.fell_back" in caplog.text
+
+
+def test_damaged_manifest_is_named_and_nothing_is_swept_because_of_it(manager, tmp_path):
+    folder = tmp_path / "ckpt"
+    for step in (1, 2):
+        manager.save(os.urandom(5000), step=step).wait()
+    first = sorted((folder / "manifests").iterdir())[0]
+    first.write_bytes(first.read_bytes().replace(b'"step":1', b'"step":9'))
+    with CheckpointManager(folder, keep_count=3) as other:
+        with pytest.raises(StorageError, match="does not match its digest"):
+            other.load_bytes(1)
+        before = packs(folder)
+        other.save(b"x", step=3).wait()
+        assert set(before) <= set(packs(folder))
+        assert other.load_bytes() == b"x"
+
+
+def test_everything_damaged_is_an_error_and_not_an_empty_folder(manager, tmp_path):
+    manager.save(os.urandom(20_000), step=1).wait()
+    damage_pack(tmp_path / "ckpt", 0, "flip")
+    with pytest.raises(StorageError, match="damaged") as error:
+        manager.load_bytes()
+    assert not isinstance(error.value, FileNotFoundError)
+
+
+def test_leftovers_of_dead_writers_are_collected_and_live_ones_are_not(tmp_path):
+    program = (
+        "import sys, os; from dtruntime.checkpoint.manager import CheckpointManager\n"
+        "m = CheckpointManager(sys.argv[1]); catalog, session = m._open()\n"
+        "name = session.tag('000000000001') + 'left.pack'\n"
+        "catalog.backend.write('packs/' + name, b'x'); print(name, flush=True)\n"
+        "sys.stdin.readline()\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with (
+        subprocess.Popen(command, **pipes) as writer,
+        CheckpointManager(tmp_path) as manager,
+    ):
+        name = writer.stdout.readline().strip()
+        manager.save(b"1", step=1).wait()
+        manager.save(b"2", step=2).wait()
+        assert name in packs(tmp_path)
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        manager.save(b"3", step=3).wait()
+        assert name not in packs(tmp_path)
+        assert len(list((tmp_path / "locks").iterdir())) == 1
+
+
+def test_foreign_files_are_left_alone(tmp_path):
+    for folder in ("packs", "manifests", "parts"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "mine.txt").write_text("precious")
+    (tmp_path / "notes.md").write_text("precious")
+    with CheckpointManager(tmp_path, keep_count=1) as manager:
+        for step in range(4):
+            manager.save(b"x" * step, step=step).wait()
+    for folder in ("packs", "manifests", "parts"):
+        assert (tmp_path / folder / "mine.txt").read_text() == "precious"
+    assert (tmp_path / "notes.md").exists()
+
+
+def test_interpreter_waits_for_saves_under_way(tmp_path):
+    program = (
+        "import sys; from dtruntime.checkpoint.manager import CheckpointManager\n"
+        "m = CheckpointManager(sys.argv[1])\n"
+        "m.save(bytes(60 * 2**20), step=3)\n"
+        "m.save({'x': __import__('numpy').arange(10**6)}, step=4)\n"
+        "sys.exit(5)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], timeout=60)
+    assert done.returncode == 5
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.steps() == [3, 4]
+        assert manager.load_state(4)["x"].sum() == sum(range(10**6))
+
+
+def test_memory_stays_within_its_budget(tmp_path):
+    budget = 128 * 2**20
+    with CheckpointManager(tmp_path, memory_budget=budget, keep_count=1) as manager:
+        data = {"x": np.ones(400 * 2**20, np.uint8)}
+        for step in range(2):
+            manager.save(data, step=step)
+        manager.wait()
+        assert manager._pool.allocated <= budget
+        assert manager.load_state()["x"].sum() == 400 * 2**20
+
+
+def test_closed_and_forked_managers_say_so(tmp_path):
+    manager = CheckpointManager(tmp_path)
+    manager.save(b"x", step=1).wait()
+    pid = os.fork()
+    if not pid:
+        try:
+            manager.save(b"y", step=2)
+        except StorageError as exc:
+            os._exit(7 if "make one here" in str(exc) else 8)
+        os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    manager.close()
+    manager.close()
+    with pytest.raises(StorageError, match="closed"):
+        manager.save(b"z", step=3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({}, TypeError),
+        ({"storage_path": "a", "path": "b"}, TypeError),
+        ({"path": "a", "keep_count": 0}, ValueError),
+        ({"path": "a", "compression": "lz4"}, ValueError),
+        ({"path": "a", "memory_budget": 5}, ValueError),
+        ({"path": "a", "backend": "ftp"}, ValueError),
+        ({"path": "a", "backend": "s3"}, ValueError),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_is_touched(arguments, error, monkeypatch):
+    monkeypatch.delenv("CHECKPOINT_BUCKET", raising=False)
+    with pytest.raises(error):
+        CheckpointManager(**arguments)
+
+
+def test_bad_steps_and_states_are_refused_and_leave_nothing(manager, tmp_path):
+    for step in (-1, 1.5, "3", True):
+        with pytest.raises((TypeError, ValueError)):
+            manager.save(b"x", step=step)
+    with pytest.raises(TypeError, match="function"):
+        manager.save({"f": lambda: 1}, step=1)
+    assert manager.steps() == []
+    assert packs(tmp_path / "ckpt") == []
+
+
+def test_wrong_kind_of_load_is_named(manager):
+    manager.save(b"x", step=1).wait()
+    with pytest.raises(TypeError, match="use load"):
+        manager.load_state(1)
+    manager.save({"a": 1}, step=2).wait()
+    with pytest.raises(TypeError, match="load_state"):
+        manager.load_bytes(2)
+
+
+def test_format_can_be_read_in_a_few_lines(manager, tmp_path):
+    """What docs/checkpoint-format.md promises, without our code."""
+    array = np.arange(3_000_000, dtype=np.float32)
+    manager.save({"model": {"w": array}, "note": "hi"}, step=3).wait()
+    root = tmp_path / "ckpt"
+    name = sorted((root / "manifests").iterdir())[-1]
+    manifest = json.loads(name.read_bytes().split(b"\n")[0])
+    part = manifest["parts"][0]
+    stream = bytearray(part["length"])
+    for offset, length, _digest, pack, position, stored, codec, *_ in part["chunks"]:
+        assert codec == ""
+        data = (root / part["packs"][pack][0]).read_bytes()[position : position + stored]
+        stream[offset : offset + length] = data
+    offset, length, dtype, key = part["extents"][0]
+    assert key.endswith("w")
+    assert np.array_equal(np.frombuffer(stream, dtype, length // 4, offset), array)
+
+
+def test_handles_do_not_pile_up(manager):
+    for step in range(30):
+        manager.save(b"x", step=step).wait()
+    gc.collect()
+    assert len(manager._handles) <= 1
+
+
+def test_memory_url_is_shared_within_the_process():
+    with CheckpointManager("memory://shared-manager") as first:
+        first.save({"a": np.arange(5)}, step=1).wait()
+        with CheckpointManager("memory://shared-manager") as second:
+            assert second.load_state()["a"].tolist() == [0, 1, 2, 3, 4]
+    for file in list(open_backend("memory://shared-manager").list()):
+        open_backend("memory://shared-manager").delete(file.name)

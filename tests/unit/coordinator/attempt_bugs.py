@@ -1,0 +1,79 @@
+"""Ways to break attempts at checkpoints, for tests that the simulation notices each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from dtruntime.coordinator.state import commands as c
+from dtruntime.coordinator.state.attempts import Attempt, Attempts
+from dtruntime.coordinator.state.checkpoints import Checkpoints, PendingCheckpoint
+from dtruntime.coordinator.state.roster import Roster
+
+Patch = Callable[..., None]
+
+
+def _numbers_begin_again(patch: Patch) -> None:
+    record = Roster.record
+    patch(Roster, "record", lambda self: replace(record(self), attempts_begun=0))
+
+
+def _saves_share_an_attempt(patch: Patch) -> None:
+    def asked(self: Attempts, command: c.BeginCheckpoint) -> Attempt | None:
+        newest = self.newest(command.step)
+        return newest if newest and command.incarnation in newest.tickets else None
+
+    patch(Attempts, "asked", asked)
+
+
+def _retries_begin_again(patch: Patch) -> None:
+    patch(Attempts, "asked", lambda *_: None)
+
+
+def _all_may_join(patch: Patch) -> None:
+    patch(Checkpoints, "_may_join", lambda self, attempt, command: True)
+
+
+def _newcomers_join(patch: Patch) -> None:
+    may_join = Checkpoints._may_join
+
+    def welcoming(self: Checkpoints, attempt: Attempt, command: c.BeginCheckpoint) -> bool:
+        pending = self.pending.get(attempt.record.checkpoint_id)
+        stranger = pending is not None and command.incarnation not in pending.record.expected
+        return stranger or may_join(self, attempt, command)
+
+    patch(Checkpoints, "_may_join", welcoming)
+
+
+def _attempts_of_the_lost_are_joined(patch: Patch) -> None:
+    patch(Checkpoints, "_live_incarnations", lambda self: set(range(100_000)))
+
+
+def _last_part_is_not_awaited(patch: Patch) -> None:
+    add_part = Checkpoints._add_part
+
+    def hasty(self: Checkpoints, pending: PendingCheckpoint, command: Any, *rest: Any) -> Any:
+        expected = pending.record.expected
+        if len(expected) > 2 and self.attempts.get(command.checkpoint_id):
+            rank = max(expected.values())
+            fewer = {who: r for who, r in expected.items() if r != rank}
+            pending.record = replace(pending.record, expected=fewer)
+        return add_part(self, pending, command, *rest)
+
+    patch(Checkpoints, "_add_part", hasty)
+
+
+ATTEMPT_BUGS: dict[str, Callable[[Patch], None]] = {
+    "numbers begin again": _numbers_begin_again,
+    "saves share an attempt": _saves_share_an_attempt,
+    "retries begin again": _retries_begin_again,
+    "all may join": _all_may_join,
+    "newcomers join": _newcomers_join,
+    "those of the lost are joined": _attempts_of_the_lost_are_joined,
+    "old ones are joined": lambda patch: patch(Attempts, "went_past", lambda *_: False),
+    "the ended are revived": lambda patch: patch(Attempts, "was_begun", lambda *_: False),
+    "ends are not noted": lambda patch: patch(Attempts, "end", lambda *_: None),
+    "the last part is not awaited": _last_part_is_not_awaited,
+}

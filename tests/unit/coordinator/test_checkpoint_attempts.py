@@ -1,0 +1,303 @@
+"""Attempts at saving a step together: who gets which id, and when an attempt is over."""
+
+import pytest
+
+from dtruntime.coordinator.state import attempts as module
+from dtruntime.coordinator.state import commands as c
+from dtruntime.coordinator.state.records import CRASH_SAFE_KINDS, Delete, Put
+from tests.unit.coordinator.bench import Bench, refusal
+
+FIRST = "step-000000000007-000001"
+SECOND = "step-000000000007-000002"
+
+
+def parts_of(bench: Bench, checkpoint_id: str) -> int:
+    record = bench.job.checkpoints.committed.get(checkpoint_id)
+    return record.parts if record else 0
+
+
+def test_all_who_save_a_step_get_one_id_and_the_ranks_that_save(bench: Bench) -> None:
+    members = bench.world(3)
+    begun = {bench.begin(m, 7) for m in members}
+    assert begun == {c.Begun(FIRST, 1, (0, 1, 2))}
+
+
+def test_checkpoint_commits_when_every_part_of_the_attempt_is_there(bench: Bench) -> None:
+    a, b = bench.world(2)
+    bench.begin(a, 7)
+    first = bench.save(a, FIRST, step=7)
+    assert first.held
+    bench.begin(b, 7)
+    assert bench.save(b, FIRST, step=7).reply == first.reply == c.Committed(FIRST, 1)
+    assert parts_of(bench, FIRST) == 2
+
+
+def test_retry_gets_the_same_id_also_after_a_restart_and_after_the_commit(bench: Bench) -> None:
+    a = bench.register()
+    first = bench.begin(a, 7)
+    bench.restart()
+    assert bench.begin(a, 7) == first
+    bench.save(a, first.checkpoint_id, step=7)
+    assert bench.begin(a, 7) == first
+
+
+def test_step_saved_again_gets_another_id_that_all_share(bench: Bench) -> None:
+    a, b = bench.world(2)
+    for m in (a, b):
+        bench.begin(m, 7)
+        bench.save(m, FIRST, step=7)
+    again = {bench.begin(m, 7, ticket=2).checkpoint_id for m in (b, a)}
+    assert again == {SECOND}
+    for m in (a, b):
+        bench.save(m, SECOND, step=7)
+    assert bench.job.checkpoints.latest.checkpoint_id == SECOND
+    assert list(bench.job.checkpoints.committed) == [FIRST, SECOND]
+
+
+def test_member_that_begins_again_ends_the_attempt_for_all(bench: Bench) -> None:
+    a, b = bench.world(2)
+    bench.begin(a, 7)
+    bench.begin(b, 7)
+    waiting = bench.save(a, FIRST, step=7)
+    assert bench.begin(b, 7, ticket=2).checkpoint_id == SECOND
+    assert isinstance(waiting.reply, c.Aborted)
+    assert b.worker_id in waiting.reply.detail
+    assert isinstance(bench.save(a, FIRST, step=7).reply, c.Aborted)
+    assert bench.begin(a, 7, ticket=2).checkpoint_id == SECOND
+
+
+def test_lower_ticket_for_a_step_is_refused(bench: Bench) -> None:
+    a = bench.register()
+    bench.begin(a, 7, ticket=1)
+    bench.begin(a, 7, ticket=2)
+    refused = refusal(bench.begin, a, 7, ticket=1)
+    assert refused.reason == "checkpoint_conflict"
+    assert "ticket 2" in str(refused)
+    assert bench.begin(a, 8, ticket=1), "tickets of another step may come late"
+
+
+def test_steps_have_attempts_of_their_own(bench: Bench) -> None:
+    a, b = bench.world(2)
+    ids = [bench.begin(m, step, ticket=step).checkpoint_id for step in (1, 2) for m in (a, b)]
+    assert ids[0] == ids[1] != ids[2] == ids[3]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_lost_member_ends_the_attempt_that_expects_it(bench: Bench, asked: bool) -> None:
+    a, b, d = bench.world(3)
+    bench.beat(a, b, d)
+    for m in (a, b, d) if asked else (a, b):
+        bench.begin(m, 7)
+    waiting = bench.save(a, FIRST, step=7)
+    bench.leave(d)
+    assert isinstance(waiting.reply, c.Aborted)
+    now = bench.roster.generation
+    for told in (b.generation, now):
+        late = bench.save(b, FIRST, step=7, told=told)
+        assert isinstance(late.reply, c.Aborted)
+        assert d.worker_id in late.reply.detail
+
+
+def test_ended_attempt_is_not_revived_by_those_who_were_told_of_the_loss(bench: Bench) -> None:
+    """What an id of one's own choice allows (C4), the id of an attempt does not."""
+    a, b, d = bench.world(3)
+    bench.begin(a, 7)
+    bench.kill(d, among=[a, b, d])
+    bench.restart()
+    now = bench.roster.generation
+    for m in (a, b):
+        assert isinstance(bench.save(m, FIRST, step=7, told=now).reply, c.Aborted)
+    for m in (a, b):
+        assert bench.begin(m, 7, ticket=2) == c.Begun(SECOND, now, (0, 1))
+    bench.save(a, SECOND, step=7, told=now)
+    assert isinstance(bench.save(b, SECOND, step=7, told=now).reply, c.Committed)
+
+
+def test_replaced_member_ends_the_attempt(bench: Bench) -> None:
+    a, b = bench.world(2)
+    bench.beat(a, b)
+    bench.begin(a, 7)
+    bench.begin(b, 7)
+    successor = bench.register(world_size=2, rank=1)
+    assert bench.begin(successor, 7).checkpoint_id == SECOND
+    assert isinstance(bench.save(a, FIRST, step=7).reply, c.Aborted)
+
+
+def test_member_lost_after_sending_its_part_does_not_end_the_attempt(bench: Bench) -> None:
+    a, b = bench.world(2)
+    for m in (a, b):
+        bench.begin(m, 7)
+    bench.save(b, FIRST, step=7)
+    bench.leave(b)
+    assert isinstance(bench.save(a, FIRST, step=7).reply, c.Committed)
+
+
+def test_attempt_of_a_lost_asker_is_not_joined(bench: Bench) -> None:
+    """Its part is there, but whoever asks now may have recovered from the loss."""
+    a, b, d = bench.world(3)
+    bench.begin(d, 7)
+    bench.save(d, FIRST, step=7)
+    bench.begin(a, 7)
+    bench.leave(d)
+    assert bench.begin(b, 7) == c.Begun(SECOND, bench.roster.generation, (0, 1))
+    assert isinstance(bench.save(a, FIRST, step=7).reply, c.Aborted)
+
+
+def test_newcomer_does_not_join_an_attempt_that_does_not_expect_it(bench: Bench) -> None:
+    a, b = bench.elastic(2)
+    assert bench.begin(a, 7).ranks == (0, 1)
+    newcomer = bench.register()
+    assert bench.begin(newcomer, 7).ranks == (0, 1, 2)
+    assert bench.begin(b, 7).checkpoint_id == SECOND
+    assert isinstance(bench.save(a, FIRST, step=7).reply, c.Aborted)
+
+
+def test_member_that_has_saved_something_since_does_not_join_an_old_attempt(bench: Bench) -> None:
+    """Both are back at the step: one part of the first time there must not meet a second one."""
+    a, b = bench.world(2)
+    bench.begin(a, 7, ticket=1)
+    bench.save(a, FIRST, step=7, timeout=0.0)
+    for m, ticket in ((a, 2), (b, 1)):
+        later = bench.begin(m, 8, ticket).checkpoint_id
+        bench.save(m, later, step=8)
+    assert bench.begin(b, 7, ticket=2).checkpoint_id != FIRST
+    assert isinstance(bench.save(b, FIRST, step=7).reply, c.Aborted)
+
+
+def test_calls_of_one_member_that_overtake_each_other_still_join(bench: Bench) -> None:
+    a, b = bench.world(2)
+    for step in (7, 8):
+        bench.begin(a, step, ticket=step)
+    bench.begin(b, 8, ticket=2)
+    assert bench.begin(b, 7, ticket=1).checkpoint_id == FIRST
+
+
+def test_attempt_survives_a_restart(bench: Bench) -> None:
+    a, b = bench.world(2)
+    bench.begin(a, 7)
+    bench.restart()
+    assert bench.begin(b, 7).checkpoint_id == FIRST
+    bench.save(a, FIRST, step=7)
+    bench.restart()
+    assert isinstance(bench.save(b, FIRST, step=7).reply, c.Committed)
+
+
+def test_beginning_and_end_of_an_attempt_wait_for_the_disk_and_joining_does_not(
+    bench: Bench,
+) -> None:
+    def waits_for_disk() -> bool:
+        changes = [e for e in bench.effects if isinstance(e, Put | Delete)]
+        assert changes
+        return any(e.kind not in CRASH_SAFE_KINDS for e in changes)
+
+    a, b, d = bench.world(3)
+    bench.begin(a, 7)
+    assert waits_for_disk()
+    bench.begin(b, 7)
+    assert not waits_for_disk()
+    bench.save(b, FIRST, step=7)
+    assert not waits_for_disk()
+    bench.begin(d, 7)
+    bench.begin(d, 7, ticket=2)
+    assert waits_for_disk()
+
+
+def test_join_lost_with_the_power_is_joined_again(bench: Bench) -> None:
+    a, b = bench.world(2)
+    bench.begin(a, 7)
+    synced = dict(bench.rows)
+    bench.begin(b, 7)
+    bench.rows = synced
+    bench.restart()
+    assert bench.begin(b, 7).checkpoint_id == FIRST
+
+
+def test_attempt_cannot_begin_before_all_ranks_have_registered(bench: Bench) -> None:
+    refused = refusal(bench.begin, bench.register(world_size=2), 7)
+    assert refused.reason == "not_ready"
+    assert refused.retry_after
+
+
+def test_ghost_cannot_begin(bench: Bench) -> None:
+    a = bench.register(worker_id="trainer")
+    bench.register(worker_id="trainer")
+    assert refusal(bench.begin, a, 7).reason == "superseded"
+    assert bench.roster.attempts_begun == 0
+
+
+def test_numbers_of_a_new_world_go_on(bench: Bench) -> None:
+    a = bench.register()
+    bench.begin(a, 7)
+    bench.leave(a)
+    b = bench.register(world_size=1)
+    assert bench.begin(b, 7).checkpoint_id == SECOND
+
+
+def test_id_that_somebody_has_chosen_is_not_given_to_an_attempt(bench: Bench) -> None:
+    a = bench.register()
+    bench.save(a, FIRST, partial=False, step=7)
+    assert bench.begin(a, 7).checkpoint_id == SECOND
+    assert isinstance(bench.save(a, FIRST, partial=False, step=7).reply, c.Committed)
+
+
+def test_ids_that_only_look_like_those_of_attempts_are_free_to_use(bench: Bench) -> None:
+    a = bench.register()
+    bench.begin(a, 7)
+    for name in ("step-000000000007-00000001", "step-7-000001", "step-000000000007-12345678"):
+        assert isinstance(bench.save(a, name, step=7).reply, c.Committed)
+
+
+def test_one_writer_cannot_commit_under_the_id_of_an_attempt(bench: Bench) -> None:
+    a = bench.register()
+    bench.begin(a, 7)
+    assert refusal(bench.save, a, FIRST, partial=False, step=7).reason == "checkpoint_conflict"
+    bench.begin(a, 7, ticket=2)
+    refused = refusal(bench.save, a, FIRST, partial=False, step=7)
+    assert refused.reason == "checkpoint_conflict", "also when the attempt has ended"
+
+
+def test_part_for_another_step_than_the_attempt_is_refused(bench: Bench) -> None:
+    a = bench.register()
+    bench.begin(a, 7)
+    assert refusal(bench.save, a, FIRST, step=8).reason == "checkpoint_conflict"
+
+
+def test_oldest_attempts_are_forgotten_and_stay_over(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ATTEMPTS_KEPT", 3)
+    a, b = bench.world(2)
+    calls = []
+    for step in range(5):
+        begun = bench.begin(a, step, ticket=step + 1)
+        calls.append(bench.save(a, begun.checkpoint_id, step=step))
+    assert len(bench.job.checkpoints.attempts) == 3
+    assert [isinstance(call.reply, c.Aborted) for call in calls] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+    late = bench.save(b, "step-000000000000-000001", step=0)
+    assert isinstance(late.reply, c.Aborted)
+    assert not [key for key in bench.rows if "step-000000000000" in key[2]]
+
+
+def test_attempts_are_forgotten_by_the_number_of_their_ranks(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RANKS_KEPT", 5)
+    members = bench.world(2)
+    for step in range(4):
+        for m in members:
+            bench.begin(m, step, ticket=step + 1)
+    assert [a.record.step for a in bench.job.checkpoints.attempts] == [2, 3]
+
+
+def test_beginning_is_told_in_the_journal(bench: Bench) -> None:
+    a, b = bench.world(2)
+    bench.begin(a, 7)
+    bench.begin(b, 7)
+    begun = [e.fields for e in bench.events if e.kind == "checkpoint.begun"]
+    assert begun == [{"checkpoint": FIRST, "step": "7", "ranks": "2"}]
