@@ -4,6 +4,10 @@ import os
 
 import pytest
 
+pytest.register_assert_rewrite(
+    "dtruntime.testing.conformance", "dtruntime.testing.conformance_streams"
+)
+
 LAUNCHER_VARIABLES = (
     "COORDINATOR_URL",
     "WORKER_ID",

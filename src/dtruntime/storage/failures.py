@@ -27,7 +27,8 @@ _REMEDIES = {
     errno.EMFILE: "this process has too many open files: raise the limit (ulimit -n)",
     errno.EIO: "the disk fails: look into the system's log",
 }
-_THROTTLED = re.compile(r"status code: (429|503)\b|<Code>(SlowDown|ServerBusy)</Code>")
+_STATUS = re.compile(r"status code: (\d{3})\b")
+_THROTTLED = re.compile(r"<Code>(SlowDown|ServerBusy)</Code>")
 
 
 @contextmanager
@@ -71,12 +72,13 @@ def _no_permission(what: str, said: str) -> StoragePermissionError:
 
 def _of_store(exc: Exception, what: str, secrets: tuple[str, ...]) -> StorageError:
     said = message_of(exc, secrets)
-    match type(exc).__name__:
-        case "NotFoundError":
-            return StorageNotFoundError(f"{what}: it does not exist ({said})")
-        case "PermissionDeniedError" | "UnauthenticatedError":
-            return _no_permission(what, said)
-    if _THROTTLED.search(str(exc)):
+    # Only some calls of obstore tell the kinds of errors apart by their class.
+    status = found[1] if (found := _STATUS.search(str(exc))) else ""
+    if status == "404":
+        return StorageNotFoundError(f"{what}: it does not exist ({said})")
+    if status in ("401", "403"):
+        return _no_permission(what, said)
+    if status in ("429", "503") or (status == "200" and _THROTTLED.search(str(exc))):
         return StorageThrottledError(
             f"{what}: the store is overloaded or away, also after retries; ask it less, or "
             f"raise its limits ({said})"

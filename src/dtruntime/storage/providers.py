@@ -6,10 +6,8 @@ import re
 from typing import Any, TypedDict, Unpack
 
 from .objects import PARALLEL_PARTS, PART_BYTES, ObjectBackend, place_of
-from .stores import StoreOptions
+from .stores import RETRY_SECONDS, StoreOptions
 
-RETRY_SECONDS = 120.0
-"""How long a store may be away, or throttle, before an error is raised."""
 REQUEST_SECONDS = 60.0
 _RETRIES = 1000
 

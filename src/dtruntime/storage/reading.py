@@ -119,6 +119,14 @@ def open_local(file: FileStat) -> BinaryIO:
     return source
 
 
+def check_unchanged(file: FileStat) -> None:
+    """Raise ``ShardError`` when a local file is not the one that ``file`` describes."""
+    with translated("read", file.url):
+        now = local_stat(file.url)
+    if now.fingerprint != file.fingerprint:
+        raise changed(file.url)
+
+
 def _read_exactly(source: BinaryIO, offset: int, length: int, name: str) -> bytes:
     with translated("read", name):
         data = os.pread(source.fileno(), length, offset)

@@ -109,7 +109,6 @@ class AttemptPromises:
         self, model: JobAttempts, askers: dict[int, int], live: set[int], applied: Applied
     ) -> None:
         command, key = applied.command, applied.reply.checkpoint_id
-        demand(key in model.begun_at, "told of an attempt that was not begun", applied.reply)
         if askers.get(command.incarnation) == command.ticket:
             return
         demand(command.incarnation not in askers, "one attempt for two saves", command, askers)

@@ -72,6 +72,7 @@ class Process:
         self.told = 0
         self._tickets = 0
         self._saves = 0
+        self._missed: set[int] = set()
         self._registrations = 0
         self._paused = False
         self._backlog: list[tuple[Task, Any]] = []
@@ -149,6 +150,7 @@ class Process:
         self.told = self.identity.generation
         self._tickets = 0
         self._saves = 0
+        self._missed.clear()
         self._resume(self._heartbeats(self.identity), None)
         self._resume(reading(self, self.identity), None)
 
@@ -180,12 +182,20 @@ class Process:
         return outcome
 
     def _save_together(self, step: int, round_: int) -> Task:
-        """Agree on an id, write for a while, send the part; again if that was in vain."""
+        """Agree on an id, write for a while, send the part; again if that was in vain.
+
+        A step that this process has missed is not saved before it has begun something else.
+        """
         rng, me = self.sim.rng, self._me()
+        if step in self._missed or rng.random() < 0.1:
+            self._missed.add(step)
+            return
         for _ in range(rng.choice([1, 1, 2])):
             self._saves += 1
             command = c.BeginCheckpoint(me.job, me.worker_id, me.incarnation, step, self._saves)
+            self._missed.add(step)
             begun = yield from self._call(command)
+            self._missed.clear()
             yield rng.choice([0.0, 0.1, 1.0]) * rng.random()
             if rng.random() < 0.05:
                 return
@@ -270,8 +280,8 @@ class Process:
         me = self._me()
         if step % 3 == 0:
             yield from self._save(f"all-{step}", step, partial=True)
-        elif step % 2 == 0:
-            yield from self._save_together(step % 4, step)
+        else:
+            yield from self._save_together(step % 2, step)
         if step % 5 == 0 and me.rank == 0:
             yield from self._save(f"solo-{step}-{me.incarnation}", step, partial=False)
         if step % 7 == 0:

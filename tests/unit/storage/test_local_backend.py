@@ -298,6 +298,28 @@ def test_folder_without_permission_is_named(tmp_path: Path) -> None:
         LocalBackend(tmp_path / "root").write("file", b"x")
 
 
+def test_forked_child_and_its_parent_do_not_share_memory(tmp_path: Path) -> None:
+    code = """
+import os, sys
+from dtruntime.storage import LocalBackend
+backend = LocalBackend(sys.argv[1])
+backend.write("parent", b"p" * 5_000_001)
+child = os.fork()
+who = b"p" if child else b"c"
+for round_ in range(10):
+    backend.write(who.decode(), who * 9_000_001)
+    with backend.writer("stream-" + who.decode()) as writer:
+        writer.write(who * 9_000_001)
+    for name in (who.decode(), "stream-" + who.decode()):
+        assert backend.read(name) == who * 9_000_001, name
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_write_that_outlives_the_main_thread_is_finished(tmp_path: Path) -> None:
     code = """
 import sys, threading

@@ -187,16 +187,19 @@ class _Walk:
     def _tree(self) -> Tree:
         buffers = [b for leaves in self._leaves.values() for b in leaves.buffers(self._arrays)]
         buffers.sort(key=attrgetter("position"))
+        arrays, names = self._arrays, self._names
         taken: set[str] = set()
         for number, buffer in enumerate(buffers):
-            self._arrays[buffer.position]["buffer"] = number
+            arrays[buffer.position]["buffer"] = number
             for position, _ in buffer.others:
-                self._arrays[position]["buffer"] = number
-            buffer.key = _unlike(self._names[buffer.position], taken)
+                arrays[position]["buffer"] = number
+            name = names[buffer.position]
+            buffer.key = name if name not in taken else _unlike(name, taken)
+            taken.add(buffer.key)
         skeleton = {
             "format": FORMAT,
             "nodes": self._nodes,
-            "arrays": self._arrays,
+            "arrays": arrays,
             "buffers": [{"key": b.key, "nbytes": b.nbytes, "dtype": b.dtype} for b in buffers],
         }
         return Tree(skeleton, buffers)
@@ -222,5 +225,4 @@ def _unlike(name: str, taken: set[str]) -> str:
     while unique in taken:
         number += 1
         unique = f"{name}#{number}"
-    taken.add(unique)
     return unique

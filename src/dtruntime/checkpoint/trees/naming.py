@@ -10,33 +10,31 @@ ROOT = "state"
 class Place:
     """A container within a state; the outermost one has no parent."""
 
-    __slots__ = ("_name", "key", "parent")
+    __slots__ = ("key", "parent", "prefix")
 
     def __init__(self, parent: Place | None, key: Key) -> None:
         self.parent = parent
         self.key = key
-        self._name: str | None = None if parent else ""
+        self.prefix = ""
+        """What the names of its parts begin with, such as ``optimizer/state/``, once made."""
 
-    def name(self) -> str:
-        """Its name, such as ``optimizer/state/0``; that of the outermost is empty."""
-        if self._name is None:
-            keys = []
-            place = self
-            while place._name is None:
-                keys.append(readable(place.key))
-                assert place.parent is not None
-                place = place.parent
-            names = [place._name] if place._name else []
-            self._name = "/".join([*names, *reversed(keys)])
-        return self._name
+    def make_prefix(self) -> str:
+        """Make the prefix; that of the outermost place is empty."""
+        keys: list[str] = []
+        place = self
+        while place.parent is not None and not place.prefix:
+            keys.append(f"{readable(place.key)}/")
+            place = place.parent
+        self.prefix = place.prefix + "".join(reversed(keys))
+        return self.prefix
 
 
 def name_of(place: Place | None, key: Key) -> str:
     """The readable name of what lies in a place under a key: ``model/layer1.weight``."""
     if place is None:
         return ROOT
-    own = place.name()
-    return f"{own}/{readable(key)}" if own else readable(key)
+    prefix = place.prefix or place.make_prefix()
+    return prefix + key if type(key) is str and key.isascii() else prefix + readable(key)
 
 
 def path_of(place: Place | None, key: Key) -> str:

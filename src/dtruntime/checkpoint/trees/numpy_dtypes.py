@@ -9,6 +9,7 @@ offset where a field has one, and a field that is itself an array ``{"base": typ
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,16 +27,21 @@ _MAX_NAME = 40
 
 def encode_dtype(dtype: np.dtype[Any], depth: int = 0) -> str | dict[str, Any]:
     """Describe a type; ``TypeError`` when its elements are not of a fixed size in place."""
-    if dtype.type.__module__ == "ml_dtypes" and dtype.name in _ML_DTYPES:
-        return dtype.name
-    if dtype.hasobject or dtype.kind not in "biufcSUVmM" or depth > _MAX_DEPTH:
-        raise TypeError(f"has elements of type {dtype}: only those of a fixed size can be stored")
+    if depth > _MAX_DEPTH:
+        raise TypeError(f"has elements of more than {_MAX_DEPTH} levels")
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
         return {"base": encode_dtype(base, depth + 1), "shape": list(shape)}
-    if dtype.names is None:
-        return dtype.str
-    return _encode_structured(dtype, depth)
+    return _encode_plain(dtype) if dtype.names is None else _encode_structured(dtype, depth)
+
+
+@lru_cache(maxsize=256)
+def _encode_plain(dtype: np.dtype[Any]) -> str:
+    if dtype.type.__module__ == "ml_dtypes" and dtype.name in _ML_DTYPES:
+        return dtype.name
+    if dtype.hasobject or dtype.kind not in "biufcSUVmM":
+        raise TypeError(f"has elements of type {dtype}: only those of a fixed size can be stored")
+    return dtype.str
 
 
 def _encode_structured(dtype: np.dtype[Any], depth: int) -> dict[str, Any]:
@@ -114,6 +120,7 @@ def _from_ml_dtypes(name: str) -> np.dtype[Any]:
     return found
 
 
+@lru_cache(maxsize=256)
 def name_of(dtype: np.dtype[Any]) -> str:
     """Name a type for people and for the choice of a compression."""
     return dtype.name if len(dtype.name) <= _MAX_NAME else f"{dtype.name[:_MAX_NAME]}…"

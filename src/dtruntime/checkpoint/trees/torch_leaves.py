@@ -74,10 +74,15 @@ class Leaves:
             entry["conj"] = True
         size = tensor.numel() * itemsize
         if size:
-            buffer = TorchBuffer(tensor, position, name, itemsize, device)
+            start = tensor.data_ptr()
+            if not start:
+                raise _refusal(tensor)
+            buffer = TorchBuffer(tensor, position, name, itemsize, device, start, size)
             self._buffers[device].append(buffer)
-            if not buffer.lay(size):
-                entry["strides"] = [step * itemsize for step in tensor.stride()]
+            if not tensor.is_contiguous():
+                buffer.stretch()
+                if not buffer.gathered:
+                    entry["strides"] = [step * itemsize for step in tensor.stride()]
         return entry
 
     def _device_of(self, tensor: Any) -> str:
@@ -111,6 +116,11 @@ def _refusal(tensor: Any) -> Exception:
         return TypeError(
             f"is a tensor of layout {tensor.layout}: save its indices and values, or .to_dense()"
         )
+    if tensor.dtype in _KNOWN:
+        return ValueError(
+            "is a tensor whose memory has been freed: gather it first, or save it through "
+            "torch.distributed.checkpoint with Strata's DCP integration when FSDP manages it"
+        )
     return TypeError(f"is a tensor of {tensor.dtype}: convert it to another type of elements")
 
 
@@ -130,28 +140,34 @@ class TorchBuffer(StridedBuffer):
 
     library = "torch"
 
-    def __init__(self, tensor: Any, position: int, dtype: str, itemsize: int, device: str) -> None:
+    def __init__(
+        self,
+        tensor: Any,
+        position: int,
+        dtype: str,
+        itemsize: int,
+        device: str,
+        start: int,
+        size: int,
+    ) -> None:
         self.first = tensor
         self.position = position
         self.others = ()
         self.dtype = dtype
         self.itemsize = itemsize
         self.device = device
+        self.start = start
+        self.stop = start + size
+        self.nbytes = size
+        self.gathered = False
 
-    def lay(self, size: int) -> bool:
-        """Cover the tensor; return whether its elements are stored in C order."""
+    def stretch(self) -> None:
+        """Cover a tensor whose elements do not follow each other."""
         tensor = self.first
-        start = tensor.data_ptr()
-        if not start:
-            raise ValueError(
-                "is a tensor whose memory has been freed: gather it first, or save it through "
-                "torch.distributed.checkpoint with Strata's DCP integration when FSDP manages it"
-            )
-        contiguous: bool = tensor.is_contiguous()
-        self.cover(start, start + (size if contiguous else _reach(tensor)), size)
+        stop = self.start + _reach(tensor)
+        self.cover(self.start, stop, self.nbytes)
         if self.gathered and overlaps_itself(tensor.shape, tensor.stride(), 1):
-            self.cover(start, self.stop, self.stop - start)
-        return contiguous or self.gathered
+            self.cover(self.start, stop, stop - self.start)
 
     @property
     def in_one_piece(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -98,27 +100,33 @@ class NumpyBlocks:
 
     def __call__(self, tables: Sequence[pa.Table], places: Places, numbers: Ints) -> Block:
         """Make a block."""
-        columns = {
-            name: self._column(
-                name,
-                pa.chunked_array([c for t in tables for c in t[name].chunks], field.type),
-                places,
-            )
-            for name, field in zip(tables[0].column_names, tables[0].schema, strict=True)
-        }
+        columns = {}
+        schema = tables[0].schema
+        arena = _Arena(8 * len(numbers) * sum(_is_plain(field.type) for field in schema))
+        for number, field in enumerate(schema):
+            chunks = [chunk for table in tables for chunk in table.column(number).chunks]
+            columns[field.name] = self._column(field.name, field.type, chunks, places, arena)
         return Block(columns, numbers)
 
-    def _column(self, name: str, column: pa.ChunkedArray, places: Places) -> Column:
-        kind = column.type
+    def _column(
+        self,
+        name: str,
+        kind: pa.DataType,
+        chunks: list[pa.Array],
+        places: Places,
+        arena: _Arena,
+    ) -> Column:
+        if _is_plain(kind):
+            return _gather(self._filled(name, kind, chunks), places, kind, arena)
+        column = pa.chunked_array(chunks, kind)
         if pa.types.is_dictionary(kind):
-            return self._column(name, column.cast(kind.value_type), places)
+            plain = column.cast(kind.value_type)
+            return self._column(name, kind.value_type, plain.chunks, places, arena)
         if pa.types.is_fixed_size_list(kind) and _is_plain(kind.value_type):
             return self._vectors(name, column, places)
         if pa.types.is_fixed_size_binary(kind):
             return self._bytes(name, column, places)
-        if not _is_plain(kind):
-            return _picked(column.combine_chunks(), places)
-        return _gather(self._filled(name, column).chunks, places, kind)
+        return _picked(column.combine_chunks(), places)
 
     def _vectors(self, name: str, column: pa.ChunkedArray, places: Places) -> Column:
         if column.null_count:
@@ -139,21 +147,17 @@ class NumpyBlocks:
             parts.append(data[first : first + len(chunk) * size].reshape(-1, size))
         return np.concatenate(parts)[places]
 
-    def _filled(self, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
-        if not column.null_count:
-            return column
+    def _filled(self, name: str, kind: pa.DataType, chunks: list[pa.Array]) -> list[pa.Array]:
+        if not any(chunk.null_count for chunk in chunks):
+            return chunks
         if name in self._fill:
-            return pc.fill_null(column, self._fill[name])
-        if pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
-            raise _nulls(name, column.type)
-        return column
+            return [pc.fill_null(chunk, self._fill[name]) for chunk in chunks]
+        if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+            raise _nulls(name, kind)
+        return chunks
 
 
-def _chunks(tables: Sequence[pa.Table], field: pa.Field) -> pa.ChunkedArray:
-    chunks = [chunk for table in tables for chunk in table[field.name].chunks]
-    return pa.chunked_array(chunks, field.type)
-
-
+@functools.lru_cache(256)
 def _is_plain(kind: pa.DataType) -> bool:
     """Whether values are of one size and numpy has their type."""
     t = pa.types
@@ -176,15 +180,62 @@ def _picked(column: pa.Array, places: Places) -> pa.Array:
     return column[places] if isinstance(places, slice) else column.take(pa.array(places))
 
 
-def _gather(chunks: Sequence[pa.Array], places: Places, kind: pa.DataType) -> NDArray[Any]:
+class _Arena:
+    """Memory for the columns of a block, in one piece: the system hands out large pieces faster."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._memory: NDArray[np.uint8] | None = None
+        self._at = 0
+
+    def array(self, count: int, kind: np.dtype[Any]) -> NDArray[Any]:
+        """An array whose values are undefined."""
+        if self._memory is None:
+            self._memory = np.empty(self._size, np.uint8)
+        size = count * kind.itemsize
+        if self._at + size > self._size:
+            return np.empty(count, kind)
+        start, self._at = self._at, self._at + -(-size // 64) * 64
+        return self._memory[start : start + size].view(kind)
+
+
+class _Scratch(threading.local):
+    """Memory in which a thread joins chunks; it is used again for the next column."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def joined(self, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        """All values one after the other, until the next call."""
+        if len(parts) == 1:
+            return parts[0]
+        count = sum(len(part) for part in parts)
+        size = count * parts[0].itemsize
+        if size > self._memory.nbytes:
+            self._memory = np.empty(size, np.uint8)
+        whole: NDArray[Any] = self._memory[:size].view(parts[0].dtype)
+        np.concatenate(parts, out=whole)
+        return whole
+
+
+_scratch = _Scratch()
+
+
+def _gather(
+    chunks: Sequence[pa.Array], places: Places, kind: pa.DataType, arena: _Arena
+) -> NDArray[Any]:
     """The values at ``places``, in memory that nobody else uses."""
     if not chunks:
         return np.empty(0, kind.to_pandas_dtype())
-    if len(chunks) == 1 and isinstance(places, slice):
-        return _own(chunks[0])[places]
-    parts = [_plain(chunk) for chunk in chunks]
-    joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    return joined[places] if isinstance(places, slice) else joined.take(places)
+    if isinstance(places, slice):
+        if len(chunks) == 1:
+            return _own(chunks[0])[places]
+        return np.concatenate([_plain(chunk) for chunk in chunks])[places]
+    joined = _scratch.joined([_plain(chunk) for chunk in chunks])
+    values = arena.array(len(places), joined.dtype)
+    # All places are inside; this way numpy does not check them and needs no memory of its own.
+    np.take(joined, places, out=values, mode="clip")
+    return values
 
 
 def _own(chunk: pa.Array) -> NDArray[Any]:

@@ -37,7 +37,9 @@ LASTS = ("keep", "drop", "pad")
 WINDOW_BYTES = 256 * 2**20
 """A shuffle window has at most so many bytes of files."""
 BATCHES_AHEAD = 2
-DIGEST_EVERY = 1 << 16
+DIGEST_EVERY = 1 << 14
+DIGEST_AT_ONCE = 1 << 11
+"""Smaller batches are counted together, so that each costs less."""
 
 
 class Delivery(NamedTuple):
@@ -159,7 +161,7 @@ class Loader:
         self._program = self._make_program()
         self._progress = progress
         self._running: tuple[ExitStack, int] | None = None
-        self._place = Place()
+        self._place, self._position = Place(), 0
         self._goto(self._place)
 
     # Where it is
@@ -172,11 +174,11 @@ class Loader:
     @property
     def position(self) -> int:
         """Samples consumed of this epoch: by all ranks in global order, else by this one."""
-        return self._place.of(self.rank)
+        return self._position
 
     def __len__(self) -> int:
         """How many steps are left in this epoch."""
-        return self._program.track(self._place).steps
+        return self._program.track(self._here()).steps
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; in it already, stay where the loader is."""
@@ -249,7 +251,7 @@ class Loader:
 
     def accept(self, step: Delivery) -> None:
         """Take note that a step was handed out."""
-        self._place = replace(self._place, position=step.position, positions=())
+        self._position = step.position
         self._note(step.numbers)
 
     def end_epoch(self) -> None:
@@ -261,7 +263,7 @@ class Loader:
         """Report what was handed out as consumed for good, where there is a coordinator."""
         if self._progress is None:
             return
-        track = self._program.track(self._place)
+        track = self._program.track(self._here())
         self._progress.report(
             Consumed(
                 epoch=self.epoch,
@@ -300,7 +302,7 @@ class Loader:
             running.enter_context(closing(ShardFetcher(source, self._batches.assemble, ahead)))
             for source in self._source.sources
         ]
-        made = self._made(self._program.track(self._place, fetchers), part, parts)
+        made = self._made(self._program.track(self._here(), fetchers), part, parts)
         if self._batches.works:
             made = iter(
                 running.enter_context(closing(Ahead(made, BATCHES_AHEAD, "strata-batches")))
@@ -354,14 +356,24 @@ class Loader:
                 "was made then"
             )
 
+    def _here(self) -> Place:
+        """Where the epoch is, for all ranks as far as this one knows."""
+        if self._position == self._place.of(self.rank):
+            return self._place
+        return replace(self._place, position=self._position, positions=())
+
     def _goto(self, place: Place) -> None:
         self._place = place
+        self._position = place.of(self.rank)
         self._base, self._seen = Digest(self._plan.samples), Digest(self._plan.samples)
         self._assumed = 0
         self._unseen: list[Ints] = []
         self._unseen_count = 0
 
     def _note(self, numbers: Ints) -> None:
+        if len(numbers) >= DIGEST_AT_ONCE:
+            self._seen.add(numbers)
+            return
         self._unseen.append(numbers)
         self._unseen_count += len(numbers)
         if self._unseen_count >= DIGEST_EVERY:

@@ -24,7 +24,9 @@ class ShardFetcher:
     def __init__(self, source: Source, assemble: Assemble, prefetch_shards: int) -> None:
         self.source = source
         self._assemble = assemble
-        threads = min(MAX_THREADS, max(2, os.cpu_count() or 1, prefetch_shards))
+        # Decoding keeps processors busy; waiting for a store does not.
+        most = MAX_THREADS if source.is_remote else min(MAX_THREADS, os.cpu_count() or 1)
+        threads = max(2, min(most, prefetch_shards))
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="strata-shards")
 
     def read(self, shard: int) -> Future[pa.Table]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...sharding import SlotTable
-from ..order import AffinityOrder, GlobalOrder, Lane, Segment, Shuffle
+from ..order import AffinityOrder, GlobalOrder, Lane, Lanes, Segment, Shuffle
 from .mixture import Mixture
 from .prefetch import LaneReader, ShardFetcher
 from .sequences import EndlessStrand, MixedStrand, PlainStrand, Strand, check_sizes
@@ -150,6 +150,7 @@ class AffinityProgram(Program):
         super().__init__(plan, share)
         self._source = source
         self._table = SlotTable(len(source.starts) - 1, seed=plan.seed)
+        self._order: tuple[int, AffinityOrder] | None = None
 
     def track(self, place: Place, fetchers: Fetchers = ()) -> Track:
         """This rank's lane in batches."""
@@ -157,19 +158,23 @@ class AffinityProgram(Program):
         def reader(lane: Lane, start: int) -> LaneReader:
             return LaneReader(lane, fetchers[0], start, prefetch_shards=self._share.prefetch_shards)
 
+        lanes = self.lanes(place.epoch, place.past, Segment(self._share.world))
         return LaneTrack(
             reader,
-            self.lanes(place.epoch, place.past, Segment(self._share.world)),
+            lanes[self._share.rank],
+            lanes.lengths,
             self._share.rank,
             positions=place.of,
             batch=self._share.batch,
             last=self._share.last,
         )
 
-    def lanes(self, epoch: int, past: Sequence[Segment], current: Segment) -> dict[int, Lane]:
+    def lanes(self, epoch: int, past: Sequence[Segment], current: Segment) -> Lanes:
         """What each slot reads."""
-        order = AffinityOrder(self._table, self._source.starts, self._shuffle(epoch))
-        return order.lanes(past, current)
+        if self._order is None or self._order[0] != epoch:
+            order = AffinityOrder(self._table, self._source.starts, self._shuffle(epoch))
+            self._order = epoch, order
+        return self._order[1].lanes(past, current)
 
     def place(self, state: LoaderState) -> Place:
         """The same lanes for as many ranks, else what is left dealt anew."""
@@ -179,10 +184,12 @@ class AffinityProgram(Program):
         return Place(state.epoch, 0, (*past, _stretch(state)))
 
     def consumed(self, state: LoaderState) -> int:
-        """What is not in the lanes of a next stretch any more."""
+        """What the stretches before have taken, and what each rank has in this one."""
         past = [Segment(world, consumed=tuple(taken)) for world, taken in state.past]
-        rest = self.lanes(state.epoch, [*past, _stretch(state)], Segment(1))[0]
-        return len(self._source) - len(rest)
+        here = _stretch(state)
+        lengths = self.lanes(state.epoch, past, here).lengths
+        taken = sum(here.consumed_by(slot, length) for slot, length in lengths.items())
+        return len(self._source) - sum(lengths.values()) + taken
 
 
 def _stretch(state: LoaderState) -> Segment:

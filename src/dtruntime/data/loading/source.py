@@ -70,6 +70,8 @@ class Source(ABC):
         """Of the shards and of what is skipped."""
         self.mean_shard_bytes = 0
         """How much is read for a shard."""
+        self.is_remote = False
+        """Whether it is read over a network."""
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -124,6 +126,7 @@ class FileSource(Source):
         cut = shards(index, shard_size, exact)
         super().__init__(cut.bounds, skip, index.fingerprint)
         self.mean_shard_bytes = index.total_bytes // max(1, len(cut))
+        self.is_remote = any(not file.stat.is_local for file in index.files)
 
     @property
     def schema(self) -> pa.Schema:

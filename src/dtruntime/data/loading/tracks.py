@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from ..order import Lane, spans
@@ -100,20 +100,21 @@ class LaneTrack(Track):
     def __init__(
         self,
         reader: Callable[[Lane, int], LaneReader],
-        lanes: dict[int, Lane],
+        lane: Lane,
+        lengths: Mapping[int, int],
         rank: int,
         *,
         positions: Callable[[int], int],
         batch: int,
         last: Last,
     ) -> None:
-        """``positions`` says how much of its lane each rank has consumed."""
+        """``lengths`` are those of all ranks' lanes; ``positions`` says what each has consumed."""
         self._reader = reader
-        self._lane = lanes[rank]
+        self._lane = lane
         self._position = min(positions(rank), len(self._lane))
         self._batch = batch
         self._last = last
-        rest = {slot: max(0, len(lane) - positions(slot)) for slot, lane in lanes.items()}
+        rest = {slot: max(0, length - positions(slot)) for slot, length in lengths.items()}
         if last == "keep":
             self.steps = -(-rest[rank] // batch)
         elif last == "pad":

@@ -9,7 +9,7 @@ Both shuffle in two steps: the order of the shards, then the samples within wind
 shards. So a worker reads whole shards, and every sample can still end up anywhere.
 """
 
-from .affinity import AffinityOrder, Segment, TakenBack
+from .affinity import AffinityOrder, Lanes, Segment, TakenBack
 from .lanes import DEFAULT_WINDOW, Lane, Shuffle, Window
 from .sequence import GlobalOrder, Span, spans
 
@@ -18,6 +18,7 @@ __all__ = [
     "AffinityOrder",
     "GlobalOrder",
     "Lane",
+    "Lanes",
     "Segment",
     "Shuffle",
     "Span",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -67,59 +67,106 @@ class AffinityOrder:
         self._place = np.empty(len(order), np.int64)
         self._place[order] = np.arange(len(order))
 
-    def lanes(self, history: Sequence[Segment], current: Segment) -> dict[int, Lane]:
+    def lanes(self, history: Sequence[Segment], current: Segment) -> Lanes:
         """What each live slot of ``current`` has to read, after the segments before it."""
         pool = self._starts[1:] > self._starts[:-1]
         begun: Begun = []
-        past: list[dict[int, Lane]] = []
+        past: list[Lanes] = []
         for segment in history:
             lanes = self._deal(pool, begun + _again(past, segment), segment)
             past.append(lanes)
-            pool[:] = False
+            pool = np.zeros_like(pool)
             begun = []
-            for slot, lane in lanes.items():
+            for slot in segment.live:
+                lane = lanes[slot]
                 windows, untouched = lane.rest(segment.consumed_by(slot, len(lane)))
                 pool[untouched] = True
                 begun += [(slot, window) for window in windows]
         return self._deal(pool, begun + _again(past, current), current)
 
-    def _deal(self, pool: NDArray[np.bool_], begun: Begun, segment: Segment) -> dict[int, Lane]:
-        live = segment.live
-        whole = self._shares(pool, segment)
-        sizes = self._starts[1:] - self._starts[:-1]
-        load = {slot: int(sizes[shards].sum()) for slot, shards in whole.items()}
-        windows: dict[int, list[Window]] = {slot: [] for slot in live}
+    def _deal(self, pool: NDArray[np.bool_], begun: Begun, segment: Segment) -> Lanes:
+        shares = self._shares(pool, segment)
+        load = shares.loads(self._starts)
+        windows: dict[int, list[Window]] = {slot: [] for slot in segment.live}
         for slot, window in sorted(begun, key=lambda item: item[0] not in windows):
-            taker = slot if slot in windows else min(live, key=lambda s: (load[s], s))
+            taker = slot if slot in windows else min(windows, key=lambda s: (load[s], s))
             windows[taker].append(window)
             load[taker] += len(window)
-        return {
-            slot: Lane(whole[slot], self._starts, self._shuffle, windows[slot]) for slot in live
-        }
 
-    def _shares(self, pool: NDArray[np.bool_], segment: Segment) -> dict[int, Ints]:
+        def lane(slot: int) -> Lane:
+            return Lane(shares.of(slot), self._starts, self._shuffle, windows[slot])
+
+        return Lanes({slot: int(load[slot]) for slot in windows}, lane)
+
+    def _shares(self, pool: NDArray[np.bool_], segment: Segment) -> _Shares:
         """The untouched shards of each live slot, in reading order."""
-        owned = {slot: self._untouched(pool, slot, segment) for slot in segment.live}
+        shards = np.flatnonzero(pool)
+        owners = self._table.owners(segment.slot_count, segment.dead)[shards]
+        shares = _Shares(shards, owners, self._place, segment.slot_count)
         if not segment.weights:
-            return owned
-        quota = _quotas(int(pool.sum()), segment)
-        kept = {slot: shards[: quota[slot]] for slot, shards in owned.items()}
-        spare = np.concatenate([shards[quota[slot] :] for slot, shards in owned.items()])
+            return shares
+        quota = _quotas(len(shards), segment)
+        owned = {slot: shares.of(slot) for slot in segment.live}
+        spare = np.concatenate([own[quota[slot] :] for slot, own in owned.items()])
         spare = spare[np.argsort(self._place[spare], kind="stable")]
-        for slot, shards in kept.items():
-            room = int(quota[slot]) - len(shards)
-            given, spare = spare[:room], spare[room:]
-            mine = np.concatenate((shards, given))
-            kept[slot] = mine[np.argsort(self._place[mine], kind="stable")]
-        return kept
+        kept = []
+        for slot, own in owned.items():
+            room = max(0, int(quota[slot]) - len(own))
+            mine = np.concatenate((own[: quota[slot]], spare[:room]))
+            kept.append((np.full(len(mine), slot), mine))
+            spare = spare[room:]
+        owners = np.concatenate([slots for slots, _ in kept])
+        return _Shares(
+            np.concatenate([mine for _, mine in kept]), owners, self._place, segment.slot_count
+        )
 
-    def _untouched(self, pool: NDArray[np.bool_], slot: int, segment: Segment) -> Ints:
-        shards = self._table.shards_of(slot, segment.slot_count, segment.dead)
-        mine = shards[pool[shards]]
-        return mine[np.argsort(self._place[mine], kind="stable")]
+
+class Lanes(Mapping[int, Lane]):
+    """The lanes of all live slots; each is made when it is first asked for."""
+
+    def __init__(self, lengths: dict[int, int], make: Callable[[int], Lane]) -> None:
+        self.lengths = lengths
+        """How long each is."""
+        self._make = make
+        self._made: dict[int, Lane] = {}
+
+    def __getitem__(self, slot: int) -> Lane:
+        if slot not in self._made:
+            if slot not in self.lengths:
+                raise KeyError(slot)
+            self._made[slot] = self._make(slot)
+        return self._made[slot]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.lengths)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
 
 
-def _again(past: list[dict[int, Lane]], segment: Segment) -> Begun:
+class _Shares:
+    """Shards grouped by the slots that read them."""
+
+    def __init__(self, shards: Ints, owners: NDArray[Any], place: Ints, slot_count: int) -> None:
+        order = np.lexsort((place[shards], owners))
+        self._shards = shards[order]
+        self._owners = owners[order]
+        counts = np.bincount(owners, minlength=slot_count)
+        self._ends = np.cumsum(counts)
+        self._starts = self._ends - counts
+
+    def of(self, slot: int) -> Ints:
+        """A slot's shards, in reading order."""
+        return self._shards[self._starts[slot] : self._ends[slot]]
+
+    def loads(self, starts: Ints) -> Ints:
+        """How many samples each slot has."""
+        sizes = np.concatenate(([0], np.cumsum(starts[self._shards + 1] - starts[self._shards])))
+        loads: Ints = sizes[self._ends] - sizes[self._starts]
+        return loads
+
+
+def _again(past: list[Lanes], segment: Segment) -> Begun:
     """Windows of what is taken back when a segment begins."""
     return [
         (-1, window)

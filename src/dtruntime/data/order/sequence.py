@@ -73,6 +73,18 @@ def spans(streams: int, start: int, stop: int, rank: int, world: int) -> list[Sp
     low, high = size * rank // world, size * (rank + 1) // world
     if low == high:
         return []
+    if start % streams or size % streams:
+        return _uneven_spans(streams, start, stop, low, high)
+    each, depth = size // streams, start // streams
+    found = []
+    for strand in range(low // each, (high - 1) // each + 1):
+        first, last = max(low - strand * each, 0), min(high - strand * each, each)
+        found.append(Span(strand, depth + first, depth + last))
+    return found
+
+
+def _uneven_spans(streams: int, start: int, stop: int, low: int, high: int) -> list[Span]:
+    """The same where not all strands have the same part of the batch."""
     strands = np.arange(streams)
     first = -((strands - start) // streams)
     ends = np.cumsum(-((strands - stop) // streams) - first)

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from ...errors import ShardError
 from ...storage import ByteSource, FileStat, reading
+from ...storage.reading import check_unchanged
 from .base import (
     Advance,
     Blocks,
@@ -27,6 +28,8 @@ from .sniffing import wrong_format
 from .sources import arrow_source
 
 FOOTERS_KEPT = 64
+FILES_OPEN = 16
+"""By each thread."""
 GROUPS_KEPT_BYTES = 256 * 2**20
 FOOTER_GUESS = 256 * 1024
 """How much of an object's end is fetched in the hope that the footer is in it."""
@@ -47,6 +50,7 @@ class ParquetReader(Reader):
         self._groups = _GroupCache(GROUPS_KEPT_BYTES)
         read_footer = functools.partial(_read_footer, source)
         self._footer = functools.lru_cache(FOOTERS_KEPT)(read_footer)
+        self._open = _OpenFiles()
 
     def index_file(self, file: FileStat, advance: Advance) -> FileIndex:
         """Find out about a file from its footer."""
@@ -106,13 +110,43 @@ class ParquetReader(Reader):
         return table
 
     def _read_groups(self, file: IndexedFile, numbers: list[int], schema: pa.Schema) -> pa.Table:
-        footer = self._footer(file.stat)
-        ranges = [] if file.stat.is_local else _column_ranges(footer, numbers, schema.names)
-        with _corruption(file, numbers), arrow_source(file.stat, ranges, self._source) as opened:
-            with pq.ParquetFile(opened, metadata=footer, pre_buffer=False) as parquet:
-                table = parquet.read_row_groups(numbers, columns=schema.names, use_threads=False)
+        with _corruption(file, numbers), self._opened(file, numbers, schema) as parquet:
+            table = parquet.read_row_groups(numbers, columns=schema.names, use_threads=False)
             table = table.select(schema.names)
             return table if table.schema.equals(schema) else table.cast(schema)
+
+    @contextmanager
+    def _opened(
+        self, file: IndexedFile, numbers: list[int], schema: pa.Schema
+    ) -> Iterator[pq.ParquetFile]:
+        footer = self._footer(file.stat)
+        if file.stat.is_local:
+            yield self._open.get(file.stat, footer)
+            return
+        ranges = _column_ranges(footer, numbers, schema.names)
+        with (
+            arrow_source(file.stat, ranges, self._source) as opened,
+            pq.ParquetFile(opened, metadata=footer, pre_buffer=False) as parquet,
+        ):
+            yield parquet
+
+
+class _OpenFiles(threading.local):
+    """The local files that a thread has open, least recently used ones closed first."""
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[FileStat, pq.ParquetFile] = OrderedDict()
+
+    def get(self, file: FileStat, footer: pq.FileMetaData) -> pq.ParquetFile:
+        """An open file; ``ShardError`` when it has changed since it was indexed."""
+        check_unchanged(file)
+        parquet = self._files.pop(file, None)
+        if parquet is None:
+            parquet = pq.ParquetFile(file.url, metadata=footer, memory_map=True, pre_buffer=False)
+        self._files[file] = parquet
+        while len(self._files) > FILES_OPEN:
+            self._files.popitem(last=False)[1].close()
+        return parquet
 
 
 class _GroupCache:
