@@ -15,6 +15,7 @@ import pytest
 
 from dtruntime.checkpoint.format import PACKS
 from dtruntime.checkpoint.manager import CheckpointManager
+from dtruntime.checkpoint.pipeline import Pipeline
 from dtruntime.errors import CheckpointNotFoundError, StorageError
 from dtruntime.storage import open_backend
 
@@ -174,13 +175,13 @@ def test_differences_of_dense_training_are_small_and_bounded(tmp_path):
 def test_changed_buffer_is_noticed_and_not_committed(manager, monkeypatch):
     data = bytearray(os.urandom(64 * 2**20))
     gate = threading.Event()
-    write = CheckpointManager._write
+    write = Pipeline._write
 
     def slow(self, *args):
         gate.wait(20)
         return write(self, *args)
 
-    monkeypatch.setattr(CheckpointManager, "_write", slow)
+    monkeypatch.setattr(Pipeline, "_write", slow)
     handle = manager.save(data, step=1)
     stop = threading.Event()
 
@@ -204,7 +205,7 @@ def test_changed_buffer_is_noticed_and_not_committed(manager, monkeypatch):
 
 def test_tensor_changed_while_it_is_copied_is_named(manager, monkeypatch):
     torch = pytest.importorskip("torch")
-    from dtruntime.checkpoint import manager as module
+    from dtruntime.checkpoint import pipeline as module
 
     tensor = torch.zeros(1000)
     stage = module.stage
@@ -226,7 +227,7 @@ class Failing:
 
     def __init__(self, monkeypatch, manager):
         self.on = True
-        backend = manager._backend
+        backend = manager._place.backend
         writer = backend.writer
 
         def fail(name):
@@ -246,7 +247,7 @@ def test_failure_is_told_by_the_handle_or_else_by_the_next_call(manager, monkeyp
     with pytest.raises(StorageError, match="on fire"):
         manager.wait()
     manager.save(b"c", step=4)
-    manager._saver.wait()
+    manager._pipeline.wait()
     with pytest.raises(StorageError, match="on fire"):
         manager.save(b"d", step=5)
     failing.on = False
@@ -312,7 +313,7 @@ def test_everything_damaged_is_an_error_and_not_an_empty_folder(manager, tmp_pat
 def test_leftovers_of_dead_writers_are_collected_and_live_ones_are_not(tmp_path):
     program = (
         "import sys, os; from dtruntime.checkpoint.manager import CheckpointManager\n"
-        "m = CheckpointManager(sys.argv[1]); catalog, session = m._open()\n"
+        "m = CheckpointManager(sys.argv[1]); catalog, session = m._place._open()\n"
         "name = session.tag('000000000001') + 'left.pack'\n"
         "catalog.backend.write('packs/' + name, b'x'); print(name, flush=True)\n"
         "sys.stdin.readline()\n"
@@ -369,7 +370,7 @@ def test_memory_stays_within_its_budget(tmp_path):
         for step in range(2):
             manager.save(data, step=step)
         manager.wait()
-        assert manager._pool.allocated <= budget
+        assert manager._pipeline.pool.allocated <= budget
         assert manager.load_state()["x"].sum() == 400 * 2**20
 
 
@@ -449,7 +450,7 @@ def test_handles_do_not_pile_up(manager):
     for step in range(30):
         manager.save(b"x", step=step).wait()
     gc.collect()
-    assert len(manager._handles) <= 1
+    assert len(manager._pipeline._handles) <= 1
 
 
 def test_memory_url_is_shared_within_the_process():

@@ -51,6 +51,18 @@ def _attempts_of_the_lost_are_joined(patch: Patch) -> None:
     patch(Checkpoints, "_live_incarnations", lambda self: set(range(100_000)))
 
 
+def _attempts_given_up_are_joined(patch: Patch) -> None:
+    may_join = Checkpoints._may_join
+
+    def patient(self: Checkpoints, attempt: Attempt, command: c.BeginCheckpoint) -> bool:
+        pending = self.pending.get(attempt.record.checkpoint_id)
+        if pending is not None:
+            pending.given_up = False
+        return may_join(self, attempt, command)
+
+    patch(Checkpoints, "_may_join", patient)
+
+
 def _last_part_is_not_awaited(patch: Patch) -> None:
     add_part = Checkpoints._add_part
 
@@ -72,7 +84,7 @@ ATTEMPT_BUGS: dict[str, Callable[[Patch], None]] = {
     "all may join": _all_may_join,
     "newcomers join": _newcomers_join,
     "those of the lost are joined": _attempts_of_the_lost_are_joined,
-    "old ones are joined": lambda patch: patch(Attempts, "went_past", lambda *_: False),
+    "those given up are joined": _attempts_given_up_are_joined,
     "the ended are revived": lambda patch: patch(Attempts, "was_begun", lambda *_: False),
     "ends are not noted": lambda patch: patch(Attempts, "end", lambda *_: None),
     "the last part is not awaited": _last_part_is_not_awaited,

@@ -72,7 +72,6 @@ class Process:
         self.told = 0
         self._tickets = 0
         self._saves = 0
-        self._missed: set[int] = set()
         self._registrations = 0
         self._paused = False
         self._backlog: list[tuple[Task, Any]] = []
@@ -150,7 +149,6 @@ class Process:
         self.told = self.identity.generation
         self._tickets = 0
         self._saves = 0
-        self._missed.clear()
         self._resume(self._heartbeats(self.identity), None)
         self._resume(reading(self, self.identity), None)
 
@@ -182,20 +180,14 @@ class Process:
         return outcome
 
     def _save_together(self, step: int, round_: int) -> Task:
-        """Agree on an id, write for a while, send the part; again if that was in vain.
-
-        A step that this process has missed is not saved before it has begun something else.
-        """
+        """Agree on an id, write for a while, send the part; again if that was in vain."""
         rng, me = self.sim.rng, self._me()
-        if step in self._missed or rng.random() < 0.1:
-            self._missed.add(step)
+        if rng.random() < 0.1:
             return
         for _ in range(rng.choice([1, 1, 2])):
             self._saves += 1
             command = c.BeginCheckpoint(me.job, me.worker_id, me.incarnation, step, self._saves)
-            self._missed.add(step)
             begun = yield from self._call(command)
-            self._missed.clear()
             yield rng.choice([0.0, 0.1, 1.0]) * rng.random()
             if rng.random() < 0.05:
                 return

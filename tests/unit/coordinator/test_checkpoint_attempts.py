@@ -156,12 +156,37 @@ def test_member_that_has_saved_something_since_does_not_join_an_old_attempt(benc
     """Both are back at the step: one part of the first time there must not meet a second one."""
     a, b = bench.world(2)
     bench.begin(a, 7, ticket=1)
-    bench.save(a, FIRST, step=7, timeout=0.0)
+    assert bench.save(a, FIRST, step=7).held
     for m, ticket in ((a, 2), (b, 1)):
         later = bench.begin(m, 8, ticket).checkpoint_id
         bench.save(m, later, step=8)
     assert bench.begin(b, 7, ticket=2).checkpoint_id != FIRST
     assert isinstance(bench.save(b, FIRST, step=7).reply, c.Aborted)
+
+
+@pytest.mark.parametrize("end", ["timeout", "no wait", "hang-up", "restart"])
+def test_attempt_is_not_joined_once_a_sender_has_stopped_waiting(bench: Bench, end: str) -> None:
+    """It may be back at the step by now, and its part is of the first time there."""
+    a, b = bench.world(2)
+    bench.begin(a, 7)
+    call = bench.save(a, FIRST, step=7, timeout=0.0 if end == "no wait" else 1.0)
+    if end == "timeout":
+        bench.wait(1.0, a, b)
+        assert isinstance(call.reply, c.Pending)
+    elif end == "hang-up":
+        bench.hang_up(call)
+    elif end == "restart":
+        bench.restart()
+    assert bench.begin(b, 7).checkpoint_id == SECOND
+    assert isinstance(bench.save(a, FIRST, step=7).reply, c.Aborted)
+
+
+def test_those_who_asked_can_finish_after_a_sender_has_stopped_waiting(bench: Bench) -> None:
+    a, b = bench.world(2)
+    bench.begin(a, 7)
+    bench.begin(b, 7)
+    bench.save(a, FIRST, step=7, timeout=0.0)
+    assert isinstance(bench.save(b, FIRST, step=7).reply, c.Committed)
 
 
 def test_calls_of_one_member_that_overtake_each_other_still_join(bench: Bench) -> None:

@@ -46,8 +46,8 @@ def store(backend: LocalBackend, how: str, name: str, data: bytes) -> None:
 HOW = pytest.mark.parametrize("how", ["write", "create", "stream"])
 
 
-@pytest.mark.parametrize("extra", [-4097, -1, 0, 1, 511, 4096, 4097])
-@pytest.mark.parametrize("blocks", [1, 2, 5])
+@pytest.mark.parametrize("extra", [-4097, -1, 0, 511, 4096])
+@pytest.mark.parametrize("blocks", [1, 3])
 def test_every_size_around_a_block_is_exact(backend: LocalBackend, blocks: int, extra: int) -> None:
     size = blocks * direct.BLOCK + extra
     memory = mmap.mmap(-1, size + 3)
@@ -306,7 +306,7 @@ backend = LocalBackend(sys.argv[1])
 backend.write("parent", b"p" * 5_000_001)
 child = os.fork()
 who = b"p" if child else b"c"
-for round_ in range(10):
+for round_ in range(5):
     backend.write(who.decode(), who * 9_000_001)
     with backend.writer("stream-" + who.decode()) as writer:
         writer.write(who * 9_000_001)

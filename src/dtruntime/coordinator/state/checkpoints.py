@@ -31,12 +31,14 @@ RANKS_CUT = 256
 class PendingCheckpoint:
     """A checkpoint that lacks parts."""
 
-    __slots__ = ("calls", "parts", "record")
+    __slots__ = ("calls", "given_up", "parts", "record")
 
     def __init__(self, record: PendingRecord) -> None:
         self.record = record
         self.parts: dict[int, PartRecord] = {}
         self.calls: set[int] = set()
+        self.given_up = False
+        """Whether somebody who sent its part may have gone on without the commit."""
 
     def missing_ranks(self) -> list[int]:
         """Ranks that have not sent their part."""
@@ -109,6 +111,7 @@ class Checkpoints:
         pending = self._calls.pop(call, None)
         if pending is not None:
             pending.calls.discard(call)
+            pending.given_up = True
 
     def lose(self, losses: list[Lost], out: Outbox) -> None:
         """Abort what a lost member was to contribute to."""
@@ -136,6 +139,7 @@ class Checkpoints:
         for part in parts:
             if part.checkpoint_id in self.pending:
                 self.pending[part.checkpoint_id].parts[part.incarnation] = part
+                self.pending[part.checkpoint_id].given_up = True
 
     def _why_stale(
         self, pending: PendingCheckpoint | None, c: NotifyCheckpoint, member: Member
@@ -179,6 +183,7 @@ class Checkpoints:
             return self._finish(pending, c.worker_id, out)
         out.put("part", self._roster.job, part_key(part), part)
         if c.timeout <= 0 or not c.call:
+            pending.given_up = True
             return self._still_pending(pending)
         pending.calls.add(c.call)
         self._calls[c.call] = pending
@@ -187,11 +192,14 @@ class Checkpoints:
     def _may_join(self, attempt: Attempt, c: BeginCheckpoint) -> bool:
         """Whether a member that has not asked for an attempt belongs to those who save it.
 
-        Not if an asker was lost, since the caller may have recovered from that; nor if the
-        caller joined the job later, or has begun something else after this attempt.
+        Not if an asker was lost, or one that sent its part no longer waits: they and the caller
+        may be back at the step, with another state. Nor if the caller joined the job later, or
+        has begun something else after this attempt.
         """
         pending = self.pending.get(attempt.record.checkpoint_id)
-        if pending is None or c.incarnation in attempt.tickets or c.incarnation in pending.parts:
+        if pending is None or pending.given_up:
+            return False
+        if c.incarnation in attempt.tickets or c.incarnation in pending.parts:
             return False
         if c.incarnation not in pending.record.expected or self.attempts.went_past(attempt, c):
             return False

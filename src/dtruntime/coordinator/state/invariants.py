@@ -96,6 +96,9 @@ def snapshot(machine: Machine) -> dict[str, Any]:
             for key, round_ in job.barriers.open.items()
         }
         state[f"calls of {name}"] = job.held_calls
+        state[f"given up in {name}"] = {
+            key for key, pending in job.checkpoints.pending.items() if pending.given_up
+        }
     return state
 
 

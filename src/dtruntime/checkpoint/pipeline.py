@@ -1,0 +1,251 @@
+"""Saves in the background: from a state in memory to a committed checkpoint."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import StorageError
+from ..telemetry import EventLog
+from .codecs import Compressor
+from .commits import Commits
+from .format import Extent, Manifest, Part
+from .known import KnownChunks
+from .layout import lay_out
+from .place import Place
+from .retention import Retention
+from .saving import GroupQueue, Saved, SaveHandle, Saver, groups_of, stage, watched
+from .staging import StagingPool
+from .trees import flatten
+from .writer import Differ, Group, PartWriter
+
+log = EventLog("checkpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the caller says about a checkpoint."""
+
+    step: int
+    epoch: int
+    is_full: bool
+    metrics: dict[str, float] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """A stream on its way."""
+
+    groups: Iterator[Group]
+    kind: str
+    extents: tuple[Extent, ...] = ()
+    skeleton: Any = None
+    queue: GroupQueue | None = None
+
+
+class Pipeline:
+    """Takes states in, and commits them one after the other."""
+
+    def __init__(
+        self,
+        place: Place,
+        commits: Commits,
+        *,
+        pool: StagingPool,
+        compressor: Compressor,
+        retention: Retention,
+        delta: bool,
+    ) -> None:
+        self._place = place
+        self._commits = commits
+        self.pool = pool
+        self._compressor = compressor
+        self._retention = retention
+        self._differ = Differ() if delta else None
+        self._saver = Saver("strata-save")
+        self._handles: list[SaveHandle] = []
+        self._lock = threading.Lock()
+        self._known: tuple[str, KnownChunks] | None = None
+
+    def take(self, state: Any, wanted: Wanted) -> SaveHandle:
+        """Begin a save; returns when the state is not needed any more."""
+        handle = SaveHandle(wanted.step, self._commits.new_id(wanted.step))
+        view = _bytes_like(state)
+        if view is None:
+            self._take_tree(state, wanted, handle)
+        else:
+            groups = groups_of(view)
+            if not view.readonly:
+                groups = watched(view, groups, f"the buffer saved at step {wanted.step}")
+            self._submit(handle, wanted, _Content(groups, "bytes"))
+        handle.stall_seconds = time.perf_counter() - handle.started
+        return handle
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is under way; whether that is so."""
+        return self._saver.wait(timeout)
+
+    def close(self) -> None:
+        """Wait, and end the thread."""
+        self._saver.close()
+
+    def raise_failure(self) -> None:
+        """Raise the error of a save that failed and that nobody looked at."""
+        with self._lock:
+            handles = list(self._handles)
+        for handle in handles:
+            if handle.done and not handle.looked_at and handle.future.exception():
+                handle.wait()
+
+    # Staging, in the caller's thread
+
+    def _take_tree(self, state: Any, wanted: Wanted, handle: SaveHandle) -> None:
+        tree = flatten(state)
+        layout = lay_out([buffer.nbytes for buffer in tree.buffers])
+        extents = tuple(
+            Extent(offset, buffer.nbytes, buffer.dtype, buffer.key)
+            for offset, buffer in zip(layout.offsets, tree.buffers, strict=True)
+        )
+        groups = GroupQueue()
+        versions = [buffer.version() for buffer in tree.buffers]
+        content = _Content(iter(groups), "state", extents, tree.skeleton, groups)
+        self._submit(handle, wanted, content)
+        try:
+            stage(layout, tree.buffers, self.pool, groups)
+            for buffer, version in zip(tree.buffers, versions, strict=True):
+                if buffer.version() != version:
+                    raise StorageError(
+                        f"{buffer.key} was changed while step {wanted.step} was being copied, and "
+                        "the checkpoint is not committed: do not train while save() runs"
+                    )
+        except BaseException as exc:
+            handle.looked_at = True
+            groups.end(exc)
+            raise
+        groups.end()
+
+    def _submit(self, handle: SaveHandle, wanted: Wanted, content: _Content) -> None:
+        with self._lock:
+            self._handles = [h for h in self._handles if not (h.done and h.looked_at)]
+            self._handles.append(handle)
+        self._saver.submit(lambda: self._run(handle, wanted, content))
+
+    # Writing, in the background
+
+    def _run(self, handle: SaveHandle, wanted: Wanted, content: _Content) -> None:
+        try:
+            saved = self._write(handle, wanted, content)
+        except BaseException as exc:
+            if content.queue is not None:
+                content.queue.drain()
+            if self._differ is not None:
+                self._differ.forget()
+            error = exc if isinstance(exc, StorageError) else _unexpected(wanted.step, exc)
+            log.error(
+                "checkpoint.failed", step=wanted.step, place=self._place.url, reason=str(error)
+            )
+            handle.future.set_exception(error)
+            return
+        handle.future.set_result(saved)
+
+    def _write(self, handle: SaveHandle, wanted: Wanted, content: _Content) -> Saved:
+        handle.checkpoint_id = handle.checkpoint_id or self._commits.begin(wanted.step)
+        known = KnownChunks() if wanted.is_full else self._known_chunks()
+        if self._differ is not None:
+            self._differ.begin()
+        session = self._place.session
+        writer = PartWriter(
+            self._place.backend,
+            f"{session.tag(f'{wanted.step:012d}')}{os.urandom(4).hex()}.pack",
+            compressor=self._compressor,
+            known=known,
+            differ=self._differ,
+            widths=_widths(content.extents),
+        )
+        if content.queue is None:
+            writer.write(content.groups)
+        else:
+            writer.write(content.groups, content.queue.done)
+        part = writer.part(self._commits.rank, content.kind, content.extents, content.skeleton)
+        try:
+            manifest = self._commits.commit(handle.checkpoint_id, wanted, part, writer.written)
+        except BaseException:
+            writer.abort()
+            raise
+        self._after_commit(manifest, part)
+        return Saved(
+            handle.checkpoint_id,
+            wanted.step,
+            part.length,
+            writer.written,
+            handle.stall_seconds,
+            time.perf_counter() - handle.started,
+        )
+
+    def _after_commit(self, manifest: Manifest | None, part: Part) -> None:
+        """Remember what is stored, and clear away what is not kept."""
+        if self._differ is not None:
+            self._differ.end()
+        if manifest is None:
+            self._known = None
+            return
+        self._known = manifest.name, KnownChunks([part])
+        try:
+            self._place.catalog.retain(self._retention)
+            self._place.catalog.sweep(self._place.session.is_dead)
+            self._place.session.forget_dead()
+        except StorageError as exc:
+            log.warning("checkpoint.not_cleaned", place=self._place.url, reason=str(exc))
+
+    def _known_chunks(self) -> KnownChunks:
+        """What the newest checkpoint has; nothing when it cannot be read."""
+        catalog = self._place.catalog
+        newest = catalog.find()
+        if newest is None:
+            return KnownChunks()
+        if self._known is None or self._known[0] != newest.name:
+            try:
+                parts = catalog.parts(catalog.manifest(newest))
+            except StorageError as exc:
+                log.warning("checkpoint.saved_in_full", reason=str(exc))
+                return KnownChunks()
+            self._known = newest.name, KnownChunks(parts)
+        return self._known[1]
+
+
+def _bytes_like(state: Any) -> memoryview | None:
+    """The bytes of what is saved as it is; arrays are states."""
+    if not isinstance(state, bytes | bytearray | memoryview):
+        return None
+    view = memoryview(state)
+    if not view.c_contiguous:
+        raise ValueError("a memoryview must be contiguous to be saved")
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def _widths(extents: tuple[Extent, ...]) -> Callable[[int], int]:
+    """How large the elements are at a place of the stream."""
+    starts = [extent.offset for extent in extents]
+
+    def width(offset: int) -> int:
+        number = bisect_right(starts, offset) - 1
+        return _itemsize(extents[number].dtype) if number >= 0 else 1
+
+    return width
+
+
+def _itemsize(dtype: str) -> int:
+    bits = "".join(c for c in dtype.partition("_")[0] if c.isdigit())
+    return max(1, int(bits) // 8) if bits else 1
+
+
+def _unexpected(step: int, error: BaseException) -> StorageError:
+    wrapped = StorageError(f"the checkpoint of step {step} failed: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

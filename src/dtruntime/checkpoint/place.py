@@ -1,0 +1,71 @@
+"""A place with checkpoints, opened when it is first used."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from ..errors import StorageError
+from ..storage import StorageBackend, open_backend
+from .catalog import Catalog
+from .sessions import Session
+
+
+class Place:
+    """A storage backend with its catalog, and this process's standing as a writer in it."""
+
+    def __init__(self, url: str, options: dict[str, Any]) -> None:
+        self.url = url
+        self._options = options
+        self._opened: tuple[Catalog, Session] | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        self._process = os.getpid()
+
+    @property
+    def catalog(self) -> Catalog:
+        """The checkpoints there."""
+        return self._open()[0]
+
+    @property
+    def session(self) -> Session:
+        """This writer."""
+        return self._open()[1]
+
+    @property
+    def backend(self) -> StorageBackend:
+        """What stores them."""
+        return self.catalog.backend
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process made it, and has not closed it."""
+        return not self._closed and self._process == os.getpid()
+
+    def check_usable(self) -> None:
+        """Raise ``StorageError`` when it is closed or belongs to another process."""
+        if self._closed:
+            raise StorageError(f"the manager of {self.url} is closed")
+        if self._process != os.getpid():
+            raise StorageError(
+                f"the manager of {self.url} was made in process {self._process}, not in this one: "
+                "make one here"
+            )
+
+    def close(self) -> None:
+        """Release everything."""
+        self._closed = True
+        with self._lock:
+            opened, self._opened = self._opened, None
+        if opened is not None:
+            opened[1].close()
+            opened[0].backend.close()
+
+    def _open(self) -> tuple[Catalog, Session]:
+        with self._lock:
+            if self._opened is None:
+                backend = open_backend(self.url, **self._options)
+                self._opened = Catalog(backend), Session(backend)
+                self._opened[1].open()
+            return self._opened
