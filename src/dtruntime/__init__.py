@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ._version import __version__
+    from .checkpoint import CheckpointManager
     from .client import DatasetRegistry, TrainingOrchestrator, WorkerConfig
     from .config import Config
     from .errors import (
@@ -46,6 +47,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 _HOMES = {
     "_version": ("__version__",),
+    "checkpoint": ("CheckpointManager",),
     "client": ("DatasetRegistry", "TrainingOrchestrator", "WorkerConfig"),
     "config": ("Config",),
     "errors": (
@@ -79,6 +81,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "BarrierStatus",
     "CheckpointInfo",
+    "CheckpointManager",
     "CheckpointNotFoundError",
     "Config",
     "ConfigError",

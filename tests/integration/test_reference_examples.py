@@ -1,8 +1,6 @@
 """Every python example of the reference documents that needs a coordinator runs as printed.
 
-Only placeholders are filled in: the address, the numbers of steps, the model. What belongs to
-`CheckpointManager` runs once that exists; until then a stand-in that stores nothing takes its
-place, so that the rest of each example is run for real.
+Only placeholders are filled in: the address, the numbers of steps, the model, the folder.
 """
 
 import os
@@ -29,15 +27,8 @@ REFERENCE = next(
 
 pytestmark = pytest.mark.skipif(REFERENCE is None, reason="the reference documents are not here")
 
-STAND_INS = """
+IMPORTS = """
 import asyncio, dtruntime, io, os, socket
-if "CheckpointManager" not in dtruntime.__all__:
-    class StandIn:
-        def __init__(self, *args, **kwargs): pass
-        async def save_async(self, data, step): pass
-        def save(self, data, step, epoch=0, is_full=True): pass
-        async def load(self, step=None): raise FileNotFoundError
-    dtruntime.CheckpointManager = StandIn
 """
 
 
@@ -60,7 +51,7 @@ def run(
     program: str, coordinator: LocalCoordinator, job: str, **env: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", STAND_INS + program],
+        [sys.executable, "-c", IMPORTS + program],
         env={**os.environ, "COORDINATOR_URL": coordinator.url, "STRATA_JOB": job, **env},
         capture_output=True,
         text=True,
@@ -114,7 +105,7 @@ asyncio.run(main())
 
 
 def test_full_training_example_of_the_api_reference(
-    coordinator: LocalCoordinator, job: str
+    coordinator: LocalCoordinator, job: str, s3_server: dict[str, str]
 ) -> None:
     example = at(block_with("api-reference.md", "async def main():", "YourModel()"), coordinator)
     example = example.replace("import torch\nimport torch.distributed as dist\n", "")
@@ -136,8 +127,9 @@ def create_dataloader(files): return iter(range(10**6))
 def train_step(model, batch, optimizer): return 0.5
 total_steps, steps_per_epoch, checkpoint_interval = 20, 5, 10
 """
-    program = STAND_INS + placeholders + example
+    program = IMPORTS + placeholders + example
     env = {"COORDINATOR_URL": coordinator.url, "STRATA_JOB": job, "WORLD_SIZE": "2"}
+    env |= s3_server | {"CHECKPOINT_BUCKET": "reference-api"}
     with (
         WorkerProcess(program, env={**env, "RANK": "0"}) as first,
         WorkerProcess(program, env={**env, "RANK": "1"}) as second,
@@ -147,15 +139,20 @@ total_steps, steps_per_epoch, checkpoint_interval = 20, 5, 10
             assert worker.wait() == 0, worker.log
 
 
-def test_quick_start_example_of_the_runtime_readme(coordinator: LocalCoordinator, job: str) -> None:
+def test_quick_start_example_of_the_runtime_readme(
+    coordinator: LocalCoordinator, job: str, tmp_path: Path
+) -> None:
     example = at(block_with("readme-runtime.md", "training_data"), coordinator)
+    example = example.replace("/tmp/checkpoints", str(tmp_path))
     result = run(example, coordinator, job)
     assert result.returncode == 0, result.stderr
     assert "Assigned 10 shards" in result.stdout
     assert result.stdout.rstrip().endswith("Training complete!")
 
 
-def test_usage_example_of_the_strata_readme(coordinator: LocalCoordinator, job: str) -> None:
+def test_usage_example_of_the_strata_readme(
+    coordinator: LocalCoordinator, job: str, s3_server: dict[str, str]
+) -> None:
     example = at(block_with("readme-strata.md", "WORLD_SIZE = 8"), coordinator)
     assert "range(10_000)" in example
     example = example.replace("range(10_000)", "range(20)").replace(
@@ -165,11 +162,14 @@ def test_usage_example_of_the_strata_readme(coordinator: LocalCoordinator, job: 
 model, steps_per_epoch = None, 5
 def serialize_model(model): return b"weights"
 """
-    result = run(placeholders + example, coordinator, job)
+    env = s3_server | {"CHECKPOINT_BUCKET": "reference-strata"}
+    result = run(placeholders + example, coordinator, job, **env)
     assert result.returncode == 0, result.stderr
 
 
-def test_pytorch_example_of_the_sdk_reference(coordinator: LocalCoordinator, job: str) -> None:
+def test_pytorch_example_of_the_sdk_reference(
+    coordinator: LocalCoordinator, job: str, tmp_path: Path
+) -> None:
     text = text_of("sdk-reference.txt")
     constructor = re.search(r"config = WorkerConfig\(.*?^\)\n", text, re.DOTALL | re.MULTILINE)
     assert constructor is not None
@@ -178,7 +178,7 @@ from dtruntime import CheckpointManager, DatasetRegistry, TrainingOrchestrator, 
 {at(constructor[0], coordinator)}
 orchestrator = TrainingOrchestrator(config)
 dataset_reg = DatasetRegistry()
-ckpt_manager = CheckpointManager("/tmp/llama-7b")
+ckpt_manager = CheckpointManager({str(tmp_path)!r})
 worker_id = orchestrator.register()
 dataset_reg.register_dataset("imagenet", total_samples=1_281_167, shard_size=10_000, shuffle=True)
 shards = dataset_reg.get_shards("imagenet", epoch=0)

@@ -17,6 +17,7 @@ SOURCE = ROOT / "src" / "dtruntime"
 
 CONTRACT = {
     "CheckpointInfo",
+    "CheckpointManager",
     "CheckpointNotFoundError",
     "ConnectionError",
     "DatasetRegistry",

@@ -1,1 +1,38 @@
 """Checkpoints: saved without stalling training, committed whole, checked when loaded."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .building import CheckpointWriter
+    from .manager import CheckpointManager
+    from .policy import SavePolicy
+    from .retention import Retention
+    from .saving import Saved, SaveHandle
+
+_HOME_OF = {
+    "CheckpointManager": "manager",
+    "CheckpointWriter": "building",
+    "Retention": "retention",
+    "SaveHandle": "saving",
+    "SavePolicy": "policy",
+    "Saved": "saving",
+}
+
+__all__ = [
+    "CheckpointManager",
+    "CheckpointWriter",
+    "Retention",
+    "SaveHandle",
+    "SavePolicy",
+    "Saved",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{home}", __name__), name)
