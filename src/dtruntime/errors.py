@@ -4,6 +4,8 @@
     ├── ConnectionError           also builtins.ConnectionError
     ├── StorageError              also OSError
     │   ├── CheckpointNotFoundError   also FileNotFoundError
+    │   ├── CheckpointDamagedError
+    │   ├── CheckpointAbortedError
     │   ├── StorageNotFoundError      also FileNotFoundError
     │   ├── StoragePermissionError    also PermissionError
     │   └── StorageThrottledError
@@ -40,6 +42,14 @@ class StorageError(StrataError, OSError):
 
 class CheckpointNotFoundError(StorageError, FileNotFoundError):
     """No committed checkpoint matches the request."""
+
+
+class CheckpointDamagedError(StorageError):
+    """What is stored of a checkpoint is not what was committed, or is gone."""
+
+
+class CheckpointAbortedError(StorageError):
+    """A checkpoint of all ranks was not committed, and never will be."""
 
 
 class StorageNotFoundError(StorageError, FileNotFoundError):

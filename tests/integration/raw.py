@@ -151,6 +151,12 @@ class RawWorker:
         )
         return self.client.begin("WaitBarrier", request)
 
+    def begin_checkpoint(self, step: int, ticket: int = 1) -> pb.BeginCheckpointResponse:
+        reply: pb.BeginCheckpointResponse = self.client.call(
+            "BeginCheckpoint", **self.identity, step=step, ticket=ticket
+        )
+        return reply
+
     def commit(self, checkpoint_id: str, step: int, **fields: Any) -> HeldCall:
         request = pb.CheckpointInfo(
             checkpoint_id=checkpoint_id,

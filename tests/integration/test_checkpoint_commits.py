@@ -35,11 +35,11 @@ def test_single_writer_commits_at_once(coordinator: LocalCoordinator, job: str) 
         assert latest.committed_at > 0
 
 
-def test_latest_is_the_highest_step_not_the_newest_commit(service: RawClient) -> None:
+def test_latest_is_the_newest_commit_not_the_highest_step(service: RawClient) -> None:
     worker = service.register()
     for step in (10, 30, 20):
         worker.commit(f"c-{step}", step).result()
-    assert service.call("GetLatestCheckpoint").checkpoint.step == 30
+    assert service.call("GetLatestCheckpoint").checkpoint.step == 20
     assert ids_of(service) == ["c-10", "c-30", "c-20"]
 
 
@@ -160,6 +160,39 @@ def test_rank_that_leaves_aborts_and_the_survivors_can_save_again(service: RawCl
     assert first.commit("c-1", 1, partial=True).result().status == PENDING
     assert second.commit("c-1", 1, partial=True).result().status == COMMITTED
     assert service.call("GetLatestCheckpoint").checkpoint.parts == 2
+
+
+def test_ranks_agree_on_an_id_for_each_attempt(service: RawClient) -> None:
+    workers = service.workers(2, world_size=2)
+    for ticket in (1, 2):
+        begun = [worker.begin_checkpoint(7, ticket) for worker in workers]
+        assert begun[0] == begun[1]
+        assert begun[0].checkpoint_id == f"step-000000000007-{ticket:06d}"
+        assert list(begun[0].ranks) == [0, 1]
+        for worker in workers:
+            reply = worker.commit(begun[0].checkpoint_id, 7, partial=True).result()
+        assert reply.status == COMMITTED
+    assert service.call("GetLatestCheckpoint").checkpoint.checkpoint_id.endswith("-000002")
+
+
+def test_attempt_that_a_leaving_rank_ended_stays_over(service: RawClient) -> None:
+    first, second, third = service.workers(3)
+    begun = [worker.begin_checkpoint(7).checkpoint_id for worker in (first, second, third)]
+    third.leave()
+    first.told = second.told = first.heartbeat().generation
+    for worker in (first, second):
+        reply = worker.commit(begun[0], 7, partial=True).result()
+        assert (reply.status, "worker-2" in reply.detail) == (ABORTED, True)
+    assert list(first.begin_checkpoint(7, ticket=2).ranks) == [0, 1]
+    assert ids_of(service) == []
+
+
+def test_lower_ticket_is_refused(service: RawClient) -> None:
+    worker = service.register()
+    worker.begin_checkpoint(7, ticket=2)
+    with pytest.raises(Refusal, match="ticket 2") as caught:
+        worker.begin_checkpoint(7, ticket=1)
+    assert caught.value.reason == "checkpoint_conflict"
 
 
 def test_superseded_rank_cannot_commit(service: RawClient) -> None:

@@ -159,6 +159,31 @@ def test_partial_checkpoint_commits_across_a_killed_coordinator(
         assert (latest.checkpoint_id, latest.parts, latest.size_bytes) == ("c-1", 3, 30)
 
 
+def test_attempt_survives_a_killed_coordinator_and_its_id_is_not_given_again(
+    own_coordinator: LocalCoordinator, own_view: JobView
+) -> None:
+    def saved(workers: list[RemoteWorker], checkpoint_id: str) -> None:
+        parts = [w.begin("commit_checkpoint", checkpoint_id, 7, partial=True) for w in workers]
+        for part in parts:
+            part.result(60)
+
+    with remote_workers(3, own_coordinator) as workers:
+        ids = [worker.call("begin_checkpoint", 7) for worker in workers[:2]]
+        restart(own_coordinator)
+        ids.append(workers[2].call("begin_checkpoint", 7))
+        restart(own_coordinator)
+        assert len(set(ids)) == 1
+        saved(workers, ids[0])
+        restart(own_coordinator)
+        again = {worker.call("begin_checkpoint", 7) for worker in workers}
+        assert len(again) == 1
+        assert not again & set(ids)
+        saved(workers, *again)
+        latest = own_view.status.latest_checkpoint
+        assert latest is not None
+        assert ({latest.checkpoint_id}, latest.parts) == (again, 3)
+
+
 def test_workers_ride_through_an_absence_and_say_so_once(
     own_coordinator: LocalCoordinator, own_view: JobView
 ) -> None:

@@ -119,6 +119,17 @@ def test_bad_checkpoint_is_refused(service: RawClient, fields: dict[str, Any], n
 
 @pytest.mark.parametrize(
     ("fields", "named"),
+    [({"ticket": 0}, "ticket"), ({"incarnation": 0}, "incarnation"), ({"step": 2**63}, "step")],
+)
+def test_bad_beginning_is_refused(service: RawClient, fields: dict[str, Any], named: str) -> None:
+    good = {"step": 1, "ticket": 1, **service.register().identity}
+    refusal = refused(service.call, "BeginCheckpoint", **{**good, **fields})
+    assert (refusal.code, refusal.reason) == (INVALID, "invalid")
+    assert named in refusal.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
     [
         *[({"barrier_id": bad}, "barrier") for bad in BAD_IDS],
         ({"incarnation": 0}, "incarnation"),
@@ -156,6 +167,7 @@ def test_bad_heartbeat_is_refused(service: RawClient, fields: dict[str, Any]) ->
         ("Heartbeat", {}),
         ("DeregisterWorker", {}),
         ("WaitBarrier", {"barrier_id": "b"}),
+        ("BeginCheckpoint", {"step": 1, "ticket": 1}),
         ("NotifyCheckpoint", {"checkpoint_id": "c"}),
     ],
 )

@@ -17,6 +17,11 @@ ALLOWED_IMPORTERS = {
     "torch": {
         "data.torch",
         "data.loading.to_torch",
+        "checkpoint.cuda",
+        "checkpoint.dcp.items",
+        "checkpoint.dcp.metadata",
+        "checkpoint.dcp.reader",
+        "checkpoint.dcp.writer",
         "checkpoint.trees.torch_leaves",
         "checkpoint.trees.torch_landing",
     },

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ..errors import StorageError
+from ..errors import CheckpointDamagedError, StorageError, StorageNotFoundError
 from ..storage.backend import StorageBackend, StoredFile
 from ..telemetry import EventLog
 from .format import (
@@ -56,6 +56,8 @@ class Catalog:
             place = parse_manifest_name(file.name)
             if place is not None:
                 found.append(Entry(*place, file.name))
+        there = {entry.name for entry in found}
+        self._manifests = {n: m for n, m in self._manifests.items() if n in there}
         return sorted(found)
 
     def find(self, step: int | None = None) -> Entry | None:
@@ -64,11 +66,10 @@ class Catalog:
         return entries[-1] if entries else None
 
     def manifest(self, entry: Entry) -> Manifest:
-        """Read a manifest."""
+        """Read a manifest; ``CheckpointDamagedError`` when it is not whole any more."""
         known = self._manifests.get(entry.name)
         if known is None:
-            data = self.backend.read(entry.name)
-            known = open_manifest(data, self.backend.location(entry.name))
+            known = open_manifest(self._read(entry.name), self.backend.location(entry.name))
             self._manifests[entry.name] = known
         return known
 
@@ -80,11 +81,17 @@ class Catalog:
         """A part, from its own file where it has one."""
         if isinstance(part, Part):
             return part
-        data = self.backend.read(part.file)
+        data = self._read(part.file)
         where = self.backend.location(part.file)
         if digest_of(data) != part.digest:
-            raise StorageError(f"{where} is not the file that the checkpoint was committed with")
+            raise CheckpointDamagedError(
+                f"{where} is damaged: it is not the file that the checkpoint was committed with"
+            )
         return open_part(data, where)
+
+    def with_id(self, checkpoint_id: str) -> Manifest | None:
+        """A recent checkpoint by its id."""
+        return self._with_id(checkpoint_id, self.entries())
 
     def commit(self, make: Callable[[int], Manifest]) -> Manifest:
         """Write the manifest that ``make`` makes for a sequence number: that is the commit.
@@ -97,7 +104,7 @@ class Catalog:
             same = self._with_id(manifest.checkpoint_id, entries)
             if same is not None:
                 return same
-            if self.backend.create(manifest.name, seal(manifest)):
+            if self._create(manifest):
                 self._manifests[manifest.name] = manifest
                 self._point_to(manifest)
                 return manifest
@@ -105,6 +112,7 @@ class Catalog:
     def drop(self, entries: Iterable[Entry]) -> list[Entry]:
         """Delete manifests; returns those that could be. One failure does not stop the rest."""
         wanted = list(entries)
+        self._note_needed(wanted)
         failed = dict(self.backend.delete_many([entry.name for entry in wanted]))
         for name, why in failed.items():
             log.warning("checkpoint.not_deleted", file=self.backend.location(name), reason=str(why))
@@ -119,14 +127,22 @@ class Catalog:
         kept = [Kept(e.sequence, e.step, self._metrics(e, retention)) for e in entries]
         return self.drop(by_sequence[sequence] for sequence in retention.dropped(kept))
 
+    def abandon(self, files: Collection[str]) -> None:
+        """Let the next sweep delete files of a save that failed, unless it was committed after all.
+
+        A store that did not answer may have done what it was asked, or do it yet.
+        """
+        self._needed_once |= set(files)
+        self._unneeded |= set(files)
+
     def sweep(
-        self, is_dead: Callable[[StoredFile], bool], pinned: Collection[str] = ()
+        self, is_dead: Callable[[StoredFile, float], bool], pinned: Collection[str] = ()
     ) -> list[str]:
         """Delete packs and parts that no manifest needs; returns what was deleted.
 
         A file that was never committed stays while its writer may commit it: ``is_dead`` says
-        whether the writer of a file is gone. A file that a manifest needed stays until the next
-        sweep, because a save that is under way may refer to it. When a manifest cannot be read
+        whether the writer of a file is gone, at a time of the store's clock. A file that a manifest
+        needed stays until the next sweep, because a save that is under way may refer to it. When a manifest cannot be read
         nothing is deleted, since what it needs is not known.
         """
         files = [file for folder in (PACKS, PARTS) for file in self.backend.list(folder)]
@@ -135,7 +151,9 @@ class Catalog:
             needed |= self.manifest(entry).files
         self._needed_once |= needed
         unneeded = [file for file in files if file.name not in needed]
-        doomed = [f.name for f in unneeded if f.name in self._unneeded or is_dead(f)]
+        # This machine's clock may be wrong; a store's own times agree with each other.
+        now = max((file.modified for file in files), default=0.0)
+        doomed = [file.name for file in unneeded if self._is_doomed(file, now, is_dead)]
         failed = dict(self.backend.delete_many(doomed))
         for name, why in failed.items():
             log.warning("checkpoint.not_deleted", file=self.backend.location(name), reason=str(why))
@@ -144,12 +162,50 @@ class Catalog:
         self._needed_once &= needed | left
         return [name for name in doomed if name not in failed]
 
+    def _is_doomed(
+        self, file: StoredFile, now: float, is_dead: Callable[[StoredFile, float], bool]
+    ) -> bool:
+        if file.name in self._needed_once:
+            return file.name in self._unneeded
+        return is_dead(file, now)
+
+    def _note_needed(self, entries: Iterable[Entry]) -> None:
+        """Take note of what checkpoints need before they are dropped."""
+        for entry in entries:
+            try:
+                self._needed_once |= self.manifest(entry).files
+            except StorageError as exc:
+                log.warning("checkpoint.damaged", step=entry.step, reason=str(exc))
+
+    def _read(self, name: str) -> bytes:
+        try:
+            return self.backend.read(name)
+        except StorageNotFoundError as exc:
+            raise CheckpointDamagedError(f"{self.backend.location(name)} is gone") from exc
+
+    def _create(self, manifest: Manifest) -> bool:
+        """Write a manifest unless its name is taken; False when it is."""
+        try:
+            return self.backend.create(manifest.name, seal(manifest))
+        except StorageError:
+            if not self._is_stored(manifest):
+                raise
+            return True
+
+    def _is_stored(self, manifest: Manifest) -> bool:
+        """Whether a manifest was written, although the store did not say so."""
+        try:
+            stored = open_manifest(self.backend.read(manifest.name), manifest.name)
+        except StorageError:
+            return False
+        return stored.checkpoint_id == manifest.checkpoint_id
+
     def _with_id(self, checkpoint_id: str, entries: list[Entry]) -> Manifest | None:
         """A recent checkpoint by its id; damaged ones are not it."""
         for entry in reversed(entries[-8:]):
             try:
                 manifest = self.manifest(entry)
-            except StorageError as exc:
+            except CheckpointDamagedError as exc:
                 log.warning("checkpoint.damaged", step=entry.step, reason=str(exc))
                 continue
             if manifest.checkpoint_id == checkpoint_id:
@@ -157,7 +213,10 @@ class Catalog:
         return None
 
     def _metrics(self, entry: Entry, retention: Retention) -> dict[str, float]:
-        return self.manifest(entry).metrics if retention.keep_best else {}
+        try:
+            return self.manifest(entry).metrics if retention.keep_best else {}
+        except CheckpointDamagedError:
+            return {}
 
     def _point_to(self, manifest: Manifest) -> None:
         """Name the newest checkpoint where a reader finds it without listing."""

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from ..errors import StorageError
+from ..errors import CheckpointDamagedError, StorageError
 
 FORMAT = "strata-checkpoint"
 VERSION = 1
@@ -67,17 +67,23 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="part"):
 
     rank: int
     kind: str
-    """``bytes`` or ``state``."""
+    """``bytes``, ``state``, or ``dcp``: items of torch's distributed checkpoint."""
     length: int
     """Of the stream."""
     chunks: tuple[Chunk, ...]
     packs: tuple[Pack, ...]
     extents: tuple[Extent, ...] = ()
-    """With ``state``: the buffers, in the order of the skeleton's numbers."""
+    """With ``state`` and ``dcp``: the buffers, in the order of the skeleton's numbers."""
     skeleton: Any = None
-    """With ``state``: everything but the buffers' bytes."""
+    """With ``state``: everything but the buffers' bytes. With ``dcp``: which items there are and
+    which extents of which ranks have them, in the part of the rank that committed."""
     bases: tuple[Chunk, ...] = ()
     """Chunks of earlier checkpoints that deltas are differences from."""
+    written_bytes: int = 0
+    """In a file of its own: what had to be stored for it."""
+    metrics: dict[str, float] = {}
+    """In a file of its own: as in the manifest, which can then be written by anybody."""
+    metadata: dict[str, str] = {}
 
     @property
     def pack_files(self) -> tuple[str, ...]:
@@ -95,6 +101,8 @@ class PartFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="fil
     packs: tuple[str, ...]
     """The packs that have its chunks."""
     size_bytes: int = 0
+    kind: str = ""
+    """That of the part, where it has to be known without reading it."""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -172,7 +180,9 @@ def open_part(data: bytes, where: str) -> Part:
 def _opened(data: bytes, where: str, kind: type[Any]) -> Any:
     body, _, rest = bytes(data).partition(b"\n")
     if rest.strip().decode(errors="replace") != digest_of(body):
-        raise StorageError(f"{where} is damaged: its content does not match its digest")
+        raise CheckpointDamagedError(
+            f"{where} is damaged: its content does not match its digest"
+        )
     try:
         version = msgspec.json.decode(body, type=_Version).version
         if version != VERSION:
@@ -182,7 +192,7 @@ def _opened(data: bytes, where: str, kind: type[Any]) -> Any:
             )
         return msgspec.json.decode(body, type=kind)
     except msgspec.MsgspecError as exc:
-        raise StorageError(f"{where} is not what its name says: {exc}") from exc
+        raise CheckpointDamagedError(f"{where} is not what its name says: {exc}") from exc
 
 
 class _Version(msgspec.Struct):

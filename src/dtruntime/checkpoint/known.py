@@ -41,6 +41,14 @@ class KnownChunks:
     def __len__(self) -> int:
         return len(self._by_digest)
 
+    def forget_missing(self, there: Mapping[str, int]) -> None:
+        """Forget chunks whose pack is not there any more, or not as long as it was."""
+        self._by_digest = {
+            digest: stored
+            for digest, stored in self._by_digest.items()
+            if there.get(stored.pack.file) == stored.pack.size
+        }
+
     def find(self, digest: str, length: int) -> Stored | None:
         """Where a chunk is stored."""
         stored = self._by_digest.get(digest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from ..errors import CheckpointNotFoundError, StorageError
+from ..errors import CheckpointDamagedError, CheckpointNotFoundError, StorageError
 from ..telemetry import EventLog
 from ..types import CheckpointInfo
 from .format import Manifest, Part
@@ -19,9 +19,9 @@ R = TypeVar("R")
 
 
 class Loads:
-    """Reads the checkpoints of a place; ``rank`` is whose part is read."""
+    """Reads the checkpoints of a place; ``rank`` says whose part is read."""
 
-    def __init__(self, place: Place, rank: int = 0) -> None:
+    def __init__(self, place: Place, rank: Callable[[], int] = lambda: 0) -> None:
         self._place = place
         self._rank = rank
 
@@ -37,16 +37,25 @@ class Loads:
             )
         return read(catalog.manifest(entry))
 
-    def newest_good(self, read: Callable[[Manifest], R]) -> R:
-        """What ``read`` makes of the newest checkpoint, or of the newest that is not damaged."""
+    def newest_good(self, read: Callable[[Manifest], R], *, own_part: bool = True) -> R:
+        """What ``read`` makes of the newest checkpoint, or of the newest that is not damaged.
+
+        With ``own_part`` it reads one rank's part: of a checkpoint of several ranks that is damaged
+        no older one is read instead, since the other ranks would not notice. A store that fails is
+        no reason to take an older one either.
+        """
         entries = self._place.catalog.entries()
         if not entries:
             raise CheckpointNotFoundError(f"there is no checkpoint in {self._place.url}")
-        first: StorageError | None = None
+        first: CheckpointDamagedError | None = None
         for entry in reversed(entries):
+            manifest = None
             try:
-                found = read(self._place.catalog.manifest(entry))
-            except StorageError as exc:
+                manifest = self._place.catalog.manifest(entry)
+                found = read(manifest)
+            except CheckpointDamagedError as exc:
+                if own_part and manifest is not None and len(manifest.parts) > 1:
+                    raise _cannot_fall_back(exc) from exc
                 first = first or exc
                 log.error("checkpoint.damaged", step=entry.step, reason=str(exc))
                 continue
@@ -106,14 +115,20 @@ class Loads:
         )
 
     def _own_part(self, manifest: Manifest) -> Part:
+        if any(part.kind == "dcp" for part in manifest.parts):
+            raise TypeError(
+                f"{title(manifest)} was saved by torch's distributed checkpoint: use dcp.load(state"
+                ", storage_reader=StrataReader(...)) with StrataReader of dtruntime.checkpoint.dcp"
+            )
+        rank = self._rank()
         for part in manifest.parts:
-            if part.rank == self._rank:
+            if part.rank == rank:
                 return self._place.catalog.part(part)
         if len(manifest.parts) == 1:
             return self._place.catalog.part(manifest.parts[0])
         raise StorageError(
             f"{title(manifest)} was saved by {len(manifest.parts)} ranks and has no part of rank "
-            f"{self._rank}: load it with as many ranks, or save through torch's distributed "
+            f"{rank}: load it with as many ranks, or save through torch's distributed "
             "checkpoint, which can be loaded by any number"
         )
 
@@ -121,3 +136,10 @@ class Loads:
 def title(manifest: Manifest) -> str:
     """What messages call a checkpoint."""
     return f"checkpoint {manifest.checkpoint_id} of step {manifest.step}"
+
+
+def _cannot_fall_back(error: CheckpointDamagedError) -> CheckpointDamagedError:
+    return CheckpointDamagedError(
+        f"{error}. All ranks have to load the same step: 'strata checkpoints verify' says which are "
+        "good; load that one by its number on every rank"
+    )

@@ -17,10 +17,10 @@ from ..config import Config
 from ..storage import resolve_url
 from ..types import CheckpointInfo, check_whole
 from .codecs import Compressor
-from .commits import Commits, Coordinator, SharedCommits, SingleCommits
+from .commits import Commits, Coordinator, SharedCommits, SingleCommits, Wanted
 from .format import Manifest
 from .loads import Loads
-from .pipeline import Pipeline, Wanted
+from .pipeline import Pipeline
 from .place import Place
 from .policy import SavePolicy
 from .retention import Retention
@@ -100,7 +100,8 @@ class CheckpointManager:
         self._incremental = incremental or delta
         self._place = Place(url, storage_options)
         commits = _commits(self._place, orchestrator or current.current(), sharded)
-        self._loads = Loads(self._place, commits.rank)
+        self._commits = commits
+        self._loads = Loads(self._place, lambda: commits.rank)
         self._pipeline = Pipeline(
             self._place,
             commits,
@@ -187,7 +188,8 @@ class CheckpointManager:
 
     def load_latest(self) -> CheckpointInfo:
         """The newest checkpoint that is whole; `get_checkpoint` gives its bytes."""
-        return self._load(None, self._loads.verified)
+        self._settle()
+        return self._loads.newest_good(self._loads.verified, own_part=False)
 
     def get_checkpoint(self, checkpoint_id: str) -> bytes:
         """The bytes of a checkpoint, by its id."""
@@ -237,9 +239,10 @@ class CheckpointManager:
         return self._loads.of_step(check_whole("step", step), read)
 
     def _settle(self) -> None:
-        """Wait for saves under way, so that they are seen."""
+        """Wait for saves under way, so that they are seen, and those of ranks that died."""
         self._place.check_usable()
         self._pipeline.wait()
+        self._commits.heal()
 
 
 def _commits(place: Place, coordinator: Coordinator | None, sharded: bool) -> Commits:

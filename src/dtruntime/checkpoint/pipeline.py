@@ -6,36 +6,29 @@ import os
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import StorageError
+from ..errors import CheckpointAbortedError, StorageError, StrataError
 from ..telemetry import EventLog
 from .codecs import Compressor
-from .commits import Commits
-from .format import Extent, Manifest, Part
+from .commits import Commits, Wanted
+from .format import PACKS, Extent, Manifest, Part
 from .known import KnownChunks
 from .layout import lay_out
 from .place import Place
 from .retention import Retention
-from .saving import GroupQueue, Saved, SaveHandle, Saver, groups_of, stage, watched
+from .saving import GroupQueue, Lent, Saved, SaveHandle, Saver, groups_of, staged, watched
 from .staging import StagingPool
-from .trees import flatten
+from .trees import Buffer, flatten
 from .writer import Differ, Group, PartWriter
 
 log = EventLog("checkpoint")
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What the caller says about a checkpoint."""
-
-    step: int
-    epoch: int
-    is_full: bool
-    metrics: dict[str, float] = field(default_factory=dict)
-    metadata: dict[str, str] = field(default_factory=dict)
+LEFTOVER_SECONDS = 60.0
+"""What a dead process has left of unfinished files is removed when it is older."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +39,7 @@ class _Content:
     kind: str
     extents: tuple[Extent, ...] = ()
     skeleton: Any = None
-    queue: GroupQueue | None = None
+    lent: Lent = field(default_factory=Lent)
 
 
 class Pipeline:
@@ -72,6 +65,8 @@ class Pipeline:
         self._handles: list[SaveHandle] = []
         self._lock = threading.Lock()
         self._known: tuple[str, KnownChunks] | None = None
+        self._untidy = commits.rank == 0
+        """Whether there may be something to collect before the next save."""
 
     def take(self, state: Any, wanted: Wanted) -> SaveHandle:
         """Begin a save; returns when the state is not needed any more."""
@@ -112,23 +107,34 @@ class Pipeline:
             Extent(offset, buffer.nbytes, buffer.dtype, buffer.key)
             for offset, buffer in zip(layout.offsets, tree.buffers, strict=True)
         )
-        groups = GroupQueue()
+        sources, kept = self._sources(tree.buffers)
+        if kept:
+            # The device has a copy of its own, which is fetched in the background.
+            groups = staged(layout, sources, self.pool)
+            self._submit(handle, wanted, _Content(groups, "state", extents, tree.skeleton))
+            return
+        queue = GroupQueue()
+        self._submit(handle, wanted, _Content(iter(queue), "state", extents, tree.skeleton))
         versions = [buffer.version() for buffer in tree.buffers]
-        content = _Content(iter(groups), "state", extents, tree.skeleton, groups)
-        self._submit(handle, wanted, content)
         try:
-            stage(layout, tree.buffers, self.pool, groups)
-            for buffer, version in zip(tree.buffers, versions, strict=True):
-                if buffer.version() != version:
-                    raise StorageError(
-                        f"{buffer.key} was changed while step {wanted.step} was being copied, and "
-                        "the checkpoint is not committed: do not train while save() runs"
-                    )
+            for group in staged(layout, sources, self.pool):
+                queue.put(group)
+            _check_versions(tree.buffers, versions, wanted.step)
         except BaseException as exc:
             handle.looked_at = True
-            groups.end(exc)
+            queue.end(exc)
             raise
-        groups.end()
+        queue.end()
+
+    def _sources(self, buffers: list[Buffer]) -> tuple[Sequence[Any], bool]:
+        """What to copy from, and whether it stays as it is when the caller goes on."""
+        if not any(buffer.device.startswith("cuda") for buffer in buffers):
+            return buffers, False
+        from . import cuda
+
+        self.pool.pin = cuda.pin
+        snapshot = cuda.snapshot(buffers)
+        return (cuda.sources(buffers), False) if snapshot is None else (snapshot, True)
 
     def _submit(self, handle: SaveHandle, wanted: Wanted, content: _Content) -> None:
         with self._lock:
@@ -142,8 +148,10 @@ class Pipeline:
         try:
             saved = self._write(handle, wanted, content)
         except BaseException as exc:
-            if content.queue is not None:
-                content.queue.drain()
+            for group in _rest(content.groups):
+                group.done()
+            content.lent.done_with_all()
+            self._untidy = True
             if self._differ is not None:
                 self._differ.forget()
             error = exc if isinstance(exc, StorageError) else _unexpected(wanted.step, exc)
@@ -155,6 +163,8 @@ class Pipeline:
         handle.future.set_result(saved)
 
     def _write(self, handle: SaveHandle, wanted: Wanted, content: _Content) -> Saved:
+        if self._untidy:
+            self._tidy()
         handle.checkpoint_id = handle.checkpoint_id or self._commits.begin(wanted.step)
         known = KnownChunks() if wanted.is_full else self._known_chunks()
         if self._differ is not None:
@@ -168,15 +178,16 @@ class Pipeline:
             differ=self._differ,
             widths=_widths(content.extents),
         )
-        if content.queue is None:
-            writer.write(content.groups)
-        else:
-            writer.write(content.groups, content.queue.done)
+        writer.write(content.lent.track(content.groups), content.lent.done)
         part = writer.part(self._commits.rank, content.kind, content.extents, content.skeleton)
+        self._check_others(part, writer)
         try:
             manifest = self._commits.commit(handle.checkpoint_id, wanted, part, writer.written)
-        except BaseException:
+        except CheckpointAbortedError:
             writer.abort()
+            raise
+        except BaseException:
+            self._place.catalog.abandon([writer.file])
             raise
         self._after_commit(manifest, part)
         return Saved(
@@ -188,6 +199,34 @@ class Pipeline:
             time.perf_counter() - handle.started,
         )
 
+    def _tidy(self) -> None:
+        """Collect what dead writers and failed saves have left, so that there is room."""
+        try:
+            # Before anything is swept: parts of what was committed must not be taken for leftovers.
+            self._commits.heal()
+            self._sweep()
+            self._place.backend.sweep(LEFTOVER_SECONDS)
+        except StrataError as exc:
+            log.warning("checkpoint.not_cleaned", place=self._place.url, reason=str(exc))
+            return
+        self._untidy = False
+
+    def _sweep(self) -> None:
+        self._place.catalog.sweep(self._place.session.is_dead)
+        self._place.session.forget_dead()
+
+    def _check_others(self, part: Part, writer: PartWriter) -> None:
+        """Make sure that packs of earlier checkpoints are still there before they are needed."""
+        for pack in part.packs:
+            if pack.file != writer.file and not self._place.backend.exists(pack.file):
+                self._known = None
+                writer.abort()
+                raise StorageError(
+                    f"{self._place.backend.location(pack.file)} was removed while a checkpoint "
+                    "that refers to it was being saved, and the checkpoint is not committed: the "
+                    "next save stores everything; let one manager at a time save to a place"
+                )
+
     def _after_commit(self, manifest: Manifest | None, part: Part) -> None:
         """Remember what is stored, and clear away what is not kept."""
         if self._differ is not None:
@@ -198,8 +237,7 @@ class Pipeline:
         self._known = manifest.name, KnownChunks([part])
         try:
             self._place.catalog.retain(self._retention)
-            self._place.catalog.sweep(self._place.session.is_dead)
-            self._place.session.forget_dead()
+            self._sweep()
         except StorageError as exc:
             log.warning("checkpoint.not_cleaned", place=self._place.url, reason=str(exc))
 
@@ -216,7 +254,26 @@ class Pipeline:
                 log.warning("checkpoint.saved_in_full", reason=str(exc))
                 return KnownChunks()
             self._known = newest.name, KnownChunks(parts)
-        return self._known[1]
+        known = self._known[1]
+        known.forget_missing({file.name: file.size for file in self._place.backend.list(PACKS)})
+        return known
+
+
+def _rest(groups: Iterator[Group]) -> Iterator[Group]:
+    """Groups that are still to come after a failure, as far as they come."""
+    try:
+        yield from groups
+    except BaseException as exc:
+        log.debug("checkpoint.abandoned", reason=str(exc))
+
+
+def _check_versions(buffers: list[Buffer], before: list[object], step: int) -> None:
+    for buffer, version in zip(buffers, before, strict=True):
+        if buffer.version() != version:
+            raise StorageError(
+                f"{buffer.key} was changed while step {step} was being copied, and the checkpoint "
+                "is not committed: do not train while save() runs"
+            )
 
 
 def _bytes_like(state: Any) -> memoryview | None:

@@ -18,19 +18,21 @@ class Place:
     def __init__(self, url: str, options: dict[str, Any]) -> None:
         self.url = url
         self._options = options
-        self._opened: tuple[Catalog, Session] | None = None
+        self._catalog: Catalog | None = None
+        self._session: Session | None = None
         self._lock = threading.Lock()
         self._closed = False
         self._process = os.getpid()
 
     @property
     def catalog(self) -> Catalog:
-        """The checkpoints there."""
-        return self._open()[0]
+        """The checkpoints there; looking at them writes nothing."""
+        with self._lock:
+            return self._found()
 
     @property
     def session(self) -> Session:
-        """This writer."""
+        """This writer; others can tell from then on that it lives."""
         return self._open()[1]
 
     @property
@@ -57,15 +59,23 @@ class Place:
         """Release everything."""
         self._closed = True
         with self._lock:
-            opened, self._opened = self._opened, None
-        if opened is not None:
-            opened[1].close()
-            opened[0].backend.close()
+            catalog, self._catalog = self._catalog, None
+            session, self._session = self._session, None
+        if session is not None:
+            session.close()
+        if catalog is not None:
+            catalog.backend.close()
 
     def _open(self) -> tuple[Catalog, Session]:
         with self._lock:
-            if self._opened is None:
-                backend = open_backend(self.url, **self._options)
-                self._opened = Catalog(backend), Session(backend)
-                self._opened[1].open()
-            return self._opened
+            catalog = self._found()
+            if self._session is None:
+                session = Session(catalog.backend)
+                session.open()
+                self._session = session
+            return catalog, self._session
+
+    def _found(self) -> Catalog:
+        if self._catalog is None:
+            self._catalog = Catalog(open_backend(self.url, **self._options))
+        return self._catalog

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
 
-from ..errors import StorageError
+from ..errors import CheckpointDamagedError, StorageError, StorageNotFoundError
 from ..storage.backend import StorageBackend
 from .codecs import apply_difference, decode
 from .format import Chunk, Part, digest_of
@@ -16,12 +19,14 @@ from .known import LONGEST_CHAIN
 THREADS = 8
 _DELTA = re.compile(r"delta(\d+)")
 
+R = TypeVar("R")
+
 
 class PartReader:
     """Reads one part.
 
-    Every chunk is checked against its digest. ``StorageError`` names the checkpoint, the chunk and
-    the file when one is damaged or missing.
+    Every chunk is checked against its digest. ``CheckpointDamagedError`` names the checkpoint, the
+    chunk and the file when one is damaged or missing; a store that fails raises what it raises.
     """
 
     def __init__(self, backend: StorageBackend, part: Part, checkpoint: str) -> None:
@@ -46,23 +51,26 @@ class PartReader:
             ]
             for number, targets in shared.items():
                 jobs.append(threads.submit(self._share, number, targets))
-            try:
-                for job in jobs:
-                    job.result()
-            except BaseException:
-                threads.shutdown(wait=True, cancel_futures=True)
-                raise
+            _results(threads, jobs)
 
-    def verify(self, advance: Callable[[int], None] = lambda size: None) -> list[StorageError]:
+    def verify(
+        self, advance: Callable[[int], None] = lambda size: None
+    ) -> list[CheckpointDamagedError]:
         """Read every chunk and return what is wrong; ``advance`` is told how much was read."""
-        problems = []
-        for chunk in {chunk.digest: chunk for chunk in self._part.chunks}.values():
+        chunks = {chunk.digest: chunk for chunk in self._part.chunks}.values()
+
+        def look(chunk: Chunk) -> CheckpointDamagedError | None:
             try:
                 self._load(chunk)
-            except StorageError as exc:
-                problems.append(exc)
-            advance(chunk.stored)
-        return problems
+            except CheckpointDamagedError as exc:
+                return exc
+            finally:
+                advance(chunk.stored)
+            return None
+
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="strata-verify") as threads:
+            jobs = [threads.submit(look, chunk) for chunk in chunks]
+            return [problem for problem in _results(threads, jobs) if problem is not None]
 
     def _split(
         self, wanted: Iterable[tuple[int, memoryview]]
@@ -75,12 +83,12 @@ class PartReader:
             number = bisect_right(self._starts, at) - 1
             while at < stop:
                 if not 0 <= number < len(self._starts):
-                    raise StorageError(f"{self._checkpoint} has no bytes {at} to {stop}")
+                    raise CheckpointDamagedError(f"{self._checkpoint} has no bytes {at} to {stop}")
                 chunk = self._part.chunks[number]
                 inside = at - chunk.offset
                 count = min(chunk.length - inside, stop - at)
                 if count <= 0:
-                    raise StorageError(f"{self._checkpoint} has no bytes {at} to {stop}")
+                    raise CheckpointDamagedError(f"{self._checkpoint} has no bytes {at} to {stop}")
                 piece = target[at - offset : at - offset + count]
                 if count == chunk.length:
                     whole.append((chunk, piece))
@@ -94,11 +102,8 @@ class PartReader:
         if chunk.codec:
             target[:] = self._load(chunk)
             return
-        file = self._file(chunk)
-        try:
-            self._backend.read_into(file, chunk.position, target)
-        except StorageError as exc:
-            raise self._lost(chunk, str(exc)) from exc
+        with self._reading(chunk):
+            self._backend.read_into(self._file(chunk), chunk.position, target)
         self._check(chunk, target)
 
     def _share(self, number: int, targets: list[tuple[int, memoryview]]) -> None:
@@ -108,13 +113,14 @@ class PartReader:
 
     def _load(self, chunk: Chunk, depth: int = 0) -> memoryview:
         """A chunk's bytes, checked."""
-        try:
+        with self._reading(chunk):
             stored = self._backend.read_range(self._file(chunk), chunk.position, chunk.stored)
-            difference = _DELTA.fullmatch(chunk.codec)
-            if difference:
-                base = self._base(chunk, depth)
-                width = int(difference[1])
-                whole: bytes | memoryview = apply_difference(stored, base, width, chunk.length)
+        difference = _DELTA.fullmatch(chunk.codec)
+        base = self._base(chunk, depth) if difference else None
+        try:
+            whole: bytes | memoryview
+            if difference and base is not None:
+                whole = apply_difference(stored, base, int(difference[1]), chunk.length)
             else:
                 whole = decode(chunk.codec, stored, chunk.length)
         except StorageError as exc:
@@ -126,15 +132,32 @@ class PartReader:
     def _base(self, chunk: Chunk, depth: int) -> memoryview:
         base = self._bases.get(chunk.base)
         if base is None:
-            raise StorageError(f"the chunk it is a difference from ({chunk.base}) is not named")
+            raise self._lost(chunk, f"the chunk it differs from ({chunk.base}) is not named")
         if depth > LONGEST_CHAIN:
-            raise StorageError(f"more than {LONGEST_CHAIN} differences lead to it")
+            raise self._lost(chunk, f"more than {LONGEST_CHAIN} differences lead to it")
         return self._load(base, depth + 1)
+
+    @contextmanager
+    def _reading(self, chunk: Chunk) -> Iterator[None]:
+        """Tell a file that is gone, cut off or unreadable from a store that does not answer."""
+        try:
+            yield
+        except StorageError as exc:
+            gone = isinstance(exc, StorageNotFoundError) or exc.errno == errno.EIO
+            if gone or self._is_cut_off(chunk):
+                raise self._lost(chunk, str(exc)) from exc
+            raise
+
+    def _is_cut_off(self, chunk: Chunk) -> bool:
+        try:
+            return self._backend.size(self._file(chunk)) < chunk.position + chunk.stored
+        except StorageError:
+            return False
 
     def _file(self, chunk: Chunk) -> str:
         if not 0 <= chunk.pack < len(self._part.packs):
-            raise StorageError(
-                f"{self._checkpoint} names a pack {chunk.pack} that it does not have"
+            raise CheckpointDamagedError(
+                f"{self._checkpoint} is damaged: it names a pack {chunk.pack} that it does not have"
             )
         return self._part.packs[chunk.pack].file
 
@@ -142,9 +165,18 @@ class PartReader:
         if data.nbytes != chunk.length or digest_of(data) != chunk.digest:
             raise self._lost(chunk, "its bytes do not match its digest")
 
-    def _lost(self, chunk: Chunk, why: str) -> StorageError:
+    def _lost(self, chunk: Chunk, why: str) -> CheckpointDamagedError:
         file = self._backend.location(self._file(chunk))
-        return StorageError(
+        return CheckpointDamagedError(
             f"{self._checkpoint} is damaged: chunk {chunk.digest} ({chunk.length} bytes at "
             f"{chunk.position} of {file}): {why}"
         )
+
+
+def _results(threads: ThreadPoolExecutor, jobs: list[Future[R]]) -> list[R]:
+    """What jobs return; when one raises, those that have not begun are not."""
+    try:
+        return [job.result() for job in jobs]
+    except BaseException:
+        threads.shutdown(wait=True, cancel_futures=True)
+        raise

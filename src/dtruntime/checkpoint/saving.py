@@ -6,7 +6,8 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -16,13 +17,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import StorageError
-from ..telemetry import EventLog
 from .format import digest_of
 from .layout import CHUNK, Layout
 from .staging import SLAB, StagingPool
 from .writer import Group
-
-log = EventLog("checkpoint")
 
 _END = object()
 
@@ -85,19 +83,46 @@ class SaveHandle:
         return asyncio.wrap_future(self.future).__await__()
 
 
+class Lent:
+    """Groups whose memory is lent, and has to come back whatever happens."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, Group] = {}
+        self._lock = threading.Lock()
+
+    def track(self, groups: Iterable[Group]) -> Iterator[Group]:
+        """The same groups, taken note of as they come."""
+        for group in groups:
+            self.add(group)
+            yield group
+
+    def add(self, group: Group) -> None:
+        """Take note of a group."""
+        with self._lock:
+            self._groups[group.start] = group
+
+    def done(self, group: Group) -> None:
+        """Give back a group's memory, once."""
+        with self._lock:
+            lent = self._groups.pop(group.start, None)
+        if lent is not None:
+            lent.done()
+
+    def done_with_all(self) -> None:
+        """Give back everything."""
+        for group in list(self._groups.values()):
+            self.done(group)
+
+
 class GroupQueue:
     """Groups of chunks on their way from the caller to the writer."""
 
     def __init__(self) -> None:
         self._groups: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._lent: dict[int, Group] = {}
-        self._lock = threading.Lock()
         self._ended = False
 
     def put(self, group: Group) -> None:
-        """Hand over a group, whose memory is given back by `done`."""
-        with self._lock:
-            self._lent[group.start] = group
+        """Hand over a group."""
         self._groups.put(group)
 
     def end(self, error: BaseException | None = None) -> None:
@@ -113,23 +138,6 @@ class GroupQueue:
             self._ended = True
             if isinstance(item, BaseException):
                 raise item
-
-    def done(self, group: Group) -> None:
-        """Give back a group's memory, once."""
-        with self._lock:
-            lent = self._lent.pop(group.start, None)
-        if lent is not None:
-            lent.done()
-
-    def drain(self) -> None:
-        """Give back all memory after a failure, also what is still to come."""
-        try:
-            for group in self:
-                self.done(group)
-        except BaseException as exc:
-            log.debug("checkpoint.abandoned", reason=str(exc))
-        for group in list(self._lent.values()):
-            self.done(group)
 
 
 def groups_of(view: memoryview) -> Iterator[Group]:
@@ -154,8 +162,8 @@ def watched(view: memoryview, groups: Iterator[Group], name: str) -> Iterator[Gr
             )
 
 
-def stage(layout: Layout, sources: Sequence[Any], pool: StagingPool, groups: GroupQueue) -> None:
-    """Copy buffers into slabs, and hand each slab over as soon as it is full."""
+def staged(layout: Layout, sources: Sequence[Any], pool: StagingPool) -> Iterator[Group]:
+    """Copy buffers into slabs, one slab after the other."""
     copier = _Copier(layout, sources)
     for bounds in _slabs(layout):
         slab = pool.borrow()
@@ -165,7 +173,7 @@ def stage(layout: Layout, sources: Sequence[Any], pool: StagingPool, groups: Gro
         except BaseException:
             pool.give_back(slab)
             raise
-        groups.put(Group(bounds[0], bounds, slab.view[:size], partial(pool.give_back, slab)))
+        yield Group(bounds[0], bounds, slab.view[:size], partial(pool.give_back, slab))
 
 
 def _slabs(layout: Layout) -> Iterator[tuple[int, ...]]:
@@ -180,6 +188,20 @@ def _slabs(layout: Layout) -> Iterator[tuple[int, ...]]:
         yield tuple(bounds)
 
 
+class DeviceSource(ABC):
+    """Memory of a device, which is copied in the background of the device."""
+
+    nbytes: int
+
+    @abstractmethod
+    def copy_part(self, first: int, target: memoryview) -> None:
+        """Begin to copy the bytes from ``first`` on."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Wait until what was begun is there."""
+
+
 class _Copier:
     """Copies a stretch of the stream at a time, front to back."""
 
@@ -188,6 +210,7 @@ class _Copier:
         self._sources = sources
         self._next = 0
         self._view: memoryview | None = None
+        self._devices: set[DeviceSource] = set()
 
     def fill(self, target: memoryview, start: int) -> None:
         """Copy what lies from ``start`` on; gaps become zeros."""
@@ -204,13 +227,20 @@ class _Copier:
             self._copy(source, first - offset, target[first - start : last - start])
             at = max(at, last)
             if end > stop:
-                return
+                break
             self._next, self._view = self._next + 1, None
         if at < stop:
             target[at - start :] = bytes(stop - at)
+        for device in self._devices:
+            device.wait()
+        self._devices.clear()
 
     def _copy(self, source: Any, first: int, target: memoryview) -> None:
         if not target.nbytes:
+            return
+        if isinstance(source, DeviceSource):
+            source.copy_part(first, target)
+            self._devices.add(source)
             return
         if self._view is None and target.nbytes == source.nbytes and source.memory() is None:
             source.copy_into(target)

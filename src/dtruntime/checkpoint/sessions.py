@@ -7,10 +7,10 @@ import fcntl
 import os
 import re
 import secrets
-import time
 from pathlib import Path
 
 from ..storage.backend import StorageBackend, StoredFile
+from ..storage.failures import storage_errors
 from .format import LOCKS
 
 ORPHAN_SECONDS = 6 * 3600.0
@@ -40,12 +40,13 @@ class Session:
         if self._lock >= 0 or self._backend.kind != "local":
             return
         path = self._lock_file(self.id)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Under its own name it is never seen unlocked.
-        hidden = path.with_suffix(".new")
-        self._lock = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        hidden.rename(path)
+        with storage_errors("write", str(path)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Under its own name it is never seen unlocked.
+            hidden = path.with_suffix(".new")
+            self._lock = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            hidden.rename(path)
 
     def close(self) -> None:
         """Say goodbye."""
@@ -55,13 +56,13 @@ class Session:
                 self._lock_file(self.id).unlink()
             os.close(lock)
 
-    def is_dead(self, file: StoredFile) -> bool:
-        """Whether the writer of a file is gone."""
+    def is_dead(self, file: StoredFile, now: float) -> bool:
+        """Whether the writer of a file is gone; ``now`` is by the clock of whoever stores it."""
         found = _SESSION.search(file.name)
         if found is None or found[1] == self.id:
             return False
         if self._backend.kind != "local":
-            return time.time() - file.modified > ORPHAN_SECONDS
+            return now - file.modified > ORPHAN_SECONDS
         return self._is_unlocked(found[1])
 
     def forget_dead(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 from collections import deque
+from collections.abc import Callable
 
 SLAB = 64 * 2**20
 """Memory is lent in pieces of this size."""
@@ -14,11 +15,12 @@ POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 class Slab:
     """A piece of page-aligned memory."""
 
-    __slots__ = ("_map", "view")
+    __slots__ = ("_map", "pinned", "view")
 
     def __init__(self, size: int = SLAB) -> None:
         self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | POPULATE)
         self.view = memoryview(self._map)
+        self.pinned = False
 
 
 class StagingPool:
@@ -37,6 +39,8 @@ class StagingPool:
         self._made = 0
         self._free: deque[Slab] = deque()
         self._changed = threading.Condition()
+        self.pin: Callable[[memoryview], None] | None = None
+        """Makes memory known to a device that copies into it."""
 
     @property
     def budget(self) -> int:
@@ -55,15 +59,21 @@ class StagingPool:
                 self._changed.wait()
             if self._free:
                 # The one that came back last is likeliest to be in the processor's cache.
-                return self._free.pop()
+                return self._pinned(self._free.pop())
             self._made += 1
         try:
-            return Slab()
+            return self._pinned(Slab())
         except BaseException:
             with self._changed:
                 self._made -= 1
                 self._changed.notify()
             raise
+
+    def _pinned(self, slab: Slab) -> Slab:
+        if self.pin is not None and not slab.pinned:
+            self.pin(slab.view)
+            slab.pinned = True
+        return slab
 
     def give_back(self, slab: Slab) -> None:
         """Return a slab."""

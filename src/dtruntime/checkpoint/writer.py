@@ -9,10 +9,14 @@ from itertools import pairwise
 from typing import Any
 
 from .._threads import Ahead
+from ..errors import StorageError
 from ..storage.backend import StorageBackend, StreamWriter
+from ..telemetry import EventLog
 from .codecs import Compressor, difference
 from .format import PACKS, Chunk, Extent, Pack, Part, digest_of
 from .known import LONGEST_CHAIN, KnownChunks, Stored
+
+log = EventLog("checkpoint")
 
 HEADER = 4096
 MAGIC = b"strata-pack 1\n"
@@ -138,10 +142,14 @@ class PartWriter:
             raise
 
     def abort(self) -> None:
-        """Leave nothing."""
-        if self._writer is not None:
-            self._writer.abort()
+        """Leave nothing; where that fails it is collected later."""
+        if self._writer is None:
+            return
+        self._writer.abort()
+        try:
             self._backend.delete(self.file)
+        except StorageError as exc:
+            log.warning("checkpoint.not_deleted", file=self._writer.location, reason=str(exc))
 
     def part(self, rank: int, kind: str, extents: tuple[Extent, ...], skeleton: Any) -> Part:
         """What was written."""

@@ -17,7 +17,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from .._loop import awaitable, blocking, io
-from ..errors import ConnectionError, StorageError, StrataError, SyncError
+from ..errors import (
+    CheckpointAbortedError,
+    ConnectionError,
+    StorageError,
+    StrataError,
+    SyncError,
+)
 from ..rpc.channel import Channel
 from ..rpc.gen import coordinator_pb2 as pb
 from ..telemetry import EventLog
@@ -426,7 +432,9 @@ class TrainingOrchestrator:
                 hold=_positive("timeout_ms", timeout_ms) / 1000,
             )
         if reply.status == pb.CHECKPOINT_STATUS_ABORTED:
-            raise StorageError(f"checkpoint {checkpoint_id!r} was not committed: {reply.detail}")
+            raise CheckpointAbortedError(
+                f"checkpoint {checkpoint_id!r} was not committed: {reply.detail}"
+            )
         if reply.status == pb.CHECKPOINT_STATUS_PENDING:
             raise StorageError(
                 f"checkpoint {checkpoint_id!r} was not committed within {timeout_ms} ms: ranks "

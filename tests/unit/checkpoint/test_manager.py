@@ -208,13 +208,13 @@ def test_tensor_changed_while_it_is_copied_is_named(manager, monkeypatch):
     from dtruntime.checkpoint import pipeline as module
 
     tensor = torch.zeros(1000)
-    stage = module.stage
+    staged = module.staged
 
     def meddle(*args):
-        stage(*args)
+        yield from staged(*args)
         tensor.add_(1)
 
-    monkeypatch.setattr(module, "stage", meddle)
+    monkeypatch.setattr(module, "staged", meddle)
     with pytest.raises(StorageError, match=r"weight.* was changed while step 4"):
         manager.save({"model": {"weight": tensor}}, step=4)
     monkeypatch.undo()

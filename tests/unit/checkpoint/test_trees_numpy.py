@@ -86,6 +86,13 @@ def test_scalars_and_types_are_restored_with_their_type(value):
         assert len(back) == 2
 
 
+@pytest.mark.parametrize("dtype", ["S0", "V0", np.dtype([])], ids=repr)
+def test_elements_without_bytes_keep_their_type(dtype):
+    array = np.ndarray((3,), dtype)
+    back = round_trip(array)
+    assert (back.dtype, back.shape) == (array.dtype, (3,))
+
+
 def test_alignment_of_a_structured_type_is_kept():
     dtype = np.dtype("i1,i8", align=True)
     assert round_trip(np.zeros(2, dtype)).dtype.isalignedstruct

@@ -238,6 +238,7 @@ def test_damaged_nodes_are_refused(nodes):
         {"kind": "bytes", "shape": [2, 4]},
         {"kind": "torch", "dtype": "<f4"},
         {"kind": "torch", "dtype": "save"},
+        {"kind": "torch", "dtype": "float32", "strides": [-4], "offset": 4},
         {"kind": "torch", "dtype": "int32", "requires_grad": True},
         {"kind": "torch", "dtype": "int16", "strides": [6], "conj": True},
         {"extra": 1},
@@ -253,6 +254,27 @@ def test_damaged_arrays_are_refused(array):
 def test_buffer_of_another_size_than_its_arrays_is_refused(nbytes):
     with pytest.raises(ValueError, match="damaged"):
         Rebuild(skeleton_of(buffer={"nbytes": nbytes}))
+
+
+@pytest.mark.parametrize(
+    ("array", "nbytes"),
+    [
+        ({"strides": [-8], "offset": 4}, 8),
+        ({"offset": 16}, 24),
+        ({"shape": [2**40, 2**40], "strides": [0, 0]}, 4),
+        ({"shape": [0, 2**40, 2**40], "buffer": None}, 8),
+    ],
+    ids=repr,
+)
+def test_arrays_that_leave_their_buffer_are_refused_before_memory_is_asked_for(array, nbytes):
+    with pytest.raises(ValueError, match="damaged"):
+        Rebuild(skeleton_of(array=array, buffer={"nbytes": nbytes}))
+
+
+def test_tensor_between_its_elements_is_refused():
+    array = {"kind": "torch", "dtype": "float32", "strides": [6]}
+    with pytest.raises(ValueError, match="damaged"):
+        restored(skeleton_of(array=array, buffer={"nbytes": 10}), [bytes(10)])
 
 
 def test_arrays_of_two_libraries_in_one_buffer_are_refused():

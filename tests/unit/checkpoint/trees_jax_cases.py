@@ -73,8 +73,10 @@ def test_array_sharded_over_local_devices_is_stored_whole_and_once():
 
 def test_committed_arrays_go_back_to_their_device_and_others_stay_free():
     there = jax.devices()[2]
-    state = {"there": jax.device_put(jnp.ones(2), there), "free": jnp.ones(2)}
+    here = jax.device_put(jnp.ones(2), jax.devices()[0])
+    state = {"there": jax.device_put(jnp.ones(2), there), "here": here, "free": jnp.ones(2)}
     back = round_trip(state)
+    assert back["here"].committed
     assert back["there"].devices() == {there}
     assert back["there"].committed
     assert not back["free"].committed

@@ -36,22 +36,8 @@ def _all_may_join(patch: Patch) -> None:
     patch(Checkpoints, "_may_join", lambda self, attempt, command: True)
 
 
-def _newcomers_join(patch: Patch) -> None:
-    may_join = Checkpoints._may_join
-
-    def welcoming(self: Checkpoints, attempt: Attempt, command: c.BeginCheckpoint) -> bool:
-        pending = self.pending.get(attempt.record.checkpoint_id)
-        stranger = pending is not None and command.incarnation not in pending.record.expected
-        return stranger or may_join(self, attempt, command)
-
-    patch(Checkpoints, "_may_join", welcoming)
-
-
-def _attempts_of_the_lost_are_joined(patch: Patch) -> None:
-    patch(Checkpoints, "_live_incarnations", lambda self: set(range(100_000)))
-
-
-def _attempts_given_up_are_joined(patch: Patch) -> None:
+def join_attempts_given_up(patch: Patch) -> None:
+    """Let members join whose companions no longer wait."""
     may_join = Checkpoints._may_join
 
     def patient(self: Checkpoints, attempt: Attempt, command: c.BeginCheckpoint) -> bool:
@@ -82,9 +68,6 @@ ATTEMPT_BUGS: dict[str, Callable[[Patch], None]] = {
     "saves share an attempt": _saves_share_an_attempt,
     "retries begin again": _retries_begin_again,
     "all may join": _all_may_join,
-    "newcomers join": _newcomers_join,
-    "those of the lost are joined": _attempts_of_the_lost_are_joined,
-    "those given up are joined": _attempts_given_up_are_joined,
     "the ended are revived": lambda patch: patch(Attempts, "was_begun", lambda *_: False),
     "ends are not noted": lambda patch: patch(Attempts, "end", lambda *_: None),
     "the last part is not awaited": _last_part_is_not_awaited,

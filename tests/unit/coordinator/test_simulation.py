@@ -15,7 +15,7 @@ import pytest
 from dtruntime.coordinator.state import barriers, checkpoints, machine, outbox, records, roster
 from dtruntime.coordinator.state.commands import Arrive, Passed
 from tests.unit.coordinator import promises, simulation
-from tests.unit.coordinator.attempt_bugs import ATTEMPT_BUGS
+from tests.unit.coordinator.attempt_bugs import ATTEMPT_BUGS, join_attempts_given_up
 from tests.unit.coordinator.ledger_bugs import LEDGER_BUGS
 from tests.unit.coordinator.promises import PromiseBroken
 from tests.unit.coordinator.simulation import Simulation
@@ -53,9 +53,9 @@ def test_failure_names_the_seed_and_how_to_replay_it(monkeypatch: pytest.MonkeyP
     assert "the last commands were" in message
 
 
-def first_breach(seeds: int = 60, **options: Any) -> PromiseBroken:
+def first_breach(seeds: int = 60, first: int = 0, **options: Any) -> PromiseBroken:
     """The first broken promise of a machine that was tampered with."""
-    for seed in range(seeds):
+    for seed in range(first, first + seeds):
         try:
             Simulation(seed, **options).run(1500)
         except PromiseBroken as broken:
@@ -189,6 +189,15 @@ BUGS: dict[str, Callable[[Callable[..., None]], None]] = {
 def test_simulation_catches_attempts_where(monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
     ATTEMPT_BUGS[bug](monkeypatch.setattr)
     first_breach()
+
+
+def test_simulation_catches_attempts_that_are_joined_after_a_sender_gave_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seldom seen, so the search begins where it shows; the sound machine passes there."""
+    Simulation(40).run(1500)
+    join_attempts_given_up(monkeypatch.setattr)
+    assert "several passes" in str(first_breach(first=40))
 
 
 @pytest.mark.parametrize("bug", LEDGER_BUGS)

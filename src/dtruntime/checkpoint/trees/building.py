@@ -6,6 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from .buffers import Key
 from .libraries import landings_of
 from .numpy_dtypes import decode_dtype
@@ -89,8 +91,6 @@ def _leaf(node: Node, array: Array) -> Any:
 
 
 def _numpy_value(node: Node) -> Any:
-    import numpy as np
-
     match node:
         case ["numpy", dtype, str(text)]:
             return decode_numpy_scalar(dtype, text)

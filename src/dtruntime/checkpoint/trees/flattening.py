@@ -47,8 +47,10 @@ def flatten(state: object) -> Tree:
     """Take a state apart without copying any array.
 
     Dicts, lists, tuples, sets, scalars and the arrays of torch, numpy and JAX are restored with
-    their types, values and order. A ``defaultdict`` is restored as a dict, a named tuple as a
-    tuple, and a list that is used twice as two lists; an array that is used twice stays one.
+    their types, values and order, at any depth. A ``defaultdict`` is restored as a dict, a named
+    tuple as a tuple, and a list that is used twice as two lists; an array that is used twice
+    stays one, and arrays of torch or numpy that overlap in memory overlap again. Of a tensor,
+    ``.grad`` is not stored; of a JAX array, neither how it was sharded nor that its type is weak.
     What cannot be stored is a ``TypeError``; a cycle, or an array whose memory is not here, a
     ``ValueError``. Both name the place.
     """

@@ -47,7 +47,7 @@ class Leaves:
         }
         if impl is not None:
             entry |= {"kind": "jax key", "impl": impl}
-        if data.committed:
+        if getattr(data, "committed", True):
             entry["committed"] = True
         if data.size:
             self._buffers.append(JaxBuffer(data, position))

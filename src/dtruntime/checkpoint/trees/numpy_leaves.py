@@ -172,7 +172,7 @@ class Landing:
         """Make an array of the memory."""
         dtype = decode_dtype(entry.dtype)
         if not self._bytes.nbytes:
-            return np.empty(entry.shape, dtype)
+            return np.ndarray(tuple(entry.shape), dtype)
         strides = dense_strides(entry.shape, dtype.itemsize)
         return np.ndarray(
             tuple(entry.shape), dtype, self._bytes.data, entry.offset, entry.strides or strides

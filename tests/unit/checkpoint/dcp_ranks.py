@@ -1,0 +1,162 @@
+"""One rank of the tests in test_dcp.py: ``python -m ... SCENARIO FOLDER RANK WORLD``."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from dtruntime.checkpoint import CheckpointManager
+from dtruntime.checkpoint.dcp import StrataReader, StrataWriter
+
+
+def model_and_optimizer(seed: int, sharded: bool):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(33, 17), nn.ReLU(), nn.Linear(17, 5))
+    if sharded:
+        for layer in (model[0], model[2], model):
+            fully_shard(layer)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    torch.manual_seed(99)
+    model(torch.randn(8, 33)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def training_state(model, optimizer, step: int):
+    weights, moments = get_state_dict(model, optimizer)
+    return {"model": weights, "optimizer": moments, "step": step, "table": torch.full((7,), step)}
+
+
+def whole(state):
+    """All values of a state, with sharded tensors gathered."""
+    if isinstance(state, dict):
+        return {key: whole(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [whole(value) for value in state]
+    if isinstance(state, torch.Tensor):
+        return getattr(state, "full_tensor", lambda: state)().detach().clone()
+    return state
+
+
+def matrix() -> torch.Tensor:
+    return torch.arange(40 * 30, dtype=torch.float64).reshape(40, 30)
+
+
+def grid(placements):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    return distribute_tensor(matrix(), mesh, placements)
+
+
+def reshard(folder: Path) -> None:
+    """Load what one process saved, and save what one process loads."""
+    place = folder / "ckpt"
+    model, optimizer = model_and_optimizer(5, sharded=True)
+    state = training_state(model, optimizer, 0)
+    dcp.load(state, storage_reader=StrataReader(place, step=1))
+    set_state_dict(
+        model,
+        optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+    )
+    loaded = whole(training_state(model, optimizer, state["step"]))
+    if dist.get_rank() == 0:
+        torch.save(loaded, folder / "loaded-by-two.pt")
+
+    model, optimizer = model_and_optimizer(6, sharded=True)
+    state = training_state(model, optimizer, 2)
+    dcp.save(state, storage_writer=StrataWriter(place, step=2))
+    expected = whole(state)
+    if dist.get_rank() == 0:
+        torch.save(expected, folder / "saved-by-two.pt")
+
+    dcp.save({"m": grid([Shard(0)])}, storage_writer=StrataWriter(place, step=3))
+    for placements in ([Shard(1)], [Replicate()], [Shard(0)]):
+        target = {"m": torch.zeros_like(grid(placements))}
+        dcp.load(target, storage_reader=StrataReader(place))
+        assert torch.equal(target["m"].full_tensor(), matrix()), placements
+
+    with CheckpointManager(place) as manager:
+        saving = dcp.async_save({"m": grid([Shard(1)])}, storage_writer=StrataWriter(manager, 4))
+        saving.result()
+        target = {"m": torch.zeros(40, 30, dtype=torch.float64)}
+        dcp.load(target, storage_reader=StrataReader(manager, 4))
+        assert torch.equal(target["m"], matrix())
+
+
+class Planner(dcp.DefaultSavePlanner):
+    """Does something to the second rank, in the middle of its writing."""
+
+    def __init__(self, meddle) -> None:
+        super().__init__(dedup_save_to_lowest_rank=False)
+        self._meddle = meddle
+        self._asked = 0
+
+    def resolve_data(self, item):
+        self._asked += 1
+        if dist.get_rank() == 1 and self._asked == 3:
+            self._meddle()
+        return super().resolve_data(item)
+
+
+def shards():
+    return {f"t{i}": distribute_tensor(torch.full((2, 9 * 2**20), float(i)), mesh(), [Shard(0)])
+            for i in range(4)}  # fmt: skip
+
+
+def mesh():
+    return init_device_mesh("cpu", (2,))
+
+
+def killed(folder: Path) -> None:
+    """Rank 1 is killed while it writes."""
+
+    def kill():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    interrupted(folder, kill)
+
+
+def failing(folder: Path) -> None:
+    """Rank 1 fails while it writes, and both live on."""
+
+    def fail():
+        raise OSError("rank 1 has no luck")
+
+    interrupted(folder, fail)
+    (folder / f"named-{dist.get_rank()}").write_text("yes")
+    dcp.save({"x": torch.ones(3)}, storage_writer=StrataWriter(folder / "ckpt", 3))
+
+
+def interrupted(folder: Path, meddle) -> None:
+    place = folder / "ckpt"
+    dcp.save({"x": grid([Shard(0)])}, storage_writer=StrataWriter(place, step=1))
+    try:
+        dcp.save(shards(), storage_writer=StrataWriter(place, step=2), planner=Planner(meddle))
+    except BaseException as exc:
+        (folder / f"told-{dist.get_rank()}").write_text(repr(exc))
+    else:
+        raise AssertionError("the save did not fail")
+
+
+def main() -> None:
+    scenario, folder, rank, world = sys.argv[1:]
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=int(rank), world_size=int(world)
+    )
+    {"reshard": reshard, "killed": killed, "failing": failing}[scenario](Path(folder))
+    if scenario != "killed":
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
