@@ -69,6 +69,25 @@ def assert_documented(name: str, record: dict[str, Any]) -> None:
     assert set(re.findall(r"`(\w+)`", row)) == set(record), name
 
 
+def test_files_are_registered_from_the_command_line(
+    registry: DatasetRegistry, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "data [1]")
+    place = ["--url", registry._channel.url, "--job", registry.job]
+    command = ["register", "again", folder, "--format", "parquet", "--shard-size", "20", *place]
+    cache = {"STRATA_CACHE_DIR": str(tmp_path / "cache")}
+    report = json.loads(shown(*command, "--json", **cache))
+    assert report["dataset"]["total_samples"] == SAMPLES
+    assert report["dataset"]["shard_count"] == 50
+    assert "again" in shown(*command, **cache)
+    other = strata(*command, "--seed", "5", **cache)
+    assert other.returncode == 1
+    assert "seed: registered 0, given 5" in other.stderr
+    missing = strata("register", "x", "/nowhere", "--format", "csv", *place, **cache)
+    assert missing.returncode == 1
+    assert "/nowhere" in missing.stderr
+
+
 def test_list_has_a_line_for_each_dataset(registry: DatasetRegistry) -> None:
     url, job = registry._channel.url, registry.job
     heading, images, plain = shown("ls", "--url", url, "--job", job).splitlines()

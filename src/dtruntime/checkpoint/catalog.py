@@ -142,8 +142,8 @@ class Catalog:
 
         A file that was never committed stays while its writer may commit it: ``is_dead`` says
         whether the writer of a file is gone, at a time of the store's clock. A file that a manifest
-        needed stays until the next sweep, because a save that is under way may refer to it. When a manifest cannot be read
-        nothing is deleted, since what it needs is not known.
+        needed stays until the next sweep, because a save that is under way may refer to it. When a
+        manifest cannot be read nothing is deleted, since what it needs is not known.
         """
         files = [file for folder in (PACKS, PARTS) for file in self.backend.list(folder)]
         needed: set[str] = set(pinned)

@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from ..errors import StorageError
+import msgspec
+
+from ..errors import CheckpointAbortedError, StorageError, StrataError, SyncError
+from ..storage.backend import StoredFile
 from ..telemetry import EventLog
+from ..types import CheckpointInfo
+from .catalog import Entry
 from .format import PARTS, Manifest, Part, PartFile, digest_of, open_part, seal
 from .place import Place
-
-if TYPE_CHECKING:
-    from .pipeline import Wanted
 
 log = EventLog("checkpoint")
 
 COMMIT_MS = 1_800_000
 """How long the ranks wait for the slowest one's part."""
+_PART = re.compile(r"(\d{5,})-s[0-9a-f]{12}-part\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the caller says about a checkpoint."""
+
+    step: int
+    epoch: int
+    is_full: bool
+    metrics: dict[str, float] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
 
 
 class Coordinator(Protocol):
@@ -45,11 +61,20 @@ class Coordinator(Protocol):
     ) -> None:
         """Record a checkpoint, or a part of one: then it returns when all parts are there."""
 
+    def latest_checkpoint(self) -> CheckpointInfo | None:
+        """The checkpoint that was recorded last."""
+
 
 class Commits(ABC):
     """Commits parts."""
 
-    rank = 0
+    @property
+    def rank(self) -> int:
+        """Whose parts they are."""
+        return 0
+
+    def heal(self) -> None:  # noqa: B027 - one writer leaves nothing behind
+        """Make visible what was committed by ranks that died before they could."""
 
     def new_id(self, step: int) -> str:
         """The id of a new checkpoint, where it can be told at once; else nothing."""
@@ -85,19 +110,36 @@ class SingleCommits(Commits):
         """Write the manifest, then tell the coordinator."""
         manifest = self._place.catalog.commit(
             lambda sequence: _manifest(
-                checkpoint_id, sequence, wanted, (part,), part.length, written, _is_full(part)
+                checkpoint_id,
+                sequence,
+                wanted,
+                (part,),
+                part.length,
+                written,
+                _is_full(part, written),
             )
         )
         if self._coordinator is not None:
-            self._coordinator.commit_checkpoint(
-                checkpoint_id,
-                wanted.step,
-                epoch=wanted.epoch,
+            self._announce(manifest, self._coordinator)
+        return manifest
+
+    def _announce(self, manifest: Manifest, coordinator: Coordinator) -> None:
+        """Tell the coordinator; a writer that was replaced takes its checkpoint back."""
+        try:
+            coordinator.commit_checkpoint(
+                manifest.checkpoint_id,
+                manifest.step,
+                epoch=manifest.epoch,
                 path=self._place.backend.location(manifest.name),
                 size_bytes=manifest.size_bytes,
                 is_full=manifest.is_full,
             )
-        return manifest
+        except SyncError:
+            self._place.catalog.drop([Entry(manifest.sequence, manifest.step, manifest.name)])
+            raise
+        except StrataError as exc:
+            # It is stored and will be found; that the coordinator does not show it is no loss.
+            log.warning("checkpoint.not_announced", step=manifest.step, reason=str(exc))
 
 
 class SharedCommits(Commits):
@@ -111,20 +153,28 @@ class SharedCommits(Commits):
     def __init__(self, place: Place, coordinator: Coordinator) -> None:
         self._place = place
         self._coordinator = coordinator
-        self.rank = coordinator.rank
+        self._left: tuple[str, Wanted, int] | None = None
+        """The last checkpoint whose manifest was left to another rank, with its parts' number."""
+
+    @property
+    def rank(self) -> int:
+        """That of the registered worker."""
+        return self._coordinator.rank
 
     def begin(self, step: int) -> str:
         """The id that all ranks of this checkpoint use."""
-        self.rank = self._coordinator.rank
         return self._coordinator.begin_checkpoint(step)
 
     def commit(
         self, checkpoint_id: str, wanted: Wanted, part: Part, written: int
     ) -> Manifest | None:
         """Store the part's file, wait for all others, and write the manifest if it falls to us."""
-        name = part_name(checkpoint_id, self.rank, self._place.session.tag(f"{self.rank:05d}"))
+        name = part_name(checkpoint_id, self._place.session.tag(f"{part.rank:05d}"))
         backend = self._place.backend
-        backend.write(name, seal(part))
+        described = msgspec.structs.replace(
+            part, written_bytes=written, metrics=wanted.metrics, metadata=wanted.metadata
+        )
+        backend.write(name, seal(described))
         try:
             self._coordinator.commit_checkpoint(
                 checkpoint_id,
@@ -132,50 +182,106 @@ class SharedCommits(Commits):
                 epoch=wanted.epoch,
                 path=backend.location(name),
                 size_bytes=part.length,
-                is_full=_is_full(part),
+                is_full=_is_full(part, written),
                 partial=True,
                 timeout_ms=COMMIT_MS,
             )
-        except BaseException:
+        except CheckpointAbortedError:
             backend.delete(name)
             raise
-        files = self._files(checkpoint_id)
-        if self.rank != min(file.rank for file in files):
+        except BaseException:
+            # It may be committed all the same, or be yet: then the part is needed.
+            self._place.catalog.abandon([name])
+            raise
+        ranks = sorted(rank for rank, _ in self._listed(checkpoint_id))
+        if part.rank != ranks[0]:
+            self._left = checkpoint_id, wanted, len(ranks)
             return None
-        return self.write_manifest(checkpoint_id, wanted, files)
+        self._catch_up()
+        return self.write_manifest(checkpoint_id, wanted, len(ranks))
 
-    def write_manifest(
-        self, checkpoint_id: str, wanted: Wanted, files: list[PartFile] | None = None
-    ) -> Manifest:
+    def heal(self) -> None:
+        """Write the manifest of the coordinator's last checkpoint if it has none here.
+
+        All its ranks died between the commit and the manifest. Any rank may do it, also several.
+        """
+        latest = self._coordinator.latest_checkpoint()
+        if latest is None or not self._listed(latest.checkpoint_id):
+            return  # it was saved elsewhere, or has been removed
+        wanted = Wanted(latest.step, latest.epoch, latest.is_full)
+        self._heal(latest.checkpoint_id, wanted, latest.parts)
+
+    def write_manifest(self, checkpoint_id: str, wanted: Wanted, parts: int) -> Manifest:
         """Write the manifest of a checkpoint that the coordinator has committed."""
-        parts = files or self._files(checkpoint_id)
-        size = sum(part.size_bytes for part in parts)
+        backend = self._place.backend
+        files, opened = [], []
+        for _, file in sorted(self._listed(checkpoint_id), key=lambda listed: listed[0]):
+            data = backend.read(file.name)
+            part = open_part(data, backend.location(file.name))
+            opened.append(part)
+            files.append(
+                PartFile(part.rank, file.name, digest_of(data), part.pack_files, part.length)
+            )
+        self._check_whole(checkpoint_id, opened, parts)
+        first = opened[0]
+        wanted = Wanted(wanted.step, wanted.epoch, wanted.is_full, first.metrics, first.metadata)
         return self._place.catalog.commit(
             lambda sequence: _manifest(
-                checkpoint_id, sequence, wanted, tuple(parts), size, size, wanted.is_full
+                checkpoint_id,
+                sequence,
+                wanted,
+                tuple(files),
+                sum(part.length for part in opened),
+                sum(part.written_bytes for part in opened),
+                all(_is_full(part, part.written_bytes) for part in opened),
             )
         )
 
-    def _files(self, checkpoint_id: str) -> list[PartFile]:
-        """The part files of a checkpoint, by rank."""
-        backend = self._place.backend
+    def _catch_up(self) -> None:
+        """Write the manifest that another rank should have written, if it did not."""
+        left, self._left = self._left, None
+        if left is not None:
+            self._heal(*left)
+
+    def _heal(self, checkpoint_id: str, wanted: Wanted, parts: int) -> None:
+        if self._place.catalog.with_id(checkpoint_id) is not None:
+            return
+        try:
+            self.write_manifest(checkpoint_id, wanted, parts)
+        except StorageError as exc:
+            log.error("checkpoint.not_healed", checkpoint=checkpoint_id, reason=str(exc))
+            return
+        log.warning("checkpoint.healed", checkpoint=checkpoint_id, step=wanted.step)
+
+    def _listed(self, checkpoint_id: str) -> list[tuple[int, StoredFile]]:
+        """The part files of a checkpoint, with their ranks."""
         found = []
-        for file in backend.list(f"{PARTS}/{checkpoint_id}"):
-            data = backend.read(file.name)
-            part = open_part(data, backend.location(file.name))
-            found.append(
-                PartFile(part.rank, file.name, digest_of(data), part.pack_files, part.length)
-            )
-        if not found:
+        for file in self._place.backend.list(f"{PARTS}/{checkpoint_id}"):
+            name = _PART.fullmatch(file.name.rpartition("/")[2])
+            if name is not None:
+                found.append((int(name[1]), file))
+        return found
+
+    def _check_whole(self, checkpoint_id: str, parts: list[Part], wanted: int) -> None:
+        """Make sure that what the coordinator has committed is all here."""
+        ranks = {part.rank for part in parts}
+        if len(parts) != wanted or len(ranks) != wanted:
             raise StorageError(
-                f"checkpoint {checkpoint_id} is committed, but its parts are not in "
-                f"{self._place.url}: do all ranks save to the same place?"
+                f"checkpoint {checkpoint_id} was committed with {wanted} parts, and in "
+                f"{self._place.url} are {len(parts)}, of ranks {sorted(ranks)}: do all ranks save "
+                "to the same place?"
             )
-        return sorted(found, key=lambda file: file.rank)
+        backend = self._place.backend
+        for file in sorted({file for part in parts for file in part.pack_files}):
+            if not backend.exists(file):
+                raise StorageError(
+                    f"checkpoint {checkpoint_id} was committed, but {backend.location(file)} is "
+                    "not there"
+                )
 
 
-def part_name(checkpoint_id: str, rank: int, tag: str) -> str:
-    """Where a rank's part of a shared checkpoint is stored."""
+def part_name(checkpoint_id: str, tag: str) -> str:
+    """Where a rank's part of a shared checkpoint is stored; ``tag`` has the rank and writer."""
     return f"{PARTS}/{checkpoint_id}/{tag}part.json"
 
 
@@ -203,6 +309,7 @@ def _manifest(
     )
 
 
-def _is_full(part: Part) -> bool:
+def _is_full(part: Part, written: int) -> bool:
     """Whether all its chunks were stored with it."""
-    return len(part.packs) <= 1 and not part.bases
+    own_only = len(part.packs) <= 1 and not part.bases
+    return own_only and (written > 0 or not part.chunks)

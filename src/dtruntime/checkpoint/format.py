@@ -180,9 +180,7 @@ def open_part(data: bytes, where: str) -> Part:
 def _opened(data: bytes, where: str, kind: type[Any]) -> Any:
     body, _, rest = bytes(data).partition(b"\n")
     if rest.strip().decode(errors="replace") != digest_of(body):
-        raise CheckpointDamagedError(
-            f"{where} is damaged: its content does not match its digest"
-        )
+        raise CheckpointDamagedError(f"{where} is damaged: its content does not match its digest")
     try:
         version = msgspec.json.decode(body, type=_Version).version
         if version != VERSION:

@@ -140,6 +140,6 @@ def title(manifest: Manifest) -> str:
 
 def _cannot_fall_back(error: CheckpointDamagedError) -> CheckpointDamagedError:
     return CheckpointDamagedError(
-        f"{error}. All ranks have to load the same step: 'strata checkpoints verify' says which are "
-        "good; load that one by its number on every rank"
+        f"{error}. All ranks have to load the same step: 'strata checkpoints verify' says which "
+        "are good; load one of them by its number on every rank"
     )

@@ -178,10 +178,10 @@ class Pipeline:
             differ=self._differ,
             widths=_widths(content.extents),
         )
-        writer.write(content.lent.track(content.groups), content.lent.done)
-        part = writer.part(self._commits.rank, content.kind, content.extents, content.skeleton)
-        self._check_others(part, writer)
         try:
+            writer.write(content.lent.track(content.groups), content.lent.done)
+            part = writer.part(self._commits.rank, content.kind, content.extents, content.skeleton)
+            self._check_others(part, writer.file)
             manifest = self._commits.commit(handle.checkpoint_id, wanted, part, writer.written)
         except CheckpointAbortedError:
             writer.abort()
@@ -215,12 +215,11 @@ class Pipeline:
         self._place.catalog.sweep(self._place.session.is_dead)
         self._place.session.forget_dead()
 
-    def _check_others(self, part: Part, writer: PartWriter) -> None:
+    def _check_others(self, part: Part, own: str) -> None:
         """Make sure that packs of earlier checkpoints are still there before they are needed."""
         for pack in part.packs:
-            if pack.file != writer.file and not self._place.backend.exists(pack.file):
+            if pack.file != own and not self._place.backend.exists(pack.file):
                 self._known = None
-                writer.abort()
                 raise StorageError(
                     f"{self._place.backend.location(pack.file)} was removed while a checkpoint "
                     "that refers to it was being saved, and the checkpoint is not committed: the "

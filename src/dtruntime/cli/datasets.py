@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
+from ..client import DatasetRegistry
+from ..client.registration import FORMATS
 from ..config import DEFAULT_URL
 from ..display import open_console
 from ..errors import ConnectionError
@@ -19,6 +29,9 @@ from .datasets_report import find_job, read_dataset, read_list, read_plan
 from .datasets_view import dataset_view, list_view, plan_view
 from .logs import log_only_when_asked
 from .status import coordinator_url
+
+if TYPE_CHECKING:
+    from ..data.index import IndexProgress
 
 FILES_SHOWN = 10
 """Files listed on a terminal; elsewhere all are."""
@@ -38,6 +51,7 @@ def add_parser(subparsers: Any) -> None:
     _add_action(actions, "ls", "list datasets", _list)
     show = _add_action(actions, "show", "show a dataset: files, shards, coverage of epochs", _show)
     show.add_argument("dataset_id", metavar="ID")
+    _add_register(actions)
     plan = _add_action(actions, "plan", "say what moves when workers join or leave", _plan)
     plan.add_argument("dataset_id", metavar="ID")
     plan.add_argument(
@@ -52,6 +66,17 @@ def add_parser(subparsers: Any) -> None:
         metavar="N",
         help="ranks to assume while no worker is registered (default: WORLD_SIZE, else 1)",
     )
+
+
+def _add_register(actions: Any) -> None:
+    register = _add_action(actions, "register", "index files and register them", _register)
+    register.add_argument("dataset_id", metavar="ID")
+    register.add_argument("path", help="a file, a folder, a glob or a URL")
+    register.add_argument("--format", required=True, choices=FORMATS)
+    register.add_argument("--shard-size", type=_whole, metavar="N", help="samples in a shard")
+    register.add_argument("--exact", action="store_true", help="shards of exactly that size")
+    register.add_argument("--shuffle", action="store_true", help="shuffle every epoch")
+    register.add_argument("--seed", type=_whole, default=0, metavar="N")
 
 
 def _add_action(actions: Any, name: str, text: str, run: Any) -> argparse.ArgumentParser:
@@ -95,6 +120,25 @@ def _show(url: str, options: argparse.Namespace) -> int:
     return _write(report, dataset_view(report, limit), options)
 
 
+def _register(url: str, options: argparse.Namespace) -> int:
+    job = options.job or os.environ.get("STRATA_JOB")
+    with DatasetRegistry(url, job=job, patience=5.0) as registry, _index_bar() as progress:
+        registry.register(
+            options.dataset_id,
+            options.path,
+            options.format,
+            shard_size=options.shard_size,
+            shuffle=options.shuffle,
+            seed=options.seed,
+            exact=options.exact,
+            progress=progress,
+        )
+        job = registry.job
+    report = read_dataset(url, job, options.dataset_id, lambda done, total: None)
+    limit = FILES_SHOWN if open_console().is_terminal else None
+    return _write(report, dataset_view(report, limit), options)
+
+
 def _plan(url: str, options: argparse.Namespace) -> int:
     job = find_job(url, options.job, options.dataset_id)
     report = read_plan(
@@ -109,6 +153,32 @@ def _write(report: msgspec.Struct, view: RenderableType, options: argparse.Names
     else:
         open_console().print(view)
     return 0
+
+
+@contextmanager
+def _index_bar() -> Iterator[Callable[[IndexProgress], None]]:
+    """A bar on the terminal while files are indexed."""
+    console = open_console(stderr=True)
+    columns = (
+        TextColumn("indexing {task.fields[files]} files"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("index", files="", total=None)
+
+        def advance(state: IndexProgress) -> None:
+            bar.update(
+                task,
+                completed=state.bytes_done,
+                total=state.bytes_total,
+                files=f"{state.files_done} of {state.files_total}",
+            )
+
+        yield advance
 
 
 @contextmanager

@@ -1,7 +1,10 @@
 """The loader hands out every sample once, in a fixed order, from any position on."""
 
 import json
+import os
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -335,3 +338,30 @@ def test_abandoned_iterator_leaves_no_threads():
     loader.close()
     names = [t.name for t in threading.enumerate() if t.ident not in before]
     assert not [name for name in names if name.startswith("strata-")]
+
+
+PLANS = """
+import json
+from dtruntime.data import Loader, Mixture, NumberSource
+source = NumberSource(5000, 100)
+mixture = Mixture({"a": (NumberSource(900, 50), 2), "b": (NumberSource(4000, 50), 1)})
+plans = [
+    Loader(source, 50, rank=1, world_size=3, seed=7),
+    Loader(source, 50, rank=1, world_size=3, seed=7, order="affinity"),
+    Loader(mixture, 50, rank=1, world_size=3, seed=7),
+]
+print(json.dumps([[b["sample"].tolist() for b in plan] for plan in plans]))
+"""
+
+
+def test_plans_are_the_same_in_another_process():
+    def run(seed):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", PLANS]
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True, timeout=60
+        ).stdout
+
+    first = run("1")
+    assert first == run("2")
+    assert len(json.loads(first)[0]) == 34
