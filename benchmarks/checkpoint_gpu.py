@@ -115,6 +115,17 @@ def dcp(state: dict[str, Any], folder: Path) -> list[Contender]:
 
     made = [Contender("torch DCP async_save, defaults", save, settle)]
     with contextlib.suppress(ImportError):
+        from torch.distributed.checkpoint.staging import BlockingAsyncStager
+
+        cached = BlockingAsyncStager(cache_staged_state_dict=True)
+        made.append(
+            Contender(
+                "torch DCP async_save, cached pinned staging",
+                lambda: save(async_stager=cached),
+                settle,
+            )
+        )
+    with contextlib.suppress(ImportError):
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
         from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 

@@ -45,7 +45,15 @@ class CheckpointNotFoundError(StorageError, FileNotFoundError):
 
 
 class CheckpointDamagedError(StorageError):
-    """What is stored of a checkpoint is not what was committed, or is gone."""
+    """What is stored of a checkpoint is not what was committed, or is gone.
+
+    ``file`` is where, as far as it is known, and ``detail`` what is wrong with it.
+    """
+
+    def __init__(self, message: str, *, file: str = "", detail: str = "") -> None:
+        super().__init__(message)
+        self.file = file
+        self.detail = detail or message
 
 
 class CheckpointAbortedError(StorageError):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from threading import Event
+from typing import Any, TypeVar, cast
 
 from ..errors import CheckpointDamagedError, CheckpointNotFoundError, StorageError
 from ..telemetry import EventLog
+from ..types import check_whole
 from .codecs import Compressor
-from .commits import Coordinator
+from .commits import Coordinator, SharedCommits, SingleCommits
 from .format import Manifest, Part, PartFile
 from .loads import Loads
 from .manager import CheckpointManager
@@ -33,20 +35,29 @@ class Access:
     compressor: Compressor
     retention: Retention
     coordinator: Coordinator | None
+    shared: bool
+    """Whether every rank saves its part of each checkpoint."""
     incremental: bool
     settle: Callable[[], None]
     """Waits for the saves of this manager that are under way."""
+    submit: Callable[[Callable[[], None]], None]
+    """Takes a job for the thread that saves."""
 
-    def load(self, step: int | None, kind: str, read: Callable[[Manifest], R]) -> R:
-        """What ``read`` makes of a checkpoint: that of a step, or the newest good one of a kind."""
+    def load(
+        self, step: int | None, is_one: Callable[[Manifest], bool], read: Callable[[Manifest], R]
+    ) -> R:
+        """What ``read`` makes of a checkpoint: that of a step, or the newest good one of a kind.
+
+        ``is_one`` says whether a checkpoint is of that kind.
+        """
         self.settle()
         if step is not None:
-            return self.loads.of_step(step, read)
+            return self.loads.of_step(check_whole("step", step), read)
         first: CheckpointDamagedError | None = None
         for entry in reversed(self.place.catalog.entries()):
             try:
                 manifest = self.place.catalog.manifest(entry)
-                if not is_kind(manifest, kind):
+                if not is_one(manifest):
                     continue
                 found = read(manifest)
             except CheckpointDamagedError as exc:
@@ -58,7 +69,33 @@ class Access:
             return found
         if first is not None:
             raise first
-        raise CheckpointNotFoundError(f"there is no {kind} checkpoint in {self.place.url}")
+        raise CheckpointNotFoundError(f"there is no such checkpoint in {self.place.url}")
+
+    def own_part(self, manifest: Manifest) -> Part:
+        """The part of this rank."""
+        return self.loads._own_part(manifest)
+
+    def in_turn(self, job: Callable[[], R]) -> R:
+        """Do something behind the saves that are under way, as one more of them."""
+        self.place.check_usable()
+        # Through these, the thread that saves keeps nothing of the caller's alive afterwards.
+        jobs, outcomes, ready = [job], list[tuple[R | None, BaseException | None]](), Event()
+
+        def run() -> None:
+            outcomes.append(_attempt(jobs.pop()))
+            ready.set()
+
+        self.submit(run)
+        ready.wait()
+        result, error = outcomes.pop()
+        if error is not None:
+            raise error
+        return cast(R, result)
+
+    def announce(self, manifest: Manifest) -> None:
+        """Tell the coordinator of a checkpoint, if there is one."""
+        if self.coordinator is not None:
+            SingleCommits(self.place)._announce(manifest, self.coordinator)
 
     def clean(self) -> None:
         """Drop what retention does not keep, and what nobody needs; a failure is logged."""
@@ -68,6 +105,13 @@ class Access:
             self.place.session.forget_dead()
         except StorageError as exc:
             log.warning("checkpoint.not_cleaned", place=self.place.url, reason=str(exc))
+
+
+def _attempt(job: Callable[[], R]) -> tuple[R | None, BaseException | None]:
+    try:
+        return job(), None
+    except BaseException as exc:
+        return None, exc
 
 
 def manager_of(
@@ -91,19 +135,16 @@ def access(manager: CheckpointManager) -> Access:
         pipeline._compressor,
         pipeline._retention,
         getattr(pipeline._commits, "_coordinator", None),
+        isinstance(pipeline._commits, SharedCommits),
         manager._incremental,
         manager._settle,
+        pipeline._saver.submit,
     )
 
 
 def is_kind(manifest: Manifest, kind: str) -> bool:
     """Whether a checkpoint is of a kind."""
-    return any(part.kind == kind for part in manifest.parts)
-
-
-def is_full(part: Part) -> bool:
-    """Whether all chunks of a part were stored with it."""
-    return len(part.packs) <= 1 and not part.bases
+    return any((part.kind or "state") == kind for part in manifest.parts)
 
 
 def part_of_rank(manifest: Manifest, rank: int) -> Part | PartFile:

@@ -84,9 +84,8 @@ class Catalog:
         data = self._read(part.file)
         where = self.backend.location(part.file)
         if digest_of(data) != part.digest:
-            raise CheckpointDamagedError(
-                f"{where} is damaged: it is not the file that the checkpoint was committed with"
-            )
+            detail = "it is not the file that the checkpoint was committed with"
+            raise CheckpointDamagedError(f"{where} is damaged: {detail}", file=where, detail=detail)
         return open_part(data, where)
 
     def with_id(self, checkpoint_id: str) -> Manifest | None:
@@ -181,7 +180,10 @@ class Catalog:
         try:
             return self.backend.read(name)
         except StorageNotFoundError as exc:
-            raise CheckpointDamagedError(f"{self.backend.location(name)} is gone") from exc
+            where = self.backend.location(name)
+            raise CheckpointDamagedError(
+                f"{where} is gone", file=where, detail="it is gone"
+            ) from exc
 
     def _create(self, manifest: Manifest) -> bool:
         """Write a manifest unless its name is taken; False when it is."""
@@ -217,6 +219,14 @@ class Catalog:
             return self.manifest(entry).metrics if retention.keep_best else {}
         except CheckpointDamagedError:
             return {}
+
+    def point_to_newest(self) -> None:
+        """Name the newest checkpoint after some were dropped."""
+        newest = self.find()
+        if newest is None:
+            self.backend.delete(POINTER)
+        else:
+            self._point_to(self.manifest(newest))
 
     def _point_to(self, manifest: Manifest) -> None:
         """Name the newest checkpoint where a reader finds it without listing."""

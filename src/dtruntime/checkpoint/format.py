@@ -180,7 +180,8 @@ def open_part(data: bytes, where: str) -> Part:
 def _opened(data: bytes, where: str, kind: type[Any]) -> Any:
     body, _, rest = bytes(data).partition(b"\n")
     if rest.strip().decode(errors="replace") != digest_of(body):
-        raise CheckpointDamagedError(f"{where} is damaged: its content does not match its digest")
+        detail = "its content does not match its digest"
+        raise CheckpointDamagedError(f"{where} is damaged: {detail}", file=where, detail=detail)
     try:
         version = msgspec.json.decode(body, type=_Version).version
         if version != VERSION:
@@ -190,7 +191,9 @@ def _opened(data: bytes, where: str, kind: type[Any]) -> Any:
             )
         return msgspec.json.decode(body, type=kind)
     except msgspec.MsgspecError as exc:
-        raise CheckpointDamagedError(f"{where} is not what its name says: {exc}") from exc
+        raise CheckpointDamagedError(
+            f"{where} is damaged: it is not what its name says: {exc}", file=where
+        ) from exc
 
 
 class _Version(msgspec.Struct):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
@@ -57,7 +57,13 @@ class PartReader:
         self, advance: Callable[[int], None] = lambda size: None
     ) -> list[CheckpointDamagedError]:
         """Read every chunk and return what is wrong; ``advance`` is told how much was read."""
-        chunks = {chunk.digest: chunk for chunk in self._part.chunks}.values()
+        chunks = list({chunk.digest: chunk for chunk in self._part.chunks}.values())
+        return [damage for damage in self.check(chunks, advance) if damage is not None]
+
+    def check(
+        self, chunks: Sequence[Chunk], advance: Callable[[int], None] = lambda size: None
+    ) -> list[CheckpointDamagedError | None]:
+        """Read chunks; what is wrong with each, or None."""
 
         def look(chunk: Chunk) -> CheckpointDamagedError | None:
             try:
@@ -69,8 +75,7 @@ class PartReader:
             return None
 
         with ThreadPoolExecutor(THREADS, thread_name_prefix="strata-verify") as threads:
-            jobs = [threads.submit(look, chunk) for chunk in chunks]
-            return [problem for problem in _results(threads, jobs) if problem is not None]
+            return _results(threads, [threads.submit(look, chunk) for chunk in chunks])
 
     def _split(
         self, wanted: Iterable[tuple[int, memoryview]]
@@ -169,7 +174,9 @@ class PartReader:
         file = self._backend.location(self._file(chunk))
         return CheckpointDamagedError(
             f"{self._checkpoint} is damaged: chunk {chunk.digest} ({chunk.length} bytes at "
-            f"{chunk.position} of {file}): {why}"
+            f"{chunk.position} of {file}): {why}",
+            file=file,
+            detail=why,
         )
 
 

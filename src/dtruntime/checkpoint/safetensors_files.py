@@ -1,4 +1,4 @@
-"""Files of the safetensors format: eight bytes with the header's length, a header in JSON, the data.
+"""Files of the safetensors format: the length of a header, the header in JSON, and the data.
 
 The format is described at https://github.com/huggingface/safetensors; its library is not needed.
 """
@@ -48,6 +48,8 @@ SIZES = {
     name: 1 if name in ("BOOL", "U8", "I8") or name.startswith("F8") else int(name[-2:]) // 8
     for name in NAMES.values()
 }
+NUMPY = {name for name in NAMES if name != "bfloat16" and not name.startswith("float8")}
+"""Types that numpy has by itself."""
 _OURS = {theirs: ours for ours, theirs in NAMES.items()}
 
 

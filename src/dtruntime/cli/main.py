@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from .._version import __version__
 from ..errors import ConfigError, ConnectionError, StrataError
-from . import coordinator, datasets, demo, doctor, status
+from . import checkpoints, coordinator, datasets, demo, doctor, status
 
-COMMANDS = (coordinator, status, datasets, demo, doctor)
+COMMANDS = (coordinator, status, datasets, checkpoints, demo, doctor)
 
 
 def build_parser() -> argparse.ArgumentParser:

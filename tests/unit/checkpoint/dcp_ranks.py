@@ -1,5 +1,6 @@
 """One rank of the tests in test_dcp.py: ``python -m ... SCENARIO FOLDER RANK WORLD``."""
 
+import gc
 import os
 import signal
 import sys
@@ -109,12 +110,9 @@ class Planner(dcp.DefaultSavePlanner):
 
 
 def shards():
-    return {f"t{i}": distribute_tensor(torch.full((2, 9 * 2**20), float(i)), mesh(), [Shard(0)])
-            for i in range(4)}  # fmt: skip
-
-
-def mesh():
-    return init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh("cpu", (2,))
+    rows = torch.zeros(2, 5 * 2**20)
+    return {f"t{i}": distribute_tensor(rows + i, mesh, [Shard(0)]) for i in range(4)}
 
 
 def killed(folder: Path) -> None:
@@ -123,7 +121,7 @@ def killed(folder: Path) -> None:
     def kill():
         os.kill(os.getpid(), signal.SIGKILL)
 
-    interrupted(folder, kill)
+    interrupted(folder, "killed", kill)
 
 
 def failing(folder: Path) -> None:
@@ -132,13 +130,14 @@ def failing(folder: Path) -> None:
     def fail():
         raise OSError("rank 1 has no luck")
 
-    interrupted(folder, fail)
-    (folder / f"named-{dist.get_rank()}").write_text("yes")
-    dcp.save({"x": torch.ones(3)}, storage_writer=StrataWriter(folder / "ckpt", 3))
+    interrupted(folder, "failing", fail)
+    gc.collect()
+    dist.barrier()
+    dcp.save({"x": torch.ones(3)}, storage_writer=StrataWriter(folder / "failing", 3))
 
 
-def interrupted(folder: Path, meddle) -> None:
-    place = folder / "ckpt"
+def interrupted(folder: Path, name: str, meddle) -> None:
+    place = folder / name
     dcp.save({"x": grid([Shard(0)])}, storage_writer=StrataWriter(place, step=1))
     try:
         dcp.save(shards(), storage_writer=StrataWriter(place, step=2), planner=Planner(meddle))
@@ -153,8 +152,11 @@ def main() -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/meet", rank=int(rank), world_size=int(world)
     )
-    {"reshard": reshard, "killed": killed, "failing": failing}[scenario](Path(folder))
-    if scenario != "killed":
+    if scenario == "killed":
+        killed(Path(folder))
+    else:
+        reshard(Path(folder))
+        failing(Path(folder))
         dist.destroy_process_group()
 
 

@@ -68,7 +68,7 @@ class StrataReader(StorageReader):
     def read_metadata(self) -> Any:
         """Find the checkpoint, and describe it to DCP."""
         self._manifest, self._parts = None, {}
-        self._metadata = self._access.load(self._step, KIND, self._described)
+        self._metadata = self._access.load(self._step, _is_one, self._described)
         return self._metadata
 
     def set_up_storage_reader(
@@ -124,7 +124,7 @@ class StrataReader(StorageReader):
         return self._manifest
 
     def _described(self, manifest: Manifest) -> Any:
-        if not is_kind(manifest, KIND):
+        if not _is_one(manifest):
             raise TypeError(
                 f"{title(manifest)} was not saved by torch's distributed checkpoint: load it with "
                 "CheckpointManager.load_state() or load()"
@@ -206,6 +206,10 @@ class StrataReader(StorageReader):
         torch.save(plain, copy)
         copy.seek(0)
         return copy
+
+
+def _is_one(manifest: Manifest) -> bool:
+    return is_kind(manifest, KIND)
 
 
 def _read_piece(

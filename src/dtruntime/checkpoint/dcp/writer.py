@@ -15,8 +15,10 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ...errors import StorageError
+from ...telemetry import EventLog
 from ...types import check_whole
-from ..access import Access, access, is_full, manager_of
+from ..access import Access, access, manager_of
+from ..commits import _is_full
 from ..format import PARTS, Extent, Manifest, Part, PartFile, digest_of, seal
 from ..known import KnownChunks
 from ..layout import lay_out
@@ -26,6 +28,8 @@ from ..sessions import Session
 from ..writer import PartWriter
 from .items import BytesSource, TensorSource, source_of
 from .metadata import encode
+
+log = EventLog("checkpoint")
 
 KIND = "dcp"
 
@@ -132,12 +136,10 @@ class StrataWriter(StorageWriter):
         part, written = self._own
         own = self._store_part(msgspec.structs.replace(part, skeleton=skeleton))
         others = {r.storage_data.file: r.storage_data for r in told if r.storage_data.file}
-        full = is_full(part) and all(one.is_full for one in others.values())
         parts = tuple(sorted((own, *others), key=lambda one: one.rank))
+        full = _is_full(part, written) and all(one.is_full for one in others.values())
         written += sum(one.written for one in others.values())
-        self._commit(parts, written, full)
-        self._access.settle()
-        self._access.clean()
+        self._access.in_turn(lambda: self._commit(parts, written, full))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -180,7 +182,7 @@ class StrataWriter(StorageWriter):
             WriteResult(
                 index=item.index,
                 size_in_bytes=source.nbytes,
-                storage_data=Written(rank, number, file, written, is_full(part)),
+                storage_data=Written(rank, number, file, written, _is_full(part, written)),
             )
             for number, (item, source) in enumerate(zip(plan.items, sources, strict=True))
         ]
@@ -188,32 +190,38 @@ class StrataWriter(StorageWriter):
     def _store(self, rank: int, sources: Sequence[BytesSource | TensorSource]) -> tuple[Part, int]:
         """Write a pack; nothing is left of it when that fails."""
         assert self._session is not None
+        access = self._access
+        known = KnownChunks() if self._is_full else access.in_turn(lambda: self._known(rank))
         layout = lay_out([source.nbytes for source in sources])
         extents = tuple(
             Extent(offset, source.nbytes, source.dtype, source.key)
             for offset, source in zip(layout.offsets, sources, strict=True)
         )
         writer = PartWriter(
-            self._access.place.backend,
+            access.place.backend,
             f"{self._session.tag(f'{self._step:012d}')}{rank:05d}.pack",
-            compressor=self._access.compressor,
-            known=KnownChunks() if self._is_full else self._known(rank),
+            compressor=access.compressor,
+            known=known,
         )
         lent = Lent()
         try:
-            writer.write(lent.track(staged(layout, sources, self._access.pool)), lent.done)
+            writer.write(lent.track(staged(layout, sources, access.pool)), lent.done)
         finally:
             lent.done_with_all()
         return writer.part(rank, KIND, extents, None), writer.written
 
     def _known(self, rank: int) -> KnownChunks:
-        """What the newest checkpoint has of the same rank."""
+        """What the newest checkpoint has of the same rank; nothing when it cannot be read."""
         catalog = self._access.place.catalog
         newest = catalog.find()
         if newest is None:
             return KnownChunks()
-        parts = [part for part in catalog.manifest(newest).parts if part.rank == rank]
-        return KnownChunks([catalog.part(part) for part in parts])
+        try:
+            parts = [part for part in catalog.manifest(newest).parts if part.rank == rank]
+            return KnownChunks([catalog.part(part) for part in parts])
+        except StorageError as exc:
+            log.warning("checkpoint.saved_in_full", rank=rank, reason=str(exc))
+            return KnownChunks()
 
     def _store_part(self, part: Part) -> PartFile:
         assert self._session is not None
@@ -225,8 +233,9 @@ class StrataWriter(StorageWriter):
     def _commit(self, parts: tuple[PartFile, ...], written: int, full: bool) -> None:
         assert self._step is not None
         step, checkpoint_id = self._step, f"step-{self._step:012d}-{os.urandom(4).hex()}"
-        place = self._access.place
-        manifest = place.catalog.commit(
+        if not full:
+            self._check_packs(parts)
+        manifest = self._access.place.catalog.commit(
             lambda sequence: Manifest(
                 checkpoint_id=checkpoint_id,
                 sequence=sequence,
@@ -241,15 +250,19 @@ class StrataWriter(StorageWriter):
                 metadata=self._metadata,
             )
         )
-        if self._access.coordinator is not None:
-            self._access.coordinator.commit_checkpoint(
-                checkpoint_id,
-                step,
-                epoch=self._epoch,
-                path=place.backend.location(manifest.name),
-                size_bytes=manifest.size_bytes,
-                is_full=full,
-            )
+        self._access.announce(manifest)
+        self._access.clean()
+
+    def _check_packs(self, parts: Sequence[PartFile]) -> None:
+        """Make sure that packs of earlier checkpoints are still there."""
+        backend = self._access.place.backend
+        for name in {name for part in parts for name in part.packs}:
+            if not backend.exists(name):
+                raise StorageError(
+                    f"{backend.location(name)} was removed while a checkpoint that refers to it "
+                    "was being saved, and the checkpoint is not committed: save again with "
+                    "is_full=True, and let one job at a time save to a place"
+                )
 
 
 def step_of(checkpoint_id: str | os.PathLike[str] | int) -> int:

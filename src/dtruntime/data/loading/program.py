@@ -151,6 +151,8 @@ class AffinityProgram(Program):
         self._source = source
         self._table = SlotTable(len(source.starts) - 1, seed=plan.seed)
         self._order: tuple[int, AffinityOrder] | None = None
+        self._dealt: tuple[tuple[tuple[Segment, ...], Segment], Lanes] | None = None
+        """The lanes that were asked for last."""
 
     def track(self, place: Place, fetchers: Fetchers = ()) -> Track:
         """This rank's lane in batches."""
@@ -173,8 +175,11 @@ class AffinityProgram(Program):
         """What each slot reads."""
         if self._order is None or self._order[0] != epoch:
             order = AffinityOrder(self._table, self._source.starts, self._shuffle(epoch))
-            self._order = epoch, order
-        return self._order[1].lanes(past, current)
+            self._order, self._dealt = (epoch, order), None
+        key = tuple(past), current
+        if self._dealt is None or self._dealt[0] != key:
+            self._dealt = key, self._order[1].lanes(past, current)
+        return self._dealt[1]
 
     def place(self, state: LoaderState) -> Place:
         """The same lanes for as many ranks, else what is left dealt anew."""
@@ -187,7 +192,7 @@ class AffinityProgram(Program):
         """What the stretches before have taken, and what each rank has in this one."""
         past = [Segment(world, consumed=tuple(taken)) for world, taken in state.past]
         here = _stretch(state)
-        lengths = self.lanes(state.epoch, past, here).lengths
+        lengths = self.lanes(state.epoch, past, Segment(state.world)).lengths
         taken = sum(here.consumed_by(slot, length) for slot, length in lengths.items())
         return len(self._source) - sum(lengths.values()) + taken
 

@@ -148,7 +148,7 @@ class _Shares:
     """Shards grouped by the slots that read them."""
 
     def __init__(self, shards: Ints, owners: NDArray[Any], place: Ints, slot_count: int) -> None:
-        order = np.lexsort((place[shards], owners))
+        order = np.argsort(owners.astype(np.int64) * len(place) + place[shards])
         self._shards = shards[order]
         self._owners = owners[order]
         counts = np.bincount(owners, minlength=slot_count)

@@ -1,0 +1,238 @@
+"""Loads the arrays of a pytree into the shardings where they are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import jax
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import CheckpointDamagedError
+from .access import Access
+from .boxes import Gathering, Piece, pieces_of
+from .format import Manifest, Part
+from .jax_index import MARK, ArrayEntry, Index, Shard, ValueEntry
+from .loads import title
+from .reader import PartReader
+from .trees import describe, rebuild
+from .trees.jax_leaves import _as_key, _wide
+from .trees.numpy_dtypes import decode_dtype
+
+ROOM = 2**30
+"""So many bytes are read into the host's memory before they go to their devices."""
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""Where it begins, and its lengths."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """An array, as all processes together saved it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    impl: str | None
+    shards: list[tuple[int, Shard]]
+    """Each with the rank whose part has it."""
+
+
+class Loading:
+    """One checkpoint while it is loaded."""
+
+    def __init__(self, access: Access, manifest: Manifest) -> None:
+        self._backend = access.place.backend
+        self._title = title(manifest)
+        if manifest.metadata.get(MARK) != "jax":
+            raise TypeError(f"{self._title} was not saved by save_sharded: use load_state()")
+        self._parts = {part.rank: part for part in access.place.catalog.parts(manifest)}
+        self._arrays: dict[str, _Stored] = {}
+        self._values: dict[str, tuple[int, int]] = {}
+        self._buffers: dict[int, dict[str, int]] = {}
+        self._read_indexes()
+        self._reads = Gathering(self._reader)
+
+    def run(self, wanted: Sequence[tuple[str, Any]]) -> list[Any]:
+        """The values of the leaves that are wanted, each as its target says."""
+        loaded: list[Any] = []
+        pending: list[Callable[[], Any]] = []
+        taken = 0
+        for name, target in wanted:
+            makes, size = self._begin(name, target)
+            pending.append(makes)
+            taken += size
+            if taken >= ROOM:
+                loaded += self._settle(pending)
+                pending, taken = [], 0
+        return loaded + self._settle(pending)
+
+    def _settle(self, pending: Iterable[Callable[[], Any]]) -> list[Any]:
+        self._reads.finish()
+        with _wide():
+            return [make() for make in pending]
+
+    def _begin(self, name: str, target: Any) -> tuple[Callable[[], Any], int]:
+        """Ask for the bytes of a leaf; what makes it when they are there, and how many."""
+        stored = self._arrays.get(name)
+        if stored is None:
+            value = self._value(name)
+            return lambda: value, 0
+        dtype = _check_target(name, target, stored)
+        if isinstance(target, np.ndarray):
+            whole = self._box(name, stored, ((0,) * len(stored.shape), stored.shape))
+            return lambda: whole.astype(dtype, copy=False), whole.nbytes
+        sharding = _sharding_of(name, target, stored)
+        places = sharding.addressable_devices_indices_map(stored.shape)
+        boxes = {device: _box_of(index, stored.shape) for device, index in places.items()}
+        memory = {box: self._box(name, stored, box) for box in set(boxes.values())}
+
+        def make() -> Any:
+            arrays = [
+                jax.device_put(memory[box].astype(dtype, copy=False), device)
+                for device, box in boxes.items()
+            ]
+            array = jax.make_array_from_single_device_arrays(stored.shape, sharding, arrays)
+            return array if stored.impl is None else _as_key(array, stored.impl)
+
+        return make, sum(array.nbytes for array in memory.values())
+
+    def _box(self, name: str, stored: _Stored, box: Box) -> NDArray[Any]:
+        """Memory for a box, which is filled by the time that reading is finished."""
+        starts, lengths = box
+        memory = np.empty(lengths, stored.dtype)
+        there = 0
+        for rank, shard in stored.shards:
+            overlap = shard.overlap(starts, lengths)
+            if overlap is not None:
+                there += overlap.size
+                sides = zip(overlap.at, overlap.lengths, strict=True)
+                place: Any = (*(slice(at, at + length) for at, length in sides), ...)
+                offset = self._offset(name, rank, shard, stored.dtype.itemsize)
+                pieces = pieces_of(
+                    shard.lengths, overlap.inside, overlap.lengths, stored.dtype.itemsize
+                )
+                for piece in pieces:
+                    self._read(rank, offset, piece, memory[place])
+        if there != prod(lengths):
+            raise CheckpointDamagedError(
+                f"{self._title} has {there} of the {prod(lengths)} elements of {name} at "
+                f"{list(starts)}: did all processes save?"
+            )
+        return memory
+
+    def _read(self, rank: int, offset: int, piece: Piece, target: NDArray[Any]) -> None:
+        # An ellipsis keeps what has no dimensions left an array.
+        index: Any = (*piece.at, ...)
+        part = target[index]
+        if piece.dense and part.flags.c_contiguous:
+            flat = part.reshape(-1).view(np.uint8)
+            self._reads.into(rank, offset + piece.start, flat.data)
+            return
+
+        def settle(memory: NDArray[np.uint8]) -> None:
+            steps = tuple(step * part.dtype.itemsize for step in piece.steps)
+            part[...] = np.ndarray(piece.shape, part.dtype, memory.data, strides=steps)
+
+        self._reads.aside(rank, offset + piece.start, piece.nbytes, settle)
+
+    def _offset(self, name: str, rank: int, shard: Shard, itemsize: int) -> int:
+        number = self._buffers[rank].get(f"shards/{shard.number}")
+        extents = self._parts[rank].extents
+        if number is None or number >= len(extents):
+            raise CheckpointDamagedError(f"{self._title} lacks a shard of {name}")
+        extent = extents[number]
+        if extent.length != prod(shard.lengths) * itemsize:
+            raise CheckpointDamagedError(
+                f"{self._title} has {extent.length} bytes for {list(shard.lengths)} of {name}"
+            )
+        return extent.offset
+
+    def _reader(self, rank: int) -> PartReader:
+        return PartReader(self._backend, self._parts[rank], self._title)
+
+    def _value(self, name: str) -> Any:
+        if name not in self._values:
+            known = ", ".join([*self._arrays, *self._values][:20])
+            raise KeyError(f"{self._title} has no {name}: it has {known}")
+        rank, number = self._values[name]
+        return self._rebuilt(rank, f"values/{number}")
+
+    def _rebuilt(self, rank: int, key: str) -> Any:
+        """One value of a part's state."""
+        part, reader = self._parts[rank], self._reader(rank)
+
+        def read(number: int, memory: memoryview) -> None:
+            reader.read_into([(part.extents[number].offset, memory)])
+
+        return rebuild(part.skeleton, read, keys=[key])[key]
+
+    def _read_indexes(self) -> None:
+        """Put together what the processes say."""
+        indexes = {}
+        try:
+            for rank, part in self._parts.items():
+                self._buffers[rank] = _buffers(part)
+                indexes[rank] = msgspec.json.decode(self._rebuilt(rank, "index"), type=Index)
+            for rank, index in indexes.items():
+                for entry in index.entries:
+                    self._add(rank, entry)
+        except (msgspec.MsgspecError, KeyError, ValueError, TypeError) as exc:
+            raise CheckpointDamagedError(f"{self._title} is damaged: {exc}") from exc
+        expected = max(index.processes for index in indexes.values())
+        if len({index.process for index in indexes.values()}) < expected:
+            raise CheckpointDamagedError(
+                f"{self._title} has the parts of {len(indexes)} of {expected} processes"
+            )
+
+    def _add(self, rank: int, entry: ArrayEntry | ValueEntry) -> None:
+        if isinstance(entry, ValueEntry):
+            self._values[entry.name] = rank, entry.number
+            return
+        stored = _Stored(entry.shape, decode_dtype(entry.dtype), entry.impl, [])
+        known = self._arrays.setdefault(entry.name, stored)
+        if (known.shape, known.dtype, known.impl) != (stored.shape, stored.dtype, stored.impl):
+            raise ValueError(f"processes saved {entry.name} in two shapes or types")
+        known.shards.extend((rank, shard) for shard in entry.shards)
+
+
+def _buffers(part: Part) -> dict[str, int]:
+    """The numbers of the buffers of a part's state, by their keys."""
+    if part.kind != "state":
+        raise TypeError(f"a part of rank {part.rank} is not a state")
+    return {one.key: one.buffer for one in describe(part.skeleton) if one.buffer is not None}
+
+
+def _box_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
+    sides = [side.indices(length) for side, length in zip(index, shape, strict=True)]
+    return tuple(start for start, _, _ in sides), tuple(stop - start for start, stop, _ in sides)
+
+
+def _check_target(name: str, target: Any, stored: _Stored) -> np.dtype[Any]:
+    """The type of elements that is wanted; ``ValueError`` when the target has another shape."""
+    if stored.impl is not None:
+        return stored.dtype
+    shape = getattr(target, "shape", None)
+    if shape is not None and tuple(shape) != stored.shape:
+        raise ValueError(f"{name} was saved with shape {stored.shape}, and is wanted as {shape}")
+    dtype = getattr(target, "dtype", None)
+    return stored.dtype if dtype is None else np.dtype(dtype)
+
+
+def _sharding_of(name: str, target: Any, stored: _Stored) -> Any:
+    if isinstance(target, jax.sharding.Sharding):
+        found: Any = target
+    else:
+        is_key = isinstance(target, jax.Array) and stored.impl is not None
+        found = getattr(jax.random.key_data(target) if is_key else target, "sharding", None)
+    if found is None and isinstance(target, jax.ShapeDtypeStruct):
+        found = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    if found is None:
+        raise ValueError(
+            f"{name} is an array, and its target a {type(target).__name__}: give a Sharding, a "
+            "jax.ShapeDtypeStruct, an array of JAX or one of numpy"
+        )
+    return found

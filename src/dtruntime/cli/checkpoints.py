@@ -1,0 +1,166 @@
+"""``strata checkpoints``: what is in a place, whether it is good, and away with it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from rich.console import RenderableType
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..checkpoint.manager import CheckpointManager
+from ..display import count, open_console
+from ..errors import ConfigError, StorageError
+from .checkpoints_report import find, opened, read_checkpoint, read_list, remove, verify
+from .checkpoints_view import list_view, removal_view, show_view, verify_view
+from .logs import log_only_when_asked
+
+ARRAYS_SHOWN = 40
+"""Arrays listed on a terminal; elsewhere all are."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "checkpoints",
+        help="list, show, verify, remove and export checkpoints",
+        description="Look into a place with checkpoints: a path or a URL, as CheckpointManager "
+        "takes it. Exit code 1: something is damaged, missing or cannot be done.",
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    _add_action(actions, "ls", "list checkpoints", _list)
+    show = _add_action(actions, "show", "show a checkpoint: arrays, files, metrics", _show)
+    show.add_argument("step", metavar="STEP", type=_step, help="a step, or 'latest'")
+    check = _add_action(actions, "verify", "read everything and say what is damaged", _verify)
+    check.add_argument("steps", metavar="STEP", type=_whole, nargs="*", help="default: all")
+    _add_rm(actions)
+    export = _add_action(actions, "export", "write a checkpoint as a safetensors file", _export)
+    export.add_argument("step", metavar="STEP", type=_step, help="a step, or 'latest'")
+    export.add_argument("file", metavar="FILE", help="a path or a URL")
+
+
+def _add_rm(actions: Any) -> None:
+    rm = _add_action(actions, "rm", "remove checkpoints, and files that nothing else needs", _rm)
+    rm.add_argument("steps", metavar="STEP", type=_whole, nargs="+")
+    rm.add_argument("--yes", action="store_true", help="do not ask")
+    rm.add_argument("--force", action="store_true", help="also the last one that is whole")
+
+
+def _add_action(
+    actions: Any, name: str, text: str, run: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text)
+    parser.add_argument("place", metavar="PLACE", help="folder, s3://, gs:// or az:// URL")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.set_defaults(run=_quietly(run))
+    return parser
+
+
+def _quietly(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    def face(options: argparse.Namespace) -> int:
+        log_only_when_asked()
+        return run(options)
+
+    return face
+
+
+def _list(options: argparse.Namespace) -> int:
+    report = read_list(options.place)
+    _write(report, lambda: list_view(report), options)
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    report = read_checkpoint(options.place, options.step)
+    limit = ARRAYS_SHOWN if open_console().is_terminal else None
+    _write(report, lambda: show_view(report, limit), options)
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    with _bar("reading") as begin:
+        report = verify(options.place, options.steps, begin)
+    _write(report, lambda: verify_view(report), options)
+    return 0 if report.good else 1
+
+
+def _rm(options: argparse.Namespace) -> int:
+    def confirm(where: str, steps: Sequence[int]) -> None:
+        if not options.yes:
+            _ask(f"remove {count(len(steps), 'checkpoint')} ({_some(steps)}) from {where}?")
+
+    report = remove(options.place, options.steps, force=options.force, confirm=confirm)
+    _write(report, lambda: removal_view(report), options)
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    try:
+        from ..checkpoint.safetensors import export_safetensors
+    except ImportError as exc:
+        raise StorageError(f"this installation cannot write safetensors files: {exc}") from exc
+    with opened(options.place) as (where, catalog):
+        step = find(catalog, where, options.step).step
+    busy = open_console(stderr=True).status(f"writing {options.file}")
+    with CheckpointManager(options.place) as manager, busy:
+        try:
+            export_safetensors(manager, step, options.file)
+        except TypeError as exc:
+            raise StorageError(f"step {step} of {where} cannot be exported: {exc}") from exc
+    if options.json:
+        print(msgspec.json.encode({"schema": 1, "step": step, "file": options.file}).decode())
+    else:
+        open_console().print(f"wrote step {step} to {options.file}", markup=False, soft_wrap=True)
+    return 0
+
+
+def _ask(question: str) -> None:
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{question} There is nobody to answer: say --yes")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise StorageError("nothing was removed")
+
+
+def _write(
+    report: msgspec.Struct, view: Callable[[], RenderableType], options: argparse.Namespace
+) -> None:
+    if options.json:
+        print(msgspec.json.format(msgspec.json.encode(report)).decode(), flush=True)
+    else:
+        open_console().print(view())
+
+
+@contextmanager
+def _bar(doing: str) -> Iterator[Callable[[int], Callable[[int], None]]]:
+    """A bar on the terminal; it is begun with the number of bytes, and then told of some."""
+    console = open_console(stderr=True)
+    columns = TextColumn(doing), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+
+        def begin(total: int) -> Callable[[int], None]:
+            task = bar.add_task(doing, total=total)
+            return lambda size: bar.advance(task, size)
+
+        yield begin
+
+
+def _some(steps: Sequence[int]) -> str:
+    shown = ", ".join(str(step) for step in steps[:8])
+    return shown if len(steps) <= 8 else f"{shown} and {len(steps) - 8} more"
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a step")
+    return int(text)
+
+
+def _step(text: str) -> int | None:
+    return None if text == "latest" else _whole(text)

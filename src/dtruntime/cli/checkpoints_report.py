@@ -1,0 +1,315 @@
+"""What ``strata checkpoints`` finds in a place."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from ..checkpoint.catalog import Catalog, Entry
+from ..checkpoint.format import MANIFESTS, PACKS, PARTS, Manifest, Part
+from ..checkpoint.sessions import Session
+from ..checkpoint.trees import describe
+from ..checkpoint.verifying import Verifier, looks_whole
+from ..config import Config
+from ..errors import CheckpointDamagedError, CheckpointNotFoundError, StorageError
+from ..storage import open_backend, resolve_url
+
+SCHEMA = 1
+_PACK_STEP = re.compile(rf"{PACKS}/(\d{{12,}})-")
+
+
+class ListedCheckpoint(msgspec.Struct, frozen=True):
+    """One line of a listing."""
+
+    step: int
+    epoch: int = 0
+    checkpoint_id: str = ""
+    size_bytes: int = 0
+    written_bytes: int = 0
+    is_full: bool = True
+    parts: int = 0
+    created_at: float = 0.0
+    newest: bool = False
+    damaged: str = ""
+    """Why its manifest cannot be read."""
+
+
+class CheckpointList(msgspec.Struct, frozen=True):
+    """What ``strata checkpoints ls --json`` prints."""
+
+    place: str
+    checkpoints: tuple[ListedCheckpoint, ...]
+    stored_bytes: int
+    """What all files of the place take."""
+    unneeded_bytes: int | None
+    """What of that no checkpoint needs; None when a manifest cannot be read."""
+    schema: int = SCHEMA
+
+
+class ShownArray(msgspec.Struct, frozen=True):
+    """An array, or another piece of memory, of a part."""
+
+    rank: int
+    key: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...] | None
+    nbytes: int
+
+
+class ShownPack(msgspec.Struct, frozen=True):
+    """A file of chunks that a checkpoint needs."""
+
+    file: str
+    size: int
+    used_bytes: int
+    """What of it this checkpoint needs."""
+    step: int | None
+    """That of the checkpoint it was written for."""
+    needed_by: tuple[int, ...]
+    """The steps of all checkpoints that need it."""
+
+
+class ShownCheckpoint(msgspec.Struct, frozen=True):
+    """What ``strata checkpoints show --json`` prints."""
+
+    place: str
+    checkpoint: ListedCheckpoint
+    manifest: str
+    metrics: dict[str, float]
+    metadata: dict[str, str]
+    arrays: tuple[ShownArray, ...]
+    packs: tuple[ShownPack, ...]
+    schema: int = SCHEMA
+
+
+class FoundDamage(msgspec.Struct, frozen=True):
+    """A file, or a chunk in it, that is not what was committed."""
+
+    file: str
+    detail: str
+    chunk: str
+    position: int
+    length: int
+
+
+class VerifiedCheckpoint(msgspec.Struct, frozen=True):
+    """Whether a checkpoint is good."""
+
+    step: int
+    checkpoint_id: str
+    good: bool
+    chunks: int
+    damages: tuple[FoundDamage, ...]
+
+
+class Verification(msgspec.Struct, frozen=True):
+    """What ``strata checkpoints verify --json`` prints."""
+
+    place: str
+    checkpoints: tuple[VerifiedCheckpoint, ...]
+    newest_good: int | None
+    """The newest step that is good, of those that were read."""
+    read_bytes: int
+    schema: int = SCHEMA
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing is damaged."""
+        return all(one.good for one in self.checkpoints)
+
+
+class Removal(msgspec.Struct, frozen=True):
+    """What ``strata checkpoints rm --json`` prints."""
+
+    place: str
+    removed: tuple[int, ...]
+    left: tuple[int, ...]
+    deleted_files: int
+    freed_bytes: int
+    schema: int = SCHEMA
+
+
+@contextmanager
+def opened(place: str) -> Iterator[tuple[str, Catalog]]:
+    """A place that has checkpoints, which is not written to."""
+    url = resolve_url(place, None, Config.load().storage)
+    with open_backend(url) as backend:
+        if backend.kind == "local" and not os.path.isdir(backend.location()):
+            raise CheckpointNotFoundError(f"there is no folder {backend.location()}")
+        catalog = Catalog(backend)
+        if not catalog.entries():
+            raise CheckpointNotFoundError(
+                f"there are no checkpoints in {backend.location()}{_nearby(backend.location())}"
+            )
+        yield backend.location(), catalog
+
+
+def read_list(place: str) -> CheckpointList:
+    """All checkpoints, in the order of their commits."""
+    with opened(place) as (where, catalog):
+        entries = catalog.entries()
+        needed: set[str] | None = {entry.name for entry in entries}
+        listed = []
+        for entry in entries:
+            try:
+                manifest = catalog.manifest(entry)
+            except CheckpointDamagedError as exc:
+                needed = None
+                listed.append(ListedCheckpoint(entry.step, damaged=str(exc)))
+                continue
+            if needed is not None:
+                needed |= manifest.files
+            listed.append(_listed(manifest, newest=entry == entries[-1]))
+        files = [f for folder in (MANIFESTS, PACKS, PARTS) for f in catalog.backend.list(folder)]
+        unneeded = None
+        if needed is not None:
+            unneeded = sum(file.size for file in files if file.name not in needed)
+        return CheckpointList(where, tuple(listed), sum(file.size for file in files), unneeded)
+
+
+def read_checkpoint(place: str, step: int | None) -> ShownCheckpoint:
+    """Everything about the checkpoint of a step, or the newest."""
+    with opened(place) as (where, catalog):
+        entry = find(catalog, where, step)
+        manifest = catalog.manifest(entry)
+        parts = catalog.parts(manifest)
+        return ShownCheckpoint(
+            where,
+            _listed(manifest, newest=entry == catalog.find()),
+            catalog.backend.location(manifest.name),
+            manifest.metrics,
+            manifest.metadata,
+            tuple(array for part in parts for array in _arrays(part)),
+            tuple(_packs(catalog, parts)),
+        )
+
+
+def verify(
+    place: str, steps: Sequence[int], begin: Callable[[int], Callable[[int], None]]
+) -> Verification:
+    """Read every chunk; ``begin`` is told how many bytes, and returns what counts them."""
+    with opened(place) as (where, catalog):
+        entries = [find(catalog, where, step) for step in steps] or catalog.entries()
+        verifier = Verifier(catalog, entries)
+        verdicts = list(verifier.run(begin(verifier.stored_bytes)))
+        good = [verdict.entry for verdict in verdicts if verdict.good]
+        found = tuple(
+            VerifiedCheckpoint(
+                verdict.entry.step,
+                verdict.manifest.checkpoint_id if verdict.manifest else "",
+                verdict.good,
+                verdict.chunks,
+                tuple(
+                    FoundDamage(d.file, d.detail, d.chunk, d.position, d.length)
+                    for d in verdict.damages
+                ),
+            )
+            for verdict in verdicts
+        )
+        newest = max(good).step if good else None
+        return Verification(where, found, newest, verifier.stored_bytes)
+
+
+def remove(
+    place: str, steps: Sequence[int], *, force: bool, confirm: Callable[[str, Sequence[int]], None]
+) -> Removal:
+    """Drop checkpoints and what only they need; ``confirm`` raises when it is not wanted."""
+    with opened(place) as (where, catalog):
+        for step in steps:
+            find(catalog, where, step)
+        doomed = [entry for entry in catalog.entries() if entry.step in set(steps)]
+        left = [entry for entry in catalog.entries() if entry not in doomed]
+        if not force and not any(looks_whole(catalog, entry) for entry in reversed(left)):
+            raise StorageError(
+                f"no whole checkpoint would be left in {where}: use --force if that is wanted"
+            )
+        confirm(where, sorted({entry.step for entry in doomed}))
+        dropped = catalog.drop(doomed)
+        catalog.point_to_newest()
+        files, freed = _sweep(catalog)
+        if len(dropped) < len(doomed):
+            raise StorageError(f"not all of them could be deleted from {where}: try again")
+        steps_left = tuple(sorted({entry.step for entry in left}))
+        removed = tuple(sorted({entry.step for entry in doomed}))
+        return Removal(where, removed, steps_left, files, freed)
+
+
+def find(catalog: Catalog, where: str, step: int | None) -> Entry:
+    """The newest checkpoint, or the newest of a step."""
+    entry = catalog.find(step)
+    if entry is None:
+        there = ", ".join(str(step) for step in sorted({e.step for e in catalog.entries()})[-8:])
+        raise CheckpointNotFoundError(
+            f"there is no checkpoint of step {step} in {where} (there: {there})"
+        )
+    return entry
+
+
+def _sweep(catalog: Catalog) -> tuple[int, int]:
+    """Delete what nobody needs; how many files, and their bytes."""
+    sizes = {file.name: file.size for file in catalog.backend.list()}
+    writer = Session(catalog.backend)
+    # What dropped checkpoints needed goes in the second sweep: saves under way refer to the
+    # newest one only, and that has just been taken note of.
+    gone = [*catalog.sweep(writer.is_dead), *catalog.sweep(writer.is_dead)]
+    return len(gone), sum(sizes.get(name, 0) for name in gone)
+
+
+def _listed(manifest: Manifest, *, newest: bool) -> ListedCheckpoint:
+    return ListedCheckpoint(
+        manifest.step,
+        manifest.epoch,
+        manifest.checkpoint_id,
+        manifest.size_bytes,
+        manifest.written_bytes,
+        manifest.is_full,
+        len(manifest.parts),
+        manifest.created_at,
+        newest,
+    )
+
+
+def _arrays(part: Part) -> Iterator[ShownArray]:
+    if part.kind == "bytes":
+        yield ShownArray(part.rank, "", "bytes", "", None, part.length)
+    elif part.kind == "state":
+        for one in describe(part.skeleton):
+            yield ShownArray(part.rank, one.key, one.kind, one.dtype, one.shape, one.nbytes)
+    else:
+        for extent in part.extents:
+            yield ShownArray(part.rank, extent.key, part.kind, extent.dtype, None, extent.length)
+
+
+def _packs(catalog: Catalog, parts: Sequence[Part]) -> Iterator[ShownPack]:
+    needed_by: dict[str, set[int]] = {}
+    for entry in catalog.entries():
+        try:
+            files = catalog.manifest(entry).files
+        except CheckpointDamagedError:
+            continue
+        for file in files:
+            needed_by.setdefault(file, set()).add(entry.step)
+    used: dict[str, dict[int, int]] = {}
+    sizes = {pack.file: pack.size for part in parts for pack in part.packs}
+    for part in parts:
+        for chunk in (*part.chunks, *part.bases):
+            used.setdefault(part.packs[chunk.pack].file, {})[chunk.position] = chunk.stored
+    for file, size in sizes.items():
+        name = _PACK_STEP.match(file)
+        step = int(name[1]) if name else None
+        taken = sum(used.get(file, {}).values())
+        yield ShownPack(file, size, taken, step, tuple(sorted(needed_by.get(file, ()))))
+
+
+def _nearby(folder: str) -> str:
+    """Where checkpoints are instead, if they are in folders of a local one."""
+    if not os.path.isdir(folder):
+        return ""
+    found = sorted(path.parent.name for path in Path(folder).glob(f"*/{MANIFESTS}"))
+    return f", but in its folders {', '.join(found[:8])}" if found else ""

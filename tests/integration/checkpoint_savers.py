@@ -1,0 +1,184 @@
+"""A program that forks processes which save checkpoints until they are killed.
+
+What a checkpoint has is derived from its step, so that whoever loads it can tell whether it is
+right. A line on stdin is ``{"name": FUNCTION, ...}``: the program forks, says ``started PID``, and
+the child calls that function with the rest; or ``reap PID``: it waits for the child's end and says
+``ended PID CODE``. What children say begins with their number. Forked from a program that has
+imported everything, a child lives milliseconds after it is wanted.
+"""
+
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+import numpy as np
+
+from dtruntime import TrainingOrchestrator
+from dtruntime.checkpoint import commits, place, sessions
+from dtruntime.checkpoint.manager import CheckpointManager
+from dtruntime.errors import StorageError
+from dtruntime.storage import open_backend
+from dtruntime.testing import RecordingBackend
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "bytes": {},
+    "full": {},
+    "incremental": {"incremental": True},
+    "compressed": {"compression": "zstd"},
+    "compressed-incremental": {"compression": "gzip", "incremental": True},
+    "delta": {"delta": True},
+}
+MODES = tuple(SETTINGS)
+KEEP = 2
+
+
+def content(mode: str, step: int, rank: int = 0) -> Any:
+    """What is saved at a step."""
+    noise = np.random.default_rng([step, rank])
+    if mode == "bytes":
+        return noise.bytes(300_000 + 1000 * (step % 7))
+    base = np.random.default_rng(rank).standard_normal(300_000).astype(np.float32)
+    state: dict[str, Any] = {"step": step, "rank": rank, "name": f"{mode} {step}"}
+    if mode == "delta":
+        return state | {"w": base * np.float32(1 - step * 2**-18)}
+    if mode == "compressed":
+        return state | {"w": np.repeat(noise.integers(0, 9, 400_000), 2), "noise": noise.random(9)}
+    return state | {"frozen": base, "head": noise.random(2000), "empty": np.empty((0, 3))}
+
+
+def same(left: Any, right: Any) -> bool:
+    """Whether two contents are the same to the last bit."""
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
+    if isinstance(left, np.ndarray):
+        return left.dtype == right.dtype and np.array_equal(left, right)
+    return type(left) is type(right) and bool(left == right)
+
+
+def load(manager: CheckpointManager, mode: str, step: int | None = None) -> Any:
+    return manager.load_bytes(step) if mode == "bytes" else manager.load_state(step)
+
+
+def say(*words: object) -> None:
+    os.write(1, (" ".join(map(str, (os.getpid(), *words))) + "\n").encode())
+
+
+class DyingBackend(RecordingBackend):
+    """Kills this process just before the n-th thing that is asked of it."""
+
+    left = 0
+
+    def record(self, operation: str, name: str, size: int = 0) -> None:
+        self.left -= 1
+        if not self.left:
+            say("dies", "before", operation, name)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_at(operation: int) -> None:
+    def open_dying(url: str, **options: Any) -> DyingBackend:
+        backend = DyingBackend(open_backend(url, **options))
+        backend.left = operation
+        return backend
+
+    place.open_backend = open_dying  # type: ignore[assignment]
+
+
+def save_on(
+    url: str, mode: str, step: int, *, saves: int, operation: int = 0, orphan_seconds: float = 0.0
+) -> None:
+    """Save one step after the other, two at a time; say which are committed."""
+    if operation:
+        die_at(operation)
+    sessions.ORPHAN_SECONDS = orphan_seconds
+    with CheckpointManager(url, keep_count=KEEP, **SETTINGS[mode]) as manager:
+        before = None
+        for number in range(step, step + saves):
+            handle = manager.save(content(mode, number), number)
+            if before is not None:
+                say("committed", before.wait().step)
+            before = handle
+        if before is not None:
+            say("committed", before.wait().step)
+    say("done")
+
+
+def save_rank(
+    url: str, coordinator: str, rank: int, world: int, mode: str, *, die_before_manifest: bool
+) -> None:
+    """Check everything that is listed, then save together with the other ranks, for ever."""
+    sessions.ORPHAN_SECONDS = 3600.0
+    orchestrator = TrainingOrchestrator(
+        coordinator_url=coordinator, world_size=world, rank=rank, worker_id=f"worker-{rank}"
+    )
+    orchestrator.register()
+    options = {**SETTINGS[mode], "keep_count": KEEP, "orchestrator": orchestrator}
+    manager = CheckpointManager(url, sharded=True, **options)
+    steps = manager.steps()
+    for step in steps:
+        if not same(load(manager, mode, step), content(mode, step, rank)):
+            say("wrong", step)
+    say("found", json.dumps(steps))
+    orchestrator.barrier("all have looked")
+    if die_before_manifest:
+        commits.SharedCommits.write_manifest = _die  # type: ignore[assignment]
+    number = max(steps, default=0)
+    while True:
+        number += 1
+        metrics = {"loss": 1 / number}
+        saved = manager.save(content(mode, number, rank), number, metrics=metrics).wait()
+        say("committed", saved.step)
+
+
+def look_as_nobody(url: str, mode: str, step: int) -> None:
+    """Load and save as a user who may only read."""
+    with CheckpointManager(url) as manager:
+        load(manager, mode, step)  # so that everything is imported
+    if not os.getuid():
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+    with CheckpointManager(url) as manager:
+        say("right" if same(load(manager, mode, step), content(mode, step)) else "wrong")
+        try:
+            manager.save(content(mode, step + 1), step + 1).wait()
+        except StorageError as exc:
+            say("refused", type(exc).__name__, exc)
+        say("found", json.dumps(manager.steps()))
+
+
+def _die(self: Any, checkpoint_id: str, *_: Any) -> None:
+    say("dies", "before the manifest of", checkpoint_id)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def serve() -> None:
+    for line in sys.stdin:
+        if line.startswith("reap "):
+            pid = int(line.split()[1])
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            os.write(1, f"ended {pid} {code}\n".encode())
+            continue
+        call = json.loads(line)
+        pid = os.fork()
+        if not pid:
+            _run_child(call)
+        os.write(1, f"started {pid}\n".encode())
+
+
+def _run_child(call: dict[str, Any]) -> None:
+    code = 1
+    try:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        globals()[call.pop("name")](**call)
+        code = 0
+    except BaseException as exc:
+        say("failed", type(exc).__name__, exc)
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    serve()
