@@ -31,7 +31,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "delta": {"delta": True},
 }
 MODES = tuple(SETTINGS)
-KEEP = 2
+KEEP = {mode: 3 if mode in ("full", "incremental") else 2 for mode in MODES}
 
 
 def content(mode: str, step: int, rank: int = 0) -> Any:
@@ -93,7 +93,7 @@ def save_on(
     if operation:
         die_at(operation)
     sessions.ORPHAN_SECONDS = orphan_seconds
-    with CheckpointManager(url, keep_count=KEEP, **SETTINGS[mode]) as manager:
+    with CheckpointManager(url, keep_count=KEEP[mode], **SETTINGS[mode]) as manager:
         before = None
         for number in range(step, step + saves):
             handle = manager.save(content(mode, number), number)
@@ -114,7 +114,7 @@ def save_rank(
         coordinator_url=coordinator, world_size=world, rank=rank, worker_id=f"worker-{rank}"
     )
     orchestrator.register()
-    options = {**SETTINGS[mode], "keep_count": KEEP, "orchestrator": orchestrator}
+    options = {**SETTINGS[mode], "keep_count": KEEP[mode], "orchestrator": orchestrator}
     manager = CheckpointManager(url, sharded=True, **options)
     steps = manager.steps()
     for step in steps:

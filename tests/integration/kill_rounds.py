@@ -17,8 +17,6 @@ from tests.integration.checkpoint_savers import KEEP, MODES, content, load, same
 
 SAVERS = Path(__file__).with_name("checkpoint_savers.py")
 LONG_AGO = 3600.0
-PACKS_LEFT = KEEP + 3
-"""Kept, of the checkpoint dropped last, and of two saves under way; differences need more."""
 
 
 class Saver:
@@ -120,7 +118,7 @@ class KilledWriter:
             self.steps = manager.steps()
             assert max(self.steps, default=0) >= self.reported
             assert all(step < first + 1000 for step in self.steps)
-            assert len(self.steps) <= KEEP + 1, "retention comes right after the commit"
+            assert len(self.steps) <= KEEP[self.mode] + 1, "retention comes right after the commit"
             for step in self.steps:
                 assert same(load(manager, self.mode, step), content(self.mode, step)), step
             if self.steps:
@@ -131,19 +129,23 @@ class KilledWriter:
     def save_in_peace(self) -> None:
         """A process that is not killed saves a few times."""
         first = max(self.steps, default=0) + 1
-        saver = self.savers.start("save_on", url=self.url, mode=self.mode, step=first, saves=3)
+        saver = self.savers.start("save_on", url=self.url, mode=self.mode, step=first, saves=4)
         assert saver.wait() == 0, saver.said
         self.reported = saver.committed
         self.check(first)
-        assert self.steps == [first + 1, first + 2]
+        assert self.steps == list(range(first, first + 4))[-KEEP[self.mode] :]
+
+
+def packs_left(mode: str) -> int:
+    """Kept, of the checkpoint dropped last, and of two saves under way; differences need more."""
+    return KEEP[mode] + 3 + (10 if mode == "delta" else 0)
 
 
 def check_tidy(folder: Path, mode: str) -> None:
     """Of all the killed processes nothing is left in a folder but what the last one needs."""
     names = [path.name for path in (folder / "packs").iterdir()]
     assert not [name for name in names if name.startswith(PARTIAL)]
-    most = PACKS_LEFT + (10 if mode == "delta" else 0)
-    assert len(names) <= most, f"{len(names)} packs after {mode}"
+    assert len(names) <= packs_left(mode), f"{len(names)} packs after {mode}"
     assert not list((folder / "locks").iterdir())
 
 
@@ -163,7 +165,7 @@ def torture_folder(savers: Savers, folder: Path, mode: str, kills: int, seed: in
         writer.kill_once()
         assert let_partial_files_age(folder) <= 4, "each writer collects what the last one left"
         packs = len(list((folder / "packs").iterdir())) if (folder / "packs").exists() else 0
-        assert packs <= PACKS_LEFT + 4 + (10 if mode == "delta" else 0)
+        assert packs <= packs_left(mode) + 4
     writer.save_in_peace()
     check_tidy(folder, mode)
     return writer.kills

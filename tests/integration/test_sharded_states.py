@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
 
 from dtruntime import CheckpointManager, TrainingOrchestrator
 from dtruntime.checkpoint.dcp import StrataReader, StrataWriter
+from dtruntime.checkpoint.safetensors import export_safetensors
+from dtruntime.storage import open_backend
 from dtruntime.testing import LocalCoordinator
 from tests.integration.conftest import JobView
 
@@ -33,6 +36,23 @@ def test_coordinator_hears_of_a_distributed_checkpoint(
             target = {"x": torch.zeros(1000)}
             dcp.load(target, storage_reader=StrataReader(manager))
             assert target["x"].sum() == 1000
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.usefixtures("s3")
+def test_distributed_checkpoints_and_exports_go_to_an_object_store(tmp_path: Path) -> None:
+    place = "s3://data/distributed"
+    weights = torch.arange(3 * 2**20, dtype=torch.float32).reshape(3, -1)
+    dcp.save({"w": weights}, storage_writer=StrataWriter(place, 5, compression="zstd"))
+    target = {"w": torch.zeros_like(weights)}
+    dcp.load(target, storage_reader=StrataReader(place))
+    assert torch.equal(target["w"], weights)
+    with CheckpointManager(place) as manager:
+        assert manager.steps() == [5]
+        manager.save({"w": weights}, step=6)
+        export_safetensors(manager, 6, f"{place}/exports/w.safetensors")
+    (tmp_path / "w").write_bytes(open_backend(f"{place}/exports").read("w.safetensors"))
+    assert torch.equal(load_file(tmp_path / "w")["w"], weights)
 
 
 def free_port() -> int:

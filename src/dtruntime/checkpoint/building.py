@@ -18,7 +18,7 @@ class CheckpointWriter:
     def __init__(self, backend: StorageBackend | str | os.PathLike[str], **options: Any) -> None:
         """``backend`` is where they are; ``options`` are those of `CheckpointManager`."""
         self._url = backend.url if isinstance(backend, StorageBackend) else os.fspath(backend)
-        self._options = {"keep_count": None, **options}
+        self._options = {"keep_every": 1, **options}
         self._managers: dict[str, CheckpointManager] = {}
 
     def write_checkpoint(self, name: str, step: int, data: Any) -> Saved:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dtruntime.checkpoint import CheckpointWriter
 from dtruntime.checkpoint.format import PACKS
 from dtruntime.checkpoint.manager import CheckpointManager
 from dtruntime.checkpoint.pipeline import Pipeline
@@ -460,3 +461,15 @@ def test_memory_url_is_shared_within_the_process():
             assert second.load_state()["a"].tolist() == [0, 1, 2, 3, 4]
     for file in list(open_backend("memory://shared-manager").list()):
         open_backend("memory://shared-manager").delete(file.name)
+
+
+def test_writer_keeps_checkpoints_of_several_names(tmp_path):
+    with CheckpointWriter(open_backend(tmp_path)) as writer:
+        for step in range(8):
+            writer.write_checkpoint("model", step, bytes([step]))
+        writer.write_checkpoint("optimizer", 3, {"m": np.ones(3)})
+        assert writer.load_checkpoint("model", 2) == b"\x02"
+        assert writer.load_checkpoint("model") == b"\x07"
+        assert writer.load_state("optimizer")["m"].sum() == 3
+        with pytest.raises(ValueError, match="checkpoint name"):
+            writer.write_checkpoint("../etc", 1, b"x")
