@@ -217,6 +217,6 @@ def test_attempt_that_a_member_went_past_ends(coordinator: LocalCoordinator, job
         part.exception(60)
         late = first.call("begin_checkpoint", 3)
         second.call("begin_checkpoint", 4)
-        waiting = first.begin("commit_checkpoint", late, 3, partial=True, timeout_ms=3000)
+        waiting = first.begin("commit_checkpoint", late, 3, partial=True, timeout_ms=1000)
         error = waiting.exception(60)
         assert isinstance(error, CheckpointAbortedError), error

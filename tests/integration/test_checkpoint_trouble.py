@@ -204,9 +204,9 @@ def test_save_rides_through_a_store_that_fails_for_a_while(
 ) -> None:
     with connect(endpoint=faults.url, retry_seconds=30) as manager:
         manager.save(noise(1), 1).wait(60)
-        faults.fail("", action, 6)
+        faults.fail("", action, 3)
         manager.save(noise(2), 2).wait(60)
-        assert faults.faults == 6
+        assert faults.faults == 3
         assert [manager.load_bytes(step) for step in manager.steps()] == [noise(1), noise(2)]
 
 

@@ -285,7 +285,7 @@ def test_documented_fields_are_those_that_are_printed(place: Path) -> None:
     verified = json.loads(strata("verify", place, "--json").stdout)
     printed = {
         "checkpoints": listed,
-        "checkpoint": listed["checkpoints"][0],
+        "listed checkpoint": listed["checkpoints"][0],
         "shown checkpoint": show,
         "array": show["arrays"][0],
         "pack": show["packs"][0],

@@ -13,6 +13,8 @@ from dtruntime.coordinator.state.layouts import LayoutRecord
 from dtruntime.coordinator.state.records import (
     READ_ON_DEMAND,
     RECORD_TYPES,
+    AskRecord,
+    AttemptRecord,
     CheckpointRecord,
     CoverageRecord,
     DatasetRecord,
@@ -125,6 +127,15 @@ RECORDS: dict[str, Record] = {
         dataset_id="d", epoch=0, sequence=1, base=bytes(512), world_size=4, expected=2**63 - 1
     ),
     "share": ShareRecord(dataset_id="d", epoch=0, slot=3, incarnation=2, digest=b"\xff" * 512),
+    "attempt": AttemptRecord(
+        checkpoint_id="step-000000000007-000001",
+        step=7,
+        number=1,
+        generation=3,
+        ranks=(0, 1, 2**31),
+        ended="w-1 was lost",
+    ),
+    "ask": AskRecord(checkpoint_id="step-000000000007-000001", incarnation=2**63 - 1, ticket=1),
 }
 
 

@@ -86,7 +86,7 @@ def changed(state: Any) -> Any:
 
 @pytest.mark.parametrize("kind", ["memory", "local"])
 @settings(
-    max_examples=40,
+    max_examples=20,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -109,7 +109,7 @@ def test_states_come_back(
             backend.delete_many([file.name for file in backend.list()])
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.data_too_large])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.data_too_large])
 @given(
     size=st.sampled_from([0, 1, *edges, 2 * CHUNK + 5]) | st.integers(0, 2 * LARGE),
     options=options,
