@@ -57,7 +57,7 @@ def test_status_shows_job_checkpoint_and_workers(
     heading, missing, present = lines[4].split(), lines[5], lines[6]
     assert heading[:6] == ["rank", "worker", "state", "step", "epoch", "heartbeat"]
     assert re.match(r" +1 +worker-1 +expected .*not registered yet", missing)
-    assert re.match(r" +0 +worker-0 +training +1,234 +3 +[\d.]+ s ago +\d+% +[\d.]+ MB", present)
+    assert re.match(r" +0 +worker-0 +training +1,234 +3 +[\d.]+ s ago +\d+% +[\d.]+ [MG]B", present)
 
 
 def test_status_as_json_has_the_documented_fields(
