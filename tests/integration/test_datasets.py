@@ -361,7 +361,7 @@ async def test_cancelled_registration_ends_the_indexing(
         with pytest.raises(asyncio.CancelledError):
             await task
         # Another call's answer means that the thread of all calls has seen the cancellation.
-        await registry.list_datasets_async()
+        await registry.register_dataset_async("other", 10, 5)
         go_on.set()
         assert await asyncio.to_thread(ended.wait, 20)
         told: list[IndexProgress] = []
