@@ -64,7 +64,10 @@ def main(bucket: str, folder: str, limit: str, seed: str, fate: str) -> None:
             cache_entries.os.replace = killed_at(os.replace, 20)
         elif fate == "die-evicting":
             cache_folder.delete_entry = killed_at(cache_folder.delete_entry, 20)
-        read_at_random(cache, file, content, random.Random(seed))
+        chance = random.Random(seed)
+        read_at_random(cache, file, content, chance)
+        while fate.startswith("die-"):  # others may have done the work at which it is to die
+            read_at_random(cache, file, content, chance)
         print(cache.usage().hits)
 
 

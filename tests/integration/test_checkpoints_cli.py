@@ -238,7 +238,6 @@ def test_folder_above_checkpoints_names_them(place: Path) -> None:
 
 
 def test_export_writes_a_file_that_numpy_can_read(place: Path, tmp_path: Path) -> None:
-    pytest.importorskip("dtruntime.checkpoint.safetensors")
     target = tmp_path / "model.safetensors"
     before = files(place)
     assert "wrote step 30" in shown("export", place, "latest", target)
@@ -254,7 +253,6 @@ def test_export_writes_a_file_that_numpy_can_read(place: Path, tmp_path: Path) -
 
 
 def test_export_of_bytes_says_why_not(tmp_path: Path) -> None:
-    pytest.importorskip("dtruntime.checkpoint.safetensors")
     with CheckpointManager(tmp_path / "ckpt") as manager:
         manager.save(b"x", 5).wait()
     assert "Traceback" not in refused("export", tmp_path / "ckpt", 5, tmp_path / "file")

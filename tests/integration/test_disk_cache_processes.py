@@ -52,10 +52,11 @@ def test_killed_processes_harm_neither_data_nor_limit_nor_the_others(
     fates = ["survive"] * 4 + ["die-writing", "die-evicting"] * 2
     processes = [(fate, reader(tmp_path, seed, fate)) for seed, fate in enumerate(fates)]
     ends = [(fate, *process.communicate(), process.returncode) for fate, process in processes]
-    for fate, output, errors, code in ends:
+    for fate, _, errors, code in ends:
         assert errors == "", errors
         assert code == (0 if fate == "survive" else -signal.SIGKILL)
-        assert fate != "survive" or int(output), "others keep what one reads"
+    hits = [int(output) for fate, output, *_ in ends if fate == "survive"]
+    assert min(hits) >= 50, f"others keep what one reads: {hits}"
 
     kept = tmp_path / "cache" / LAYOUT
     partials = list(kept.glob("??/*.partial"))
