@@ -44,6 +44,7 @@ ENTRIES = (
     Entry("pyarrow iter_batches", "parquet", Kind.LIMIT, "arrow:ParquetBatches"),
     Entry("iter_batches, 1 thread", "parquet", Kind.LIMIT, "arrow:ParquetBatchesOneThread"),
     Entry("Strata sequential", "parquet", Kind.STRATA, "strata:Strata"),
+    Entry("Strata sequential, torch", "parquet", Kind.STRATA, "strata:StrataTorchInOrder", "torch"),
     Entry("Strata shuffled", "parquet", Kind.STRATA, "strata:StrataShuffled"),
     Entry("Strata shuffled, torch", "parquet", Kind.STRATA, "strata:StrataTorch", "torch"),
     Entry("DataLoader pyarrow", "parquet", Kind.PEER, "pytorch:PlainDataLoader", "torch"),

@@ -44,14 +44,20 @@ class StrataShuffled(Strata):
     shuffle = True
 
 
-class StrataTorch(StrataShuffled):
-    """The same as tensors."""
+class StrataTorchInOrder(Strata):
+    """Tensors in the order of the files."""
 
     output = "torch"
 
     def _touch(self, batch: dict[str, Any]) -> tuple[int, float]:
         column = batch[TOUCHED]
         return len(column), float(column.double().sum())
+
+
+class StrataTorch(StrataTorchInOrder):
+    """Tensors of the whole epoch's shuffle."""
+
+    shuffle = True
 
 
 class StrataExamples(Strata):

@@ -83,15 +83,18 @@ class Digest:
     def _add(self, samples: NDArray[np.int64]) -> None:
         if not len(samples):
             return
-        numbers = samples.astype(np.uint64)
-        if int(numbers.max()) >= self.total:  # negative ones are huge then
-            raise ValueError(
-                f"samples {samples.min()} to {samples.max()} reach outside the dataset"
-            )
+        least, most = int(samples.min()), int(samples.max())
+        if least < 0 or most >= self.total:
+            raise ValueError(f"samples {least} to {most} reach outside the dataset")
+        hashes = mix_array(samples.astype(np.uint64) ^ _KEY)
+        first = least >> self._shift
+        if first == most >> self._shift:
+            self._counts[first] += np.uint64(len(samples))
+            self._sums[first : first + 1] += hashes.sum()
+            return
         bucket = samples >> self._shift
         self._counts += np.bincount(bucket, minlength=BUCKETS).astype(np.uint64)
-        numbers ^= _KEY
-        np.add.at(self._sums, bucket, mix_array(numbers))
+        np.add.at(self._sums, bucket, hashes)
 
     def _arrays(self) -> tuple[Counts, Counts]:
         return self._counts, self._sums

@@ -111,7 +111,8 @@ def test_decode_and_transform_see_samples_and_batches(index):
     def transform(batch):
         return batch["twice"], batch["pair"]
 
-    twice, pair = next(iter(loader(index, 8, decode=decode, transform=transform, shuffle=False)))
+    reading = loader(index, 8, decode=decode, transform=transform, shuffle=False, fill={"holes": 0})
+    twice, pair = next(iter(reading))
     assert twice.tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
     assert pair.tolist() == [[i, 1] for i in range(8)]
 
@@ -142,22 +143,24 @@ def test_rank_without_any_sample_pads_a_whole_batch():
     assert all(len(run[0]["sample"]) == 2 for run in runs)
 
 
-def test_memory_stays_bounded_by_window_and_prefetch():
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_memory_stays_bounded_by_window_and_prefetch(shuffle):
     """Shards in memory are counted at every read; the dataset has a hundred of them."""
     source = NumberSource(10_000, 100)
     alive, most = set(), 0
     read = source.read
 
-    def counted(shard):
+    def counted(shard, count):
         nonlocal most
-        made = read(shard)
-        alive.add(shard)
-        weakref.finalize(made, alive.discard, shard)
+        made = read(shard, count)
+        together = range(shard, shard + count)
+        alive.update(together)
+        weakref.finalize(made, alive.difference_update, together)
         gc.collect()
         most = max(most, len(alive))
         return made
 
     source.read = counted  # type: ignore[method-assign]
-    reading = Loader(source, 50, window=4, prefetch_shards=3)
+    reading = Loader(source, 50, window=4, prefetch_shards=3, shuffle=shuffle)
     assert sum(len(batch["sample"]) for batch in reading) == 10_000
     assert most <= 4 + 3 + 1

@@ -113,7 +113,7 @@ class LiveLoader:
             window=window_of(source, window),
             streams=1,
         )
-        self._prefetch = prefetch_of(prefetch_shards, plan)
+        self._prefetch = prefetch_of(prefetch_shards, plan, source)
         self._program = AffinityProgram(source, plan, Share(0, 1, 1, "keep", self._prefetch))
         self._plan = "/".join(str(getattr(plan, name)) for name in plan.__struct_fields__)
         self._running: ExitStack | None = None

@@ -36,10 +36,12 @@ ORDERS = ("global", "affinity")
 LASTS = ("keep", "drop", "pad")
 WINDOW_BYTES = 256 * 2**20
 """A shuffle window has at most so many bytes of files."""
+PREFETCH_BYTES = 32 * 2**20
+PREFETCH_SMALL = 24
+"""By default so many shards are read ahead where these bytes of files hold them."""
 BATCHES_AHEAD = 2
-DIGEST_EVERY = 1 << 14
-DIGEST_AT_ONCE = 1 << 11
-"""Smaller batches are counted together, so that each costs less."""
+DIGEST_EVERY = 1 << 16
+"""So many samples are counted together, so that each costs less."""
 
 
 class Delivery(NamedTuple):
@@ -126,9 +128,10 @@ class Loader:
         - ``decode`` is called with every sample, ``transform`` with every batch, both in a
           background thread. ``fill`` replaces missing values by column. ``ids`` adds the
           samples' numbers as ``__id__``.
-        - ``prefetch_shards`` are read ahead (by default as many as are mixed), ``window`` shards
-          are mixed with each other, ``streams`` is in how many places the sequence is read side
-          by side (by default ``world_size``, and from then on what the state says).
+        - ``prefetch_shards`` are read ahead (by default as many as are mixed, and more of small
+          ones), ``window`` shards are mixed with each other, ``streams`` is in how many places
+          the sequence is read side by side (by default ``world_size``, and from then on what the
+          state says).
         """
         self._source = FileSource(source) if isinstance(source, DatasetIndex) else source
         self.rank = check_whole("rank", rank)
@@ -156,7 +159,7 @@ class Loader:
             self.world_size,
             _batch(batch_size, global_batch_size, self.world_size, order),
             last,
-            prefetch_of(prefetch_shards, self._plan),
+            prefetch_of(prefetch_shards, self._plan, self._source),
         )
         self._program = self._make_program()
         self._progress = progress
@@ -371,9 +374,6 @@ class Loader:
         self._unseen_count = 0
 
     def _note(self, numbers: Ints) -> None:
-        if len(numbers) >= DIGEST_AT_ONCE:
-            self._seen.add(numbers)
-            return
         self._unseen.append(numbers)
         self._unseen_count += len(numbers)
         if self._unseen_count >= DIGEST_EVERY:
@@ -421,9 +421,12 @@ def window_of(source: Source | Mixture, window: int | None) -> int:
     return max(1, min(DEFAULT_WINDOW, WINDOW_BYTES // max(1, source.mean_shard_bytes)))
 
 
-def prefetch_of(shards: int | None, plan: Plan) -> int:
-    """How many shards are read ahead: so that a window is there when the one before is used up."""
+def prefetch_of(shards: int | None, plan: Plan, source: Source | Mixture) -> int:
+    """How many shards are read ahead: so that a window is there when the one before is used up.
+
+    Of small shards there are more, so that threads that read do not wait for the one that mixes.
+    """
     if shards is not None:
         return check_whole("prefetch_shards", shards)
-    at_least = Config.load().dataset.prefetch_shards
-    return max(at_least, plan.window) if plan.shuffle else at_least
+    small = min(PREFETCH_SMALL, PREFETCH_BYTES // max(1, source.mean_shard_bytes))
+    return max(Config.load().dataset.prefetch_shards, plan.window if plan.shuffle else 0, small)

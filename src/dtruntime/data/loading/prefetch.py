@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pyarrow as pa
@@ -13,6 +15,8 @@ from .columns import Assemble, Block
 from .source import Source
 
 MAX_THREADS = 8
+READ_BYTES = 8 * 2**20
+"""Small shards that lie one after the other are read together, up to so many bytes of files."""
 
 
 class ShardFetcher:
@@ -28,36 +32,63 @@ class ShardFetcher:
         most = MAX_THREADS if source.is_remote else min(MAX_THREADS, os.cpu_count() or 1)
         threads = max(2, min(most, prefetch_shards))
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="strata-shards")
+        together = READ_BYTES // max(1, source.mean_shard_bytes)
+        self.together = max(1, min(together, prefetch_shards // threads))
+        """How many neighbouring shards are read in one go."""
 
-    def read(self, shard: int) -> Future[pa.Table]:
-        """Begin to read a shard."""
-        return self._threads.submit(self.source.read, shard)
-
-    def assemble(self, window: Window, tables: list[Future[pa.Table]]) -> Future[Block]:
-        """Begin to put a window's samples into order, once its shards are there."""
-        return self._threads.submit(self._assembled, window, tables)
+    def read(self, part: _Part) -> None:
+        """Begin to read a part of a window."""
+        self._threads.submit(self._read, part)
 
     def close(self) -> None:
         """Forget what was not begun, and wait for the rest."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def _assembled(self, window: Window, tables: list[Future[pa.Table]]) -> Block:
-        # Threads take work in order, so that the shards were begun before this was.
-        places = window.places()
-        numbers = self.source.kept.numbers(window.numbers())
-        return self._assemble([table.result() for table in tables], places, numbers)
+    def _read(self, part: _Part) -> None:
+        ahead = part.of
+        try:
+            part.table = self.source.read(part.shard, part.count)
+            # Whoever reads the last part puts all of them together: nobody waits for the others.
+            if ahead.arrived(part):
+                ahead.block.set_result(self._assembled(ahead))
+        except BaseException as exc:
+            ahead.fail(exc)
+
+    def _assembled(self, ahead: _Ahead) -> Block:
+        tables = [part.table for part in ahead.parts]
+        ahead.parts.clear()
+        places = ahead.window.places()
+        numbers = self.source.kept.numbers(ahead.window.numbers())
+        return self._assemble(tables, places, numbers)
+
+
+class _Part:
+    """Some neighbouring shards of a window."""
+
+    __slots__ = ("count", "of", "shard", "table")
+
+    def __init__(self, of: _Ahead, shard: int, count: int) -> None:
+        self.of = of
+        self.shard = shard
+        self.count = count
+        self.table: pa.Table = None
 
 
 class _Ahead:
     """A window whose shards are being fetched."""
 
-    __slots__ = ("block", "first", "tables", "window")
+    __slots__ = ("_lock", "_outstanding", "begun", "block", "first", "parts", "window")
 
     def __init__(self, first: int, window: Window) -> None:
         self.first = first
         self.window = window
-        self.tables: list[Future[pa.Table]] = []
-        self.block: Future[Block] | None = None
+        self.parts: list[_Part] = []
+        self.begun = 0
+        """How many of the shards are being read or have been."""
+        self.block: Future[Block] = Future()
+        self._lock = threading.Lock()
+        self._outstanding = len(window.shards)
+        """How many of the shards have not been read."""
 
     @property
     def stop(self) -> int:
@@ -65,7 +96,26 @@ class _Ahead:
 
     @property
     def missing(self) -> int:
-        return len(self.window.shards) - len(self.tables)
+        return len(self.window.shards) - self.begun
+
+    def begin(self, shard: int, count: int) -> _Part:
+        """Shards that are now going to be read, in the order of the window."""
+        part = _Part(self, shard, count)
+        self.parts.append(part)
+        self.begun += count
+        return part
+
+    def arrived(self, part: _Part) -> bool:
+        """Take note that a part was read; says whether it was the last."""
+        with self._lock:
+            self._outstanding -= part.count
+            return not self._outstanding
+
+    def fail(self, error: BaseException) -> None:
+        """Whoever waits for the block gets the error; the first one counts."""
+        with self._lock:
+            if not self.block.done():
+                self.block.set_exception(error)
 
 
 class LaneReader:
@@ -85,7 +135,7 @@ class LaneReader:
     ) -> None:
         self._fetcher = fetcher
         self._prefetch_shards = prefetch_shards
-        self._windows = lane.windows(start, stop)
+        self._windows = _joined(lane.windows(start, stop), fetcher.together)
         self._ahead: deque[_Ahead] = deque()
         self._first = start
         self._block: Block | None = None
@@ -114,17 +164,15 @@ class LaneReader:
         while window.stop <= position:
             window = self._take()
         self._fetch(window, window.missing)
-        block = window.block
-        assert block is not None
         self._prefetch()
         self._first = window.first
-        self._block = block.result()
+        self._block = window.block.result()
 
     def _take(self) -> _Ahead:
         return self._ahead.popleft() if self._ahead else _Ahead(*next(self._windows))
 
     def _prefetch(self) -> None:
-        room = self._prefetch_shards - sum(len(w.tables) for w in self._ahead)
+        room = self._prefetch_shards - sum(window.begun for window in self._ahead)
         for window in self._ahead:
             room -= self._fetch(window, min(room, window.missing))
         while room > 0:
@@ -136,9 +184,30 @@ class LaneReader:
 
     def _fetch(self, ahead: _Ahead, count: int) -> int:
         """Begin to read some more shards of a window; returns how many."""
-        done = len(ahead.tables)
-        for shard in ahead.window.shards[done : done + count]:
-            ahead.tables.append(self._fetcher.read(int(shard)))
-        if ahead.block is None and not ahead.missing:
-            ahead.block = self._fetcher.assemble(ahead.window, ahead.tables)
+        for first, length in self._runs(ahead.window.shards[ahead.begun :][:count].tolist()):
+            self._fetcher.read(ahead.begin(first, length))
         return count
+
+    def _runs(self, shards: list[int]) -> Iterator[tuple[int, int]]:
+        """Neighbouring shards together: the first and how many."""
+        begin = 0
+        for place in range(1, len(shards) + 1):
+            adjoining = place < len(shards) and shards[place] == shards[place - 1] + 1
+            if not adjoining or place - begin >= self._fetcher.together:
+                yield shards[begin], place - begin
+                begin = place
+
+
+def _joined(windows: Iterator[tuple[int, Window]], most: int) -> Iterator[tuple[int, Window]]:
+    """Windows of which up to ``most`` shards can be read together are made one."""
+    held = next(windows, None)
+    while held is not None:
+        first, window = held
+        held = None
+        for position, following in windows:
+            both = window.joined(following) if len(window.shards) < most else None
+            if both is None:
+                held = position, following
+                break
+            window = both
+        yield first, window

@@ -91,14 +91,14 @@ class Source(ABC):
     def schema(self) -> pa.Schema:
         """The columns that are read."""
 
-    def read(self, shard: int) -> pa.Table:
-        """The samples of a shard, without those that are skipped."""
-        start, stop = int(self.bounds[shard]), int(self.bounds[shard + 1])
+    def read(self, shard: int, count: int = 1) -> pa.Table:
+        """The samples of ``count`` shards from ``shard`` on, without those that are skipped."""
+        start, stop = int(self.bounds[shard]), int(self.bounds[shard + count])
         table = self._read(start, stop)
-        count = int(self.starts[shard + 1] - self.starts[shard])
-        if count == stop - start:
+        first, last = int(self.starts[shard]), int(self.starts[shard + count])
+        if last - first == stop - start:
             return table
-        kept = np.arange(self.starts[shard], self.starts[shard + 1], dtype=np.int64)
+        kept = np.arange(first, last, dtype=np.int64)
         return table.take(pa.array(self.kept.numbers(kept) - start))
 
     @abstractmethod

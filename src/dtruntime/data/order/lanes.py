@@ -77,6 +77,14 @@ class Window:
         """Samples ``start`` to ``stop`` of this window."""
         return Window(self.shards, self._starts, self._shuffle, self.skip + start, self.skip + stop)
 
+    def joined(self, following: Window) -> Window | None:
+        """Both as one, where nothing is mixed and none of their shards' samples is left out."""
+        if self._shuffle.enabled or following.skip or self.stop != self.bounds[-1]:
+            return None
+        shards = np.concatenate((self.shards, following.shards))
+        stop = self.stop + following.stop
+        return Window(shards, self._starts, self._shuffle, self.skip, stop)
+
     def places(self) -> Ints | slice:
         """Where its samples are, when its shards' samples lie one after the other."""
         part = slice(self.skip, self.stop)

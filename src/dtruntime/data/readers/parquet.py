@@ -111,9 +111,12 @@ class ParquetReader(Reader):
 
     def _read_groups(self, file: IndexedFile, numbers: list[int], schema: pa.Schema) -> pa.Table:
         with _corruption(file, numbers), self._opened(file, numbers, schema) as parquet:
-            table = parquet.read_row_groups(numbers, columns=schema.names, use_threads=False)
-            table = table.select(schema.names)
-            return table if table.schema.equals(schema) else table.cast(schema)
+            # Looking columns up by name takes a good part of the time of a small row group.
+            names = None if parquet.schema_arrow.names == schema.names else schema.names
+            table = parquet.read_row_groups(numbers, columns=names, use_threads=False)
+            if table.schema.equals(schema):
+                return table
+            return table.select(schema.names).cast(schema)
 
     @contextmanager
     def _opened(
