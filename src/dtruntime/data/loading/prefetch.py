@@ -6,7 +6,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import pyarrow as pa
 
@@ -163,6 +163,10 @@ class LaneReader:
         window = self._take()
         while window.stop <= position:
             window = self._take()
+        if not window.begun:
+            # The first batch is not to compete with what is read ahead for the ones behind it.
+            self._fetch(window, window.missing)
+            wait((window.block,))
         self._fetch(window, window.missing)
         self._prefetch()
         self._first = window.first
