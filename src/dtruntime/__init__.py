@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         StrataError,
         SyncError,
     )
+    from .run import Recovery, Run
     from .runtime import Runtime
     from .sharding import MovePlan
     from .types import (
@@ -60,6 +61,7 @@ _HOMES = {
         "StrataError",
         "SyncError",
     ),
+    "run": ("Recovery", "Run"),
     "runtime": ("Runtime",),
     "sharding": ("MovePlan",),
     "types": (
@@ -93,7 +95,9 @@ __all__ = [
     "JobStatus",
     "Membership",
     "MovePlan",
+    "Recovery",
     "ResourceUsage",
+    "Run",
     "Runtime",
     "ShardError",
     "ShardInfo",

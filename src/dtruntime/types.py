@@ -12,6 +12,12 @@ from typing import Any
 DEFAULT_JOB = "default"
 """The job of callers that name none."""
 
+ACTION_KINDS = ("checkpoint", "stop", "drain")
+"""What can be asked of a running job."""
+
+VALUE_BYTES = 1024
+"""How large a value is that a worker may hand round."""
+
 MAX_ID_LENGTH = 200
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ .:@/+=#-]{0,199}")
 
@@ -214,6 +220,28 @@ class WorkerStatus:
     metadata: Mapping[str, str] = field(default_factory=dict)
     detail: str = ""
     """Why it is dead or has left."""
+    step_seconds: float | None = None
+    """How long its steps take, as it reported."""
+    slowness: float | None = None
+    """``step_seconds`` as a multiple of the median of all live workers that report it."""
+    is_straggler: bool = False
+    """Whether it is markedly slower than the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Something that is asked of a running job and not done yet."""
+
+    action_id: str
+    kind: str
+    """``"checkpoint"``, ``"stop"`` or ``"drain"``."""
+    worker_id: str = ""
+    """With ``"drain"``: who is to leave."""
+    reason: str = ""
+    requested_at: float = 0.0
+    """Seconds since 1970."""
+    requested_by: str = ""
+    """The worker that asked; empty when it was somebody outside of the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,3 +274,14 @@ class JobStatus:
     workers: tuple[WorkerStatus, ...] = ()
     barriers: tuple[BarrierStatus, ...] = ()
     latest_checkpoint: CheckpointInfo | None = None
+    actions: tuple[Action, ...] = ()
+    """What is asked of the job and not done yet."""
+    loss_ages: tuple[float, ...] = ()
+    """How many seconds ago each of the last 64 members was lost, the newest first."""
+
+    def recent_losses(self, seconds: float) -> int:
+        """How many members were lost in the last ``seconds``, counted up to 64.
+
+        Those that left by themselves do not count, nor does a whole group that was restarted.
+        """
+        return sum(age <= seconds for age in self.loss_ages)

@@ -19,7 +19,7 @@ from dtruntime import TrainingOrchestrator
 from dtruntime.checkpoint import commits, place, sessions
 from dtruntime.checkpoint.manager import CheckpointManager
 from dtruntime.errors import StorageError
-from dtruntime.storage import open_backend
+from dtruntime.storage import StorageBackend, open_backend
 from dtruntime.testing import RecordingBackend
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -77,8 +77,12 @@ class DyingBackend(RecordingBackend):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_at(operation: int) -> None:
-    def open_dying(url: str, **options: Any) -> DyingBackend:
+def die_at(operation: int, only: str | None = None) -> None:
+    """Die before the n-th operation of a place: of each, or of one alone."""
+
+    def open_dying(url: str, **options: Any) -> StorageBackend:
+        if only not in (None, url):
+            return open_backend(url, **options)
         backend = DyingBackend(open_backend(url, **options))
         backend.left = operation
         return backend
@@ -102,6 +106,23 @@ def save_on(
             before = handle
         if before is not None:
             say("committed", before.wait().step)
+    say("done")
+
+
+def save_tiers(
+    url: str, local: str, mode: str, step: int, *, saves: int, operation: int = 0
+) -> None:
+    """Save to a local tier while the main storage gets copies; die at its n-th operation."""
+    if operation:
+        die_at(operation, only=url)
+    sessions.ORPHAN_SECONDS = 0.0
+    options = {"keep_count": KEEP[mode], **SETTINGS[mode]}
+    with CheckpointManager(url, local_tier=local, upload_every=2, **options) as manager:
+        for number in range(step, step + saves):
+            handle = manager.save(content(mode, number), number)
+            say("committed", handle.wait().step)
+            if number % 3 == 0:
+                say("uploaded", handle.wait_uploaded().step)
     say("done")
 
 

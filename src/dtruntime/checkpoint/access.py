@@ -8,32 +8,30 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Any, TypeVar, cast
 
-from ..errors import CheckpointDamagedError, CheckpointNotFoundError, StorageError
-from ..telemetry import EventLog
+from ..errors import CheckpointDamagedError
 from ..types import check_whole
 from .codecs import Compressor
-from .commits import Coordinator, SharedCommits, SingleCommits
+from .commits import Coordinator, SharedCommits, announce
 from .format import Manifest, Part, PartFile
 from .loads import Loads
 from .manager import CheckpointManager
 from .place import Place
-from .retention import Retention
 from .staging import StagingPool
-
-log = EventLog("checkpoint")
+from .tiers import Copy
 
 R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A manager's place, and how it saves there."""
+    """What a manager saves to, and how."""
 
     place: Place
+    """Where saves go; with two tiers, the local one."""
+    has_tiers: bool
     loads: Loads
     pool: StagingPool
     compressor: Compressor
-    retention: Retention
     coordinator: Coordinator | None
     shared: bool
     """Whether every rank saves its part of each checkpoint."""
@@ -42,9 +40,15 @@ class Access:
     """Waits for the saves of this manager that are under way."""
     submit: Callable[[Callable[[], None]], None]
     """Takes a job for the thread that saves."""
+    before_save: Callable[[], None]
+    """Learns what a commit has to follow."""
+    committed: Callable[[Manifest], None]
+    """Sees to a checkpoint that was committed here."""
+    clean: Callable[[], None]
+    """Drops what retention does not keep, and what nobody needs; a failure is logged."""
 
     def load(
-        self, step: int | None, is_one: Callable[[Manifest], bool], read: Callable[[Manifest], R]
+        self, step: int | None, is_one: Callable[[Manifest], bool], read: Callable[[Copy], R]
     ) -> R:
         """What ``read`` makes of a checkpoint: that of a step, or the newest good one of a kind.
 
@@ -53,27 +57,7 @@ class Access:
         self.settle()
         if step is not None:
             return self.loads.of_step(check_whole("step", step), read)
-        first: CheckpointDamagedError | None = None
-        for entry in reversed(self.place.catalog.entries()):
-            try:
-                manifest = self.place.catalog.manifest(entry)
-                if not is_one(manifest):
-                    continue
-                found = read(manifest)
-            except CheckpointDamagedError as exc:
-                first = first or exc
-                log.error("checkpoint.damaged", step=entry.step, reason=str(exc))
-                continue
-            if first is not None:
-                log.error("checkpoint.fell_back", to_step=entry.step, place=self.place.url)
-            return found
-        if first is not None:
-            raise first
-        raise CheckpointNotFoundError(f"there is no such checkpoint in {self.place.url}")
-
-    def own_part(self, manifest: Manifest) -> Part:
-        """The part of this rank."""
-        return self.loads._own_part(manifest)
+        return self.loads.newest_good(read, own_part=False, is_one=is_one)
 
     def in_turn(self, job: Callable[[], R]) -> R:
         """Do something behind the saves that are under way, as one more of them."""
@@ -95,16 +79,7 @@ class Access:
     def announce(self, manifest: Manifest) -> None:
         """Tell the coordinator of a checkpoint, if there is one."""
         if self.coordinator is not None:
-            SingleCommits(self.place)._announce(manifest, self.coordinator)
-
-    def clean(self) -> None:
-        """Drop what retention does not keep, and what nobody needs; a failure is logged."""
-        try:
-            self.place.catalog.retain(self.retention)
-            self.place.catalog.sweep(self.place.session.is_dead)
-            self.place.session.forget_dead()
-        except StorageError as exc:
-            log.warning("checkpoint.not_cleaned", place=self.place.url, reason=str(exc))
+            announce(self.place, manifest, self.coordinator)
 
 
 def _attempt(job: Callable[[], R]) -> tuple[R | None, BaseException | None]:
@@ -130,15 +105,18 @@ def access(manager: CheckpointManager) -> Access:
     pipeline = manager._pipeline
     return Access(
         manager._place,
+        manager._uploads is not None,
         manager._loads,
         pipeline.pool,
-        pipeline._compressor,
-        pipeline._retention,
-        getattr(pipeline._commits, "_coordinator", None),
-        isinstance(pipeline._commits, SharedCommits),
+        pipeline.compressor,
+        manager._commits.coordinator,
+        isinstance(manager._commits, SharedCommits),
         manager._incremental,
         manager._settle,
-        pipeline._saver.submit,
+        pipeline.submit,
+        pipeline.before_save,
+        pipeline.committed,
+        pipeline.upkeep.clean,
     )
 
 

@@ -40,8 +40,12 @@ class CheckpointWriter:
 
     def _manager(self, name: str) -> CheckpointManager:
         if name not in self._managers:
-            place = f"{self._url.rstrip('/')}/{check_id('checkpoint name', name)}"
-            self._managers[name] = CheckpointManager(place, **self._options)
+            folder = check_id("checkpoint name", name)
+            options = dict(self._options)
+            if options.get("local_tier") is not None:
+                options["local_tier"] = os.path.join(options["local_tier"], folder)
+            place = f"{self._url.rstrip('/')}/{folder}"
+            self._managers[name] = CheckpointManager(place, **options)
         return self._managers[name]
 
     def __enter__(self) -> Self:

@@ -43,6 +43,8 @@ class Catalog:
 
     def __init__(self, backend: StorageBackend) -> None:
         self.backend = backend
+        self.floor = 0
+        """Sequences begin above it: what is committed here follows what is elsewhere."""
         self._manifests: dict[str, Manifest] = {}
         self._needed_once: set[str] = set()
         """Files that a manifest has been seen to need."""
@@ -57,7 +59,9 @@ class Catalog:
             if place is not None:
                 found.append(Entry(*place, file.name))
         there = {entry.name for entry in found}
-        self._manifests = {n: m for n, m in self._manifests.items() if n in there}
+        for name in list(self._manifests):
+            if name not in there:
+                self._manifests.pop(name, None)
         return sorted(found)
 
     def find(self, step: int | None = None) -> Entry | None:
@@ -99,7 +103,8 @@ class Catalog:
         """
         while True:
             entries = self.entries()
-            manifest = make(entries[-1].sequence + 1 if entries else 1)
+            newest = entries[-1].sequence if entries else 0
+            manifest = make(max(newest, self.floor) + 1)
             same = self._with_id(manifest.checkpoint_id, entries)
             if same is not None:
                 return same
@@ -107,6 +112,16 @@ class Catalog:
                 self._manifests[manifest.name] = manifest
                 self._point_to(manifest)
                 return manifest
+
+    def insert(self, manifest: Manifest) -> Manifest:
+        """Write a manifest by its own sequence, among newer ones; ``StorageError`` if it is taken.
+
+        One that is there already is not written again.
+        """
+        if not self._create(manifest) and not self._is_stored(manifest):
+            where = self.backend.location(manifest.name)
+            raise StorageError(f"{where} is another checkpoint with the same sequence and step")
+        return manifest
 
     def drop(self, entries: Iterable[Entry]) -> list[Entry]:
         """Delete manifests; returns those that could be. One failure does not stop the rest."""
@@ -119,12 +134,15 @@ class Catalog:
             self._manifests.pop(entry.name, None)
         return [entry for entry in wanted if entry.name not in failed]
 
-    def retain(self, retention: Retention) -> list[Entry]:
-        """Drop what retention does not keep."""
+    def retain(
+        self, retention: Retention, spares: Callable[[Entry], bool] = lambda entry: False
+    ) -> list[Entry]:
+        """Drop what retention does not keep, except for what ``spares`` says has to stay."""
         entries = self.entries()
         by_sequence = {entry.sequence: entry for entry in entries}
         kept = [Kept(e.sequence, e.step, self._metrics(e, retention)) for e in entries]
-        return self.drop(by_sequence[sequence] for sequence in retention.dropped(kept))
+        dropped = [by_sequence[sequence] for sequence in retention.dropped(kept)]
+        return self.drop(entry for entry in dropped if not spares(entry))
 
     def abandon(self, files: Collection[str]) -> None:
         """Let the next sweep delete files of a save that failed, unless it was committed after all.

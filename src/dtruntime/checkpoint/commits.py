@@ -16,7 +16,16 @@ from ..storage.backend import StoredFile
 from ..telemetry import EventLog
 from ..types import CheckpointInfo
 from .catalog import Entry
-from .format import PARTS, Manifest, Part, PartFile, digest_of, open_part, seal
+from .format import (
+    PARTS,
+    Manifest,
+    Part,
+    PartFile,
+    digest_of,
+    is_stored_in_full,
+    open_part,
+    seal,
+)
 from .place import Place
 
 log = EventLog("checkpoint")
@@ -68,6 +77,9 @@ class Coordinator(Protocol):
 class Commits(ABC):
     """Commits parts."""
 
+    coordinator: Coordinator | None
+    """Who is told of commits."""
+
     @property
     def rank(self) -> int:
         """Whose parts they are."""
@@ -96,7 +108,7 @@ class SingleCommits(Commits):
 
     def __init__(self, place: Place, coordinator: Coordinator | None = None) -> None:
         self._place = place
-        self._coordinator = coordinator
+        self.coordinator = coordinator
 
     def new_id(self, step: int) -> str:
         """The id of a new checkpoint."""
@@ -116,30 +128,12 @@ class SingleCommits(Commits):
                 (part,),
                 part.length,
                 written,
-                _is_full(part, written),
+                is_stored_in_full(part, written),
             )
         )
-        if self._coordinator is not None:
-            self._announce(manifest, self._coordinator)
+        if self.coordinator is not None:
+            announce(self._place, manifest, self.coordinator)
         return manifest
-
-    def _announce(self, manifest: Manifest, coordinator: Coordinator) -> None:
-        """Tell the coordinator; a writer that was replaced takes its checkpoint back."""
-        try:
-            coordinator.commit_checkpoint(
-                manifest.checkpoint_id,
-                manifest.step,
-                epoch=manifest.epoch,
-                path=self._place.backend.location(manifest.name),
-                size_bytes=manifest.size_bytes,
-                is_full=manifest.is_full,
-            )
-        except SyncError:
-            self._place.catalog.drop([Entry(manifest.sequence, manifest.step, manifest.name)])
-            raise
-        except StrataError as exc:
-            # It is stored and will be found; that the coordinator does not show it is no loss.
-            log.warning("checkpoint.not_announced", step=manifest.step, reason=str(exc))
 
 
 class SharedCommits(Commits):
@@ -152,18 +146,18 @@ class SharedCommits(Commits):
 
     def __init__(self, place: Place, coordinator: Coordinator) -> None:
         self._place = place
-        self._coordinator = coordinator
+        self.coordinator: Coordinator = coordinator
         self._left: tuple[str, Wanted, int] | None = None
         """The last checkpoint whose manifest was left to another rank, with its parts' number."""
 
     @property
     def rank(self) -> int:
         """That of the registered worker."""
-        return self._coordinator.rank
+        return self.coordinator.rank
 
     def begin(self, step: int) -> str:
         """The id that all ranks of this checkpoint use."""
-        return self._coordinator.begin_checkpoint(step)
+        return self.coordinator.begin_checkpoint(step)
 
     def commit(
         self, checkpoint_id: str, wanted: Wanted, part: Part, written: int
@@ -176,13 +170,13 @@ class SharedCommits(Commits):
         )
         backend.write(name, seal(described))
         try:
-            self._coordinator.commit_checkpoint(
+            self.coordinator.commit_checkpoint(
                 checkpoint_id,
                 wanted.step,
                 epoch=wanted.epoch,
                 path=backend.location(name),
                 size_bytes=part.length,
-                is_full=_is_full(part, written),
+                is_full=is_stored_in_full(part, written),
                 partial=True,
                 timeout_ms=COMMIT_MS,
             )
@@ -193,19 +187,32 @@ class SharedCommits(Commits):
             # It may be committed all the same, or be yet: then the part is needed.
             self._place.catalog.abandon([name])
             raise
-        ranks = sorted(rank for rank, _ in self._listed(checkpoint_id))
+        ranks = self._ranks_here(checkpoint_id)
         if part.rank != ranks[0]:
             self._left = checkpoint_id, wanted, len(ranks)
             return None
         self._catch_up()
         return self.write_manifest(checkpoint_id, wanted, len(ranks))
 
+    def _ranks_here(self, checkpoint_id: str) -> list[int]:
+        """The ranks whose parts are in this place: all that the coordinator has heard from."""
+        ranks = sorted(rank for rank, _ in self._listed(checkpoint_id))
+        try:
+            latest = self.coordinator.latest_checkpoint()
+        except StrataError as exc:
+            # It is committed all the same; a part that is missing is noticed when it is read.
+            log.warning("checkpoint.parts_not_counted", id=checkpoint_id, reason=str(exc))
+            return ranks
+        if latest is not None and latest.checkpoint_id == checkpoint_id:
+            self._check_count(checkpoint_id, ranks, latest.parts)
+        return ranks
+
     def heal(self) -> None:
         """Write the manifest of the coordinator's last checkpoint if it has none here.
 
         All its ranks died between the commit and the manifest. Any rank may do it, also several.
         """
-        latest = self._coordinator.latest_checkpoint()
+        latest = self.coordinator.latest_checkpoint()
         if latest is None or not self._listed(latest.checkpoint_id):
             return  # it was saved elsewhere, or has been removed
         wanted = Wanted(latest.step, latest.epoch, latest.is_full)
@@ -233,7 +240,7 @@ class SharedCommits(Commits):
                 tuple(files),
                 sum(part.length for part in opened),
                 sum(part.written_bytes for part in opened),
-                all(_is_full(part, part.written_bytes) for part in opened),
+                all(is_stored_in_full(part, part.written_bytes) for part in opened),
             )
         )
 
@@ -262,15 +269,17 @@ class SharedCommits(Commits):
                 found.append((int(name[1]), file))
         return found
 
-    def _check_whole(self, checkpoint_id: str, parts: list[Part], wanted: int) -> None:
-        """Make sure that what the coordinator has committed is all here."""
-        ranks = {part.rank for part in parts}
-        if len(parts) != wanted or len(ranks) != wanted:
+    def _check_count(self, checkpoint_id: str, ranks: list[int], wanted: int) -> None:
+        if len(ranks) != wanted or len(set(ranks)) != wanted:
             raise StorageError(
                 f"checkpoint {checkpoint_id} was committed with {wanted} parts, and in "
-                f"{self._place.url} are {len(parts)}, of ranks {sorted(ranks)}: do all ranks save "
-                "to the same place?"
+                f"{self._place.url} are {len(ranks)}, of ranks {sorted(set(ranks))}: all ranks "
+                "have to save to the same place (a local_tier has to be a folder that they share)"
             )
+
+    def _check_whole(self, checkpoint_id: str, parts: list[Part], wanted: int) -> None:
+        """Make sure that what the coordinator has committed is all here."""
+        self._check_count(checkpoint_id, [part.rank for part in parts], wanted)
         backend = self._place.backend
         for file in sorted({file for part in parts for file in part.pack_files}):
             if not backend.exists(file):
@@ -278,6 +287,25 @@ class SharedCommits(Commits):
                     f"checkpoint {checkpoint_id} was committed, but {backend.location(file)} is "
                     "not there"
                 )
+
+
+def announce(place: Place, manifest: Manifest, coordinator: Coordinator) -> None:
+    """Tell the coordinator of a checkpoint; a writer that was replaced takes it back."""
+    try:
+        coordinator.commit_checkpoint(
+            manifest.checkpoint_id,
+            manifest.step,
+            epoch=manifest.epoch,
+            path=place.backend.location(manifest.name),
+            size_bytes=manifest.size_bytes,
+            is_full=manifest.is_full,
+        )
+    except SyncError:
+        place.catalog.drop([Entry(manifest.sequence, manifest.step, manifest.name)])
+        raise
+    except StrataError as exc:
+        # It is stored and will be found; that the coordinator does not show it is no loss.
+        log.warning("checkpoint.not_announced", step=manifest.step, reason=str(exc))
 
 
 def part_name(checkpoint_id: str, tag: str) -> str:
@@ -307,9 +335,3 @@ def _manifest(
         metrics=wanted.metrics,
         metadata=wanted.metadata,
     )
-
-
-def _is_full(part: Part, written: int) -> bool:
-    """Whether all its chunks were stored with it."""
-    own_only = len(part.packs) <= 1 and not part.bases
-    return own_only and (written > 0 or not part.chunks)

@@ -143,6 +143,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return needed
 
 
+def is_stored_in_full(part: Part, written: int) -> bool:
+    """Whether all chunks of a part were stored with it; ``written`` bytes were."""
+    own_only = len(part.packs) <= 1 and not part.bases
+    return own_only and (written > 0 or not part.chunks)
+
+
 def digest_of(data: bytes | memoryview) -> str:
     """The digest of some bytes."""
     return xxhash.xxh3_128_hexdigest(data)

@@ -80,7 +80,7 @@ def load_sharded(manager: CheckpointManager, target: Any, step: int | None = Non
     loaded = found.load(
         step,
         lambda manifest: manifest.metadata.get(MARK) == "jax",
-        lambda manifest: Loading(found, manifest).run(wanted),
+        lambda copy: Loading(copy).run(wanted),
     )
     return jax.tree_util.tree_unflatten(structure, loaded)
 

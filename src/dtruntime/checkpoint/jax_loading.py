@@ -13,14 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CheckpointDamagedError
-from .access import Access
 from .boxes import Gathering, Piece, pieces_of
-from .format import Manifest, Part
+from .format import Part
 from .jax_index import MARK, ArrayEntry, Index, Shard, ValueEntry
-from .loads import title
 from .reader import PartReader
+from .tiers import Copy
 from .trees import describe, rebuild
-from .trees.jax_leaves import _as_key, _wide
+from .trees.jax_leaves import as_key, with_64_bits
 from .trees.numpy_dtypes import decode_dtype
 
 ROOM = 2**30
@@ -44,12 +43,12 @@ class _Stored:
 class Loading:
     """One checkpoint while it is loaded."""
 
-    def __init__(self, access: Access, manifest: Manifest) -> None:
-        self._backend = access.place.backend
-        self._title = title(manifest)
-        if manifest.metadata.get(MARK) != "jax":
+    def __init__(self, copy: Copy) -> None:
+        self._copy = copy
+        self._title = copy.title
+        if copy.manifest.metadata.get(MARK) != "jax":
             raise TypeError(f"{self._title} was not saved by save_sharded: use load_state()")
-        self._parts = {part.rank: part for part in access.place.catalog.parts(manifest)}
+        self._parts = {part.rank: part for part in copy.parts()}
         self._arrays: dict[str, _Stored] = {}
         self._values: dict[str, tuple[int, int]] = {}
         self._buffers: dict[int, dict[str, int]] = {}
@@ -72,7 +71,7 @@ class Loading:
 
     def _settle(self, pending: Iterable[Callable[[], Any]]) -> list[Any]:
         self._reads.finish()
-        with _wide():
+        with with_64_bits():
             return [make() for make in pending]
 
     def _begin(self, name: str, target: Any) -> tuple[Callable[[], Any], int]:
@@ -96,7 +95,7 @@ class Loading:
                 for device, box in boxes.items()
             ]
             array = jax.make_array_from_single_device_arrays(stored.shape, sharding, arrays)
-            return array if stored.impl is None else _as_key(array, stored.impl)
+            return array if stored.impl is None else as_key(array, stored.impl)
 
         return make, sum(array.nbytes for array in memory.values())
 
@@ -152,7 +151,7 @@ class Loading:
         return extent.offset
 
     def _reader(self, rank: int) -> PartReader:
-        return PartReader(self._backend, self._parts[rank], self._title)
+        return self._copy.reader(self._parts[rank])
 
     def _value(self, name: str) -> Any:
         if name not in self._values:

@@ -3,110 +3,149 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ..errors import CheckpointDamagedError, CheckpointNotFoundError, StorageError
 from ..telemetry import EventLog
 from ..types import CheckpointInfo
 from .format import Manifest, Part
-from .place import Place
-from .reader import PartReader
+from .tiers import Copy, Tiers, title
 from .trees import Rebuild
 
 log = EventLog("checkpoint")
 
 R = TypeVar("R")
 
+__all__ = ["Loads", "title"]
+
 
 class Loads:
-    """Reads the checkpoints of a place; ``rank`` says whose part is read."""
+    """Reads the checkpoints of a run; ``rank`` says whose part is read unless one is named."""
 
-    def __init__(self, place: Place, rank: Callable[[], int] = lambda: 0) -> None:
-        self._place = place
+    def __init__(self, tiers: Tiers, rank: Callable[[], int] = lambda: 0) -> None:
+        self._tiers = tiers
         self._rank = rank
 
-    def of_step(self, step: int, read: Callable[[Manifest], R]) -> R:
+    def of_step(self, step: int, read: Callable[[Copy], R]) -> R:
         """What ``read`` makes of the checkpoint of a step."""
-        catalog = self._place.catalog
-        entry = catalog.find(step)
-        if entry is None:
-            steps = sorted({entry.step for entry in catalog.entries()})
+        everything = self._tiers.listed()
+        found = [listed for listed in everything if listed.entry.step == step]
+        if not found:
+            steps = sorted({listed.entry.step for listed in everything})
             there = ", ".join(map(str, steps[-8:])) or "none"
             raise CheckpointNotFoundError(
-                f"there is no checkpoint of step {step} in {self._place.url} (there: {there})"
+                f"there is no checkpoint of step {step} in {self._tiers.url} (there: {there})"
             )
-        return read(catalog.manifest(entry))
+        return self._tiers.read(found[-1], read)
 
-    def newest_good(self, read: Callable[[Manifest], R], *, own_part: bool = True) -> R:
+    def newest_good(
+        self,
+        read: Callable[[Copy], R],
+        *,
+        own_part: bool = True,
+        is_one: Callable[[Manifest], bool] = lambda manifest: True,
+    ) -> R:
         """What ``read`` makes of the newest checkpoint, or of the newest that is not damaged.
 
         With ``own_part`` it reads one rank's part: of a checkpoint of several ranks that is damaged
         no older one is read instead, since the other ranks would not notice. A store that fails is
-        no reason to take an older one either.
+        no reason to take an older one either. Only those count that ``is_one`` is true of.
         """
-        entries = self._place.catalog.entries()
-        if not entries:
-            raise CheckpointNotFoundError(f"there is no checkpoint in {self._place.url}")
         first: CheckpointDamagedError | None = None
-        for entry in reversed(entries):
-            manifest = None
+        everything = self._tiers.listed()
+        for listed in reversed(everything):
+            attempt = _Attempt(read, is_one)
             try:
-                manifest = self._place.catalog.manifest(entry)
-                found = read(manifest)
+                found = self._tiers.read(listed, attempt)
+            except _OtherKindError:
+                continue
             except CheckpointDamagedError as exc:
-                if own_part and manifest is not None and len(manifest.parts) > 1:
+                if own_part and attempt.parts > 1:
                     raise _cannot_fall_back(exc) from exc
                 first = first or exc
-                log.error("checkpoint.damaged", step=entry.step, reason=str(exc))
                 continue
             if first is not None:
-                log.error("checkpoint.fell_back", to_step=entry.step, place=self._place.url)
+                log.error("checkpoint.fell_back", to_step=listed.entry.step, place=self._tiers.url)
             return found
-        assert first is not None
-        raise first
+        if first is not None:
+            raise first
+        kind = "such checkpoint" if everything else "checkpoint"
+        raise CheckpointNotFoundError(f"there is no {kind} in {self._tiers.url}")
 
-    def with_id(self, checkpoint_id: str) -> Manifest:
-        """A checkpoint by its id."""
-        for entry in reversed(self._place.catalog.entries()):
-            manifest = self._place.catalog.manifest(entry)
-            if manifest.checkpoint_id == checkpoint_id:
-                return manifest
+    def newest_step(self) -> int | None:
+        """The step of the newest checkpoint; nothing but names is read."""
+        listed = self._tiers.listed()
+        return listed[-1].entry.step if listed else None
+
+    def latest(self) -> CheckpointInfo | None:
+        """Describe the newest checkpoint by its manifest."""
+        try:
+            return self.newest_good(self.info, own_part=False)
+        except CheckpointNotFoundError:
+            return None
+
+    def with_id(self, checkpoint_id: str, read: Callable[[Copy], R]) -> R:
+        """What ``read`` makes of a checkpoint by its id."""
+        for listed in reversed(self._tiers.listed()):
+            if self._tiers.read(listed, _id_of) == checkpoint_id:
+                return self._tiers.read(listed, read)
         raise CheckpointNotFoundError(
-            f"there is no checkpoint {checkpoint_id!r} in {self._place.url}"
+            f"there is no checkpoint {checkpoint_id!r} in {self._tiers.url}"
         )
 
-    def bytes_of(self, manifest: Manifest) -> bytes:
-        """What was saved as bytes."""
-        part = self._own_part(manifest)
-        if part.kind != "bytes":
-            raise TypeError(f"{title(manifest)} is a state dict: use load_state()")
-        return bytes(PartReader(self._place.backend, part, title(manifest)).read())
+    def steps(self) -> list[int]:
+        """The steps of all checkpoints, ascending."""
+        return sorted({listed.entry.step for listed in self._tiers.listed()})
 
-    def state_of(self, manifest: Manifest, map_location: Any, keys: Iterable[str] | None) -> Any:
+    def infos(self) -> list[CheckpointInfo]:
+        """Describe all checkpoints, in the order of their commits."""
+        found: dict[str, CheckpointInfo] = {}
+        for listed in self._tiers.listed():
+            info = self._tiers.read(listed, self.info)
+            found.pop(info.checkpoint_id, None)  # it was numbered anew in the main storage
+            found[info.checkpoint_id] = info
+        return list(found.values())
+
+    def bytes_of(self, copy: Copy, rank: int | None = None) -> bytes:
+        """What was saved as bytes."""
+        part = self.part_of(copy, rank)
+        if part.kind != "bytes":
+            raise TypeError(f"{copy.title} is a state dict: use load_state()")
+        return bytes(copy.reader(part).read())
+
+    def state_of(
+        self,
+        copy: Copy,
+        map_location: Any,
+        keys: Iterable[str] | None,
+        rank: int | None = None,
+    ) -> Any:
         """What was saved as a state dict, read straight into its arrays."""
-        part = self._own_part(manifest)
+        part = self.part_of(copy, rank)
         if part.kind != "state":
-            raise TypeError(f"{title(manifest)} is bytes, not a state dict: use load()")
-        reader = PartReader(self._place.backend, part, title(manifest))
+            raise TypeError(f"{copy.title} is bytes, not a state dict: use load()")
         plan = Rebuild(part.skeleton, map_location=map_location, keys=keys)
-        reader.read_into((part.extents[i].offset, view) for i, view in plan.destinations())
+        copy.reader(part).read_into(
+            (part.extents[i].offset, view) for i, view in plan.destinations()
+        )
         return plan.finish()
 
-    def verified(self, manifest: Manifest) -> CheckpointInfo:
+    def verified(self, copy: Copy) -> CheckpointInfo:
         """Describe a checkpoint after reading all of it; ``StorageError`` when it is damaged."""
-        for part in self._place.catalog.parts(manifest):
-            problems = PartReader(self._place.backend, part, title(manifest)).verify()
+        for part in copy.parts():
+            problems = copy.reader(part).verify()
             if problems:
                 raise problems[0]
-        return self.info(manifest)
+        return self.info(copy)
 
-    def info(self, manifest: Manifest) -> CheckpointInfo:
+    def info(self, copy: Copy) -> CheckpointInfo:
         """Describe a checkpoint."""
+        manifest = copy.manifest
         return CheckpointInfo(
             checkpoint_id=manifest.checkpoint_id,
             step=manifest.step,
             epoch=manifest.epoch,
-            path=self._place.backend.location(manifest.name),
+            path=copy.place.backend.location(manifest.name),
             size_bytes=manifest.size_bytes,
             is_full=manifest.is_full,
             parts=len(manifest.parts),
@@ -114,28 +153,59 @@ class Loads:
             metadata=manifest.metadata,
         )
 
-    def _own_part(self, manifest: Manifest) -> Part:
+    def part_of(self, copy: Copy, rank: int | None = None) -> Part:
+        """The part of a rank; by default this one's, or the only one there is."""
+        manifest = copy.manifest
         if any(part.kind == "dcp" for part in manifest.parts):
             raise TypeError(
-                f"{title(manifest)} was saved by torch's distributed checkpoint: use dcp.load(state"
+                f"{copy.title} was saved by torch's distributed checkpoint: use dcp.load(state"
                 ", storage_reader=StrataReader(...)) with StrataReader of dtruntime.checkpoint.dcp"
             )
-        rank = self._rank()
+        wanted = self._rank() if rank is None else rank
         for part in manifest.parts:
-            if part.rank == rank:
-                return self._place.catalog.part(part)
+            if part.rank == wanted:
+                return copy.part(part)
+        if rank is not None:
+            there = ", ".join(map(str, ranks_of(copy)))
+            raise CheckpointNotFoundError(
+                f"{copy.title} has no part of rank {rank} (there: {there})"
+            )
         if len(manifest.parts) == 1:
-            return self._place.catalog.part(manifest.parts[0])
+            return copy.part(manifest.parts[0])
         raise StorageError(
-            f"{title(manifest)} was saved by {len(manifest.parts)} ranks and has no part of rank "
-            f"{rank}: load it with as many ranks, or save through torch's distributed "
-            "checkpoint, which can be loaded by any number"
+            f"{copy.title} was saved by {len(manifest.parts)} ranks and has no part of rank "
+            f"{wanted}: load the parts that are there (rank=..., see ranks()), load it with as "
+            "many ranks, or save through torch's distributed checkpoint, which can be loaded by "
+            "any number"
         )
 
 
-def title(manifest: Manifest) -> str:
-    """What messages call a checkpoint."""
-    return f"checkpoint {manifest.checkpoint_id} of step {manifest.step}"
+def ranks_of(copy: Copy) -> list[int]:
+    """The ranks that saved parts of a checkpoint."""
+    return sorted(part.rank for part in copy.manifest.parts)
+
+
+def _id_of(copy: Copy) -> str:
+    return copy.manifest.checkpoint_id
+
+
+class _OtherKindError(Exception):
+    """The checkpoint is not one of those that are looked for."""
+
+
+class _Attempt(Generic[R]):
+    """Reads a checkpoint, and remembers of how many parts it was."""
+
+    def __init__(self, read: Callable[[Copy], R], is_one: Callable[[Manifest], bool]) -> None:
+        self._read = read
+        self._is_one = is_one
+        self.parts = 0
+
+    def __call__(self, copy: Copy) -> R:
+        if not self._is_one(copy.manifest):
+            raise _OtherKindError
+        self.parts = len(copy.manifest.parts)
+        return self._read(copy)
 
 
 def _cannot_fall_back(error: CheckpointDamagedError) -> CheckpointDamagedError:

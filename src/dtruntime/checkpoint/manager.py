@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
@@ -14,18 +15,24 @@ import psutil
 
 from ..client import current
 from ..config import Config
-from ..storage import resolve_url
+from ..errors import ConfigError, StorageError
+from ..storage import open_backend, resolve_url
+from ..telemetry import EventLog
 from ..types import CheckpointInfo, check_whole
 from .codecs import Compressor
 from .commits import Commits, Coordinator, SharedCommits, SingleCommits, Wanted
-from .format import Manifest
-from .loads import Loads
+from .loads import Loads, ranks_of
 from .pipeline import Pipeline
 from .place import Place
 from .policy import SavePolicy
 from .retention import Retention
 from .saving import SaveHandle
 from .staging import SLAB, StagingPool
+from .tiers import Copy, Tiers
+from .upkeep import Upkeep
+from .uploads import Uploads
+
+log = EventLog("checkpoint")
 
 EXIT_SECONDS = 600.0
 
@@ -59,6 +66,9 @@ class CheckpointManager:
         interval_steps: int | None = None,
         interval_seconds: float | None = None,
         memory_budget: int | None = None,
+        local_tier: str | os.PathLike[str] | None = None,
+        local_keep: int = 2,
+        upload_every: int = 1,
         **storage_options: Any,
     ) -> None:
         """Nothing is read or written before the first use.
@@ -74,6 +84,9 @@ class CheckpointManager:
           it is used up. By default it is a quarter of the machine's memory.
         - ``orchestrator`` is told of each commit; by default the registered one. With
           ``sharded`` every rank of its job saves its own part of each checkpoint.
+        - ``local_tier`` is a folder on a fast disk: saves are committed there, and every
+          ``upload_every``-th one is copied to ``storage_path`` in the background. The folder keeps
+          the ``local_keep`` newest, and those that are still to be copied.
         - ``storage_options`` go to the backend: ``endpoint``, ``region`` and the like.
         """
         place = storage_path if storage_path is not None else path
@@ -98,17 +111,35 @@ class CheckpointManager:
             chosen.interval_steps if interval_steps is None else interval_steps, interval_seconds
         )
         self._incremental = incremental or delta
-        self._place = Place(url, storage_options)
+        self._main = Place(url, storage_options)
+        self._place = self._main
+        """Where saves go."""
+        upkeep = Upkeep(self._main, retention)
+        self._uploads: Uploads | None = None
+        if local_tier is not None:
+            self._place = Place(local_path(local_tier, self._main), {})
         commits = _commits(self._place, orchestrator or current.current(), sharded)
+        if local_tier is not None:
+            self._uploads = Uploads(
+                self._place,
+                self._main,
+                upkeep,
+                every=check_whole("upload_every", upload_every, 1),
+                is_first=lambda: commits.rank == 0,
+            )
+            kept = Retention(check_whole("local_keep", local_keep, 1))
+            upkeep = Upkeep(self._place, kept, self._uploads.spares)
         self._commits = commits
-        self._loads = Loads(self._place, lambda: commits.rank)
+        places = [self._main] if self._uploads is None else [self._place, self._main]
+        self._loads = Loads(Tiers(places), lambda: commits.rank)
         self._pipeline = Pipeline(
             self._place,
             commits,
             pool=StagingPool(memory_budget or _default_budget()),
             compressor=compressor,
-            retention=retention,
+            upkeep=upkeep,
             delta=delta,
+            uploads=self._uploads,
         )
         _finish_at_exit(self)
 
@@ -151,11 +182,30 @@ class CheckpointManager:
         """As `save`, with copying in another thread; the handle can be awaited for the commit."""
         return await asyncio.to_thread(self.save, data, step, epoch, **options)
 
+    def estimate_seconds(self, is_full: bool = True) -> float | None:
+        """How long a save takes to be durable, by the last saves and the last state's size.
+
+        None before the first one. It is for a save that begins when no other is under way, and
+        with two tiers for the local one.
+        """
+        return self._pipeline.estimates.seconds(is_full=is_full and not self._incremental)
+
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until all saves are committed; raises when one failed that nobody looked at."""
-        if not self._pipeline.wait(timeout):
-            raise TimeoutError(f"saves to {self._place.url} are still under way after {timeout} s")
-        self._pipeline.raise_failure()
+        """Wait until all saves are committed, and what is due is in the main storage.
+
+        Raises when one failed that nobody looked at, and ``TimeoutError``.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._wait_for_saves(timeout)
+        if self._uploads is not None and self._uploads.is_used:
+            self._uploads.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+    def flush(self, timeout: float | None = None) -> None:
+        """As `wait`, and until the newest checkpoint is in the main storage, due or not."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._wait_for_saves(timeout)
+        if self._uploads is not None:
+            self._uploads.flush(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     # Loading
 
@@ -165,22 +215,28 @@ class CheckpointManager:
         *,
         map_location: Any = None,
         keys: Iterable[str] | None = None,
+        rank: int | None = None,
     ) -> Any:
         """Load a state dict: the newest, or that of a step.
 
         When the newest is damaged, the newest good one is loaded instead, with a loud warning; a
-        step that was asked for by number is loaded or raises. ``keys`` restores only parts.
+        step that was asked for by number is loaded or raises. ``keys`` names what to restore, such
+        as ``model`` or ``model/layer1.weight``: the result is a dict from these names to their
+        values, and nothing else is read. ``rank`` takes the part of that rank (see `ranks`) instead
+        of this one's own; ``CheckpointNotFoundError`` when it has saved none.
         """
         wanted = None if keys is None else list(keys)
-        return self._load(step, lambda m: self._loads.state_of(m, map_location, wanted))
+        whose = None if rank is None else check_whole("rank", rank)
+        return self._load(step, lambda c: self._loads.state_of(c, map_location, wanted, whose))
 
     async def load_state_async(self, step: int | None = None, **options: Any) -> Any:
         """As `load_state`, in another thread."""
         return await asyncio.to_thread(self.load_state, step, **options)
 
-    def load_bytes(self, step: int | None = None) -> bytes:
+    def load_bytes(self, step: int | None = None, *, rank: int | None = None) -> bytes:
         """Load what was saved as bytes: the newest (also for step 0), or that of a step."""
-        return self._load(step or None, self._loads.bytes_of)
+        whose = None if rank is None else check_whole("rank", rank)
+        return self._load(step or None, lambda copy: self._loads.bytes_of(copy, whose))
 
     async def load(self, step: int | None = None) -> bytes:
         """As `load_bytes`, in another thread."""
@@ -191,15 +247,32 @@ class CheckpointManager:
         self._settle()
         return self._loads.newest_good(self._loads.verified, own_part=False)
 
+    def latest(self) -> CheckpointInfo | None:
+        """The newest checkpoint, or None; its manifest is read, and nothing of it verified."""
+        self._settle()
+        return self._loads.latest()
+
+    def newest_step(self) -> int | None:
+        """The step of the newest checkpoint, or None; nothing is read but a list of names."""
+        self._settle()
+        return self._loads.newest_step()
+
+    def ranks(self, step: int | None = None) -> list[int]:
+        """The ranks that saved parts of a checkpoint: the newest, or that of a step."""
+        self._settle()
+        if step is None:
+            return self._loads.newest_good(ranks_of, own_part=False)
+        return self._loads.of_step(check_whole("step", step), ranks_of)
+
     def get_checkpoint(self, checkpoint_id: str) -> bytes:
         """The bytes of a checkpoint, by its id."""
         self._settle()
-        return self._loads.bytes_of(self._loads.with_id(checkpoint_id))
+        return self._loads.with_id(checkpoint_id, self._loads.bytes_of)
 
     def steps(self) -> list[int]:
         """The steps of all checkpoints, ascending."""
         self._settle()
-        return sorted({entry.step for entry in self._place.catalog.entries()})
+        return self._loads.steps()
 
     async def list_checkpoints(self) -> list[int]:
         """As `steps`, in another thread."""
@@ -208,18 +281,24 @@ class CheckpointManager:
     def checkpoints(self) -> list[CheckpointInfo]:
         """All checkpoints, in the order of their commits."""
         self._settle()
-        catalog = self._place.catalog
-        return [self._loads.info(catalog.manifest(entry)) for entry in catalog.entries()]
+        return self._loads.infos()
 
     # Closing
 
     def close(self) -> None:
-        """Wait for saves under way, and release everything; raises as `wait` does."""
+        """Wait for saves under way, and release everything; raises as `flush` does."""
         if not self._place.is_ours:
             return
         self._pipeline.close()
-        self._place.close()
-        self._pipeline.raise_failure()
+        try:
+            if self._uploads is not None:
+                self._uploads.close()
+                if self._uploads.has_uploaded:
+                    self._pipeline.upkeep.clean()
+        finally:
+            self._place.close()
+            self._main.close()
+            self._pipeline.raise_failure()
 
     def __enter__(self) -> Self:
         return self
@@ -232,7 +311,12 @@ class CheckpointManager:
     ) -> None:
         self.close()
 
-    def _load(self, step: int | None, read: Callable[[Manifest], R]) -> R:
+    def _wait_for_saves(self, timeout: float | None) -> None:
+        if not self._pipeline.wait(timeout):
+            raise TimeoutError(f"saves to {self._place.url} are still under way after {timeout} s")
+        self._pipeline.raise_failure()
+
+    def _load(self, step: int | None, read: Callable[[Copy], R]) -> R:
         self._settle()
         if step is None:
             return self._loads.newest_good(read)
@@ -242,7 +326,19 @@ class CheckpointManager:
         """Wait for saves under way, so that they are seen, and those of ranks that died."""
         self._place.check_usable()
         self._pipeline.wait()
+        if self._uploads is not None:
+            self._uploads.begin()
         self._commits.heal()
+
+
+def local_path(tier: str | os.PathLike[str], main: Place) -> str:
+    """The folder of a local tier; ``ConfigError`` when it cannot be one."""
+    path = os.fspath(tier)
+    if "://" in path and not path.lower().startswith("file://"):
+        raise ConfigError(f"local_tier must be a folder of this machine, not {path!r}")
+    if open_backend(path).url == main.backend.url:
+        raise ConfigError(f"local_tier and storage_path are the same place: {main.url}")
+    return path
 
 
 def _commits(place: Place, coordinator: Coordinator | None, sharded: bool) -> Commits:
@@ -266,8 +362,14 @@ def _finish_at_exit(manager: CheckpointManager) -> None:
 
     def finish() -> None:
         alive = reference()
-        if alive is not None and alive._place.is_ours:
-            alive._pipeline.wait(EXIT_SECONDS)
+        if alive is None or not alive._place.is_ours:
+            return
+        alive._pipeline.wait(EXIT_SECONDS)
+        try:
+            if alive._uploads is not None and alive._uploads.is_used:
+                alive._uploads.flush(EXIT_SECONDS)
+        except (StorageError, TimeoutError) as exc:
+            log.error("checkpoint.not_uploaded", place=alive._main.url, reason=str(exc))
 
     # Runs before threads may not be started any more, unlike functions of atexit.
     threading._register_atexit(finish)  # type: ignore[attr-defined]

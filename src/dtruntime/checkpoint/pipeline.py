@@ -14,14 +14,16 @@ from ..errors import CheckpointAbortedError, StorageError, StrataError
 from ..telemetry import EventLog
 from .codecs import Compressor
 from .commits import Commits, Wanted
-from .format import PACKS, Extent, Manifest, Part
+from .estimates import Estimates
+from .format import PACKS, Extent, Manifest, Part, is_stored_in_full
 from .known import KnownChunks
 from .layout import lay_out
 from .place import Place
-from .retention import Retention
 from .saving import GroupQueue, Lent, Saved, SaveHandle, Saver, groups_of, staged, watched
 from .staging import StagingPool
 from .trees import Buffer, flatten
+from .upkeep import Upkeep
+from .uploads import Uploads
 from .writer import Differ, Group, PartWriter
 
 log = EventLog("checkpoint")
@@ -52,14 +54,17 @@ class Pipeline:
         *,
         pool: StagingPool,
         compressor: Compressor,
-        retention: Retention,
+        upkeep: Upkeep,
         delta: bool,
+        uploads: Uploads | None = None,
     ) -> None:
         self._place = place
         self._commits = commits
         self.pool = pool
-        self._compressor = compressor
-        self._retention = retention
+        self.compressor = compressor
+        self.upkeep = upkeep
+        self.estimates = Estimates()
+        self._uploads = uploads
         self._differ = Differ() if delta else None
         self._saver = Saver("strata-save")
         self._handles: list[SaveHandle] = []
@@ -70,7 +75,7 @@ class Pipeline:
 
     def take(self, state: Any, wanted: Wanted) -> SaveHandle:
         """Begin a save; returns when the state is not needed any more."""
-        handle = SaveHandle(wanted.step, self._commits.new_id(wanted.step))
+        handle = SaveHandle(wanted.step, self._commits.new_id(wanted.step), self._uploads)
         view = _bytes_like(state)
         if view is None:
             self._take_tree(state, wanted, handle)
@@ -78,8 +83,8 @@ class Pipeline:
             groups = groups_of(view)
             if not view.readonly:
                 groups = watched(view, groups, f"the buffer saved at step {wanted.step}")
+            handle.stall_seconds = time.perf_counter() - handle.started
             self._submit(handle, wanted, _Content(groups, "bytes"))
-        handle.stall_seconds = time.perf_counter() - handle.started
         return handle
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -111,6 +116,7 @@ class Pipeline:
         if kept:
             # The device has a copy of its own, which is fetched in the background.
             groups = staged(layout, sources, self.pool)
+            handle.stall_seconds = time.perf_counter() - handle.started
             self._submit(handle, wanted, _Content(groups, "state", extents, tree.skeleton))
             return
         queue = GroupQueue()
@@ -124,6 +130,7 @@ class Pipeline:
             handle.looked_at = True
             queue.end(exc)
             raise
+        handle.stall_seconds = time.perf_counter() - handle.started
         queue.end()
 
     def _sources(self, buffers: list[Buffer]) -> tuple[Sequence[Any], bool]:
@@ -140,9 +147,23 @@ class Pipeline:
         with self._lock:
             self._handles = [h for h in self._handles if not (h.done and h.looked_at)]
             self._handles.append(handle)
-        self._saver.submit(lambda: self._run(handle, wanted, content))
+        self.submit(lambda: self._run(handle, wanted, content))
 
     # Writing, in the background
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Do something in the thread that saves, behind the saves that are under way."""
+        self._saver.submit(job)
+
+    def before_save(self) -> None:
+        """Learn what the next commit has to follow."""
+        if self._uploads is not None:
+            self._uploads.before_save()
+
+    def committed(self, manifest: Manifest) -> None:
+        """See to a checkpoint that was committed here."""
+        if self._uploads is not None:
+            self._uploads.committed(manifest)
 
     def _run(self, handle: SaveHandle, wanted: Wanted, content: _Content) -> None:
         try:
@@ -163,6 +184,8 @@ class Pipeline:
         handle.future.set_result(saved)
 
     def _write(self, handle: SaveHandle, wanted: Wanted, content: _Content) -> Saved:
+        began = time.perf_counter()
+        self.before_save()
         if self._untidy:
             self._tidy()
         handle.checkpoint_id = handle.checkpoint_id or self._commits.begin(wanted.step)
@@ -173,7 +196,7 @@ class Pipeline:
         writer = PartWriter(
             self._place.backend,
             f"{session.tag(f'{wanted.step:012d}')}{os.urandom(4).hex()}.pack",
-            compressor=self._compressor,
+            compressor=self.compressor,
             known=known,
             differ=self._differ,
             widths=_widths(content.extents),
@@ -189,6 +212,9 @@ class Pipeline:
         except BaseException:
             self._place.catalog.abandon([writer.file])
             raise
+        durable = time.perf_counter()
+        full = is_stored_in_full(part, writer.written)
+        self.estimates.add(part.length, writer.written, durable - began, is_full=full)
         self._after_commit(manifest, part)
         return Saved(
             handle.checkpoint_id,
@@ -196,7 +222,7 @@ class Pipeline:
             part.length,
             writer.written,
             handle.stall_seconds,
-            time.perf_counter() - handle.started,
+            durable - handle.started,
         )
 
     def _tidy(self) -> None:
@@ -204,16 +230,12 @@ class Pipeline:
         try:
             # Before anything is swept: parts of what was committed must not be taken for leftovers.
             self._commits.heal()
-            self._sweep()
+            self.upkeep.sweep()
             self._place.backend.sweep(LEFTOVER_SECONDS)
         except StrataError as exc:
             log.warning("checkpoint.not_cleaned", place=self._place.url, reason=str(exc))
             return
         self._untidy = False
-
-    def _sweep(self) -> None:
-        self._place.catalog.sweep(self._place.session.is_dead)
-        self._place.session.forget_dead()
 
     def _check_others(self, part: Part, own: str) -> None:
         """Make sure that packs of earlier checkpoints are still there before they are needed."""
@@ -234,11 +256,8 @@ class Pipeline:
             self._known = None
             return
         self._known = manifest.name, KnownChunks([part])
-        try:
-            self._place.catalog.retain(self._retention)
-            self._sweep()
-        except StorageError as exc:
-            log.warning("checkpoint.not_cleaned", place=self._place.url, reason=str(exc))
+        self.committed(manifest)
+        self.upkeep.clean()
 
     def _known_chunks(self) -> KnownChunks:
         """What the newest checkpoint has; nothing when it cannot be read."""
@@ -253,8 +272,10 @@ class Pipeline:
                 log.warning("checkpoint.saved_in_full", reason=str(exc))
                 return KnownChunks()
             self._known = newest.name, KnownChunks(parts)
-        known = self._known[1]
-        known.forget_missing({file.name: file.size for file in self._place.backend.list(PACKS)})
+        known, backend = self._known[1], self._place.backend
+        damaged = self._uploads.damaged_files if self._uploads is not None else ()
+        there = {file.name: file.size for file in backend.list(PACKS)}
+        known.forget_missing({n: s for n, s in there.items() if backend.location(n) not in damaged})
         return known
 
 

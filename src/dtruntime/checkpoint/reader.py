@@ -77,6 +77,15 @@ class PartReader:
         with ThreadPoolExecutor(THREADS, thread_name_prefix="strata-verify") as threads:
             return _results(threads, [threads.submit(look, chunk) for chunk in chunks])
 
+    def check_stored(self, chunk: Chunk, stored: bytes | memoryview) -> None:
+        """Check a chunk, other than a difference, by the bytes that its pack has of it."""
+        try:
+            self._check(chunk, memoryview(decode(chunk.codec, stored, chunk.length)))
+        except CheckpointDamagedError:
+            raise
+        except StorageError as exc:
+            raise self._lost(chunk, str(exc)) from exc
+
     def _split(
         self, wanted: Iterable[tuple[int, memoryview]]
     ) -> tuple[list[tuple[Chunk, memoryview]], dict[int, list[tuple[int, memoryview]]]]:

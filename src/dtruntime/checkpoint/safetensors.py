@@ -15,12 +15,12 @@ from ..storage.backend import StreamWriter
 from ..telemetry import EventLog
 from .access import Access, access, is_kind
 from .format import Manifest, Part
-from .loads import title
 from .manager import CheckpointManager
 from .reader import PartReader
 from .safetensors_files import NAMES, NUMPY, SIZES, Opened, header_of, open_file, views_of
 from .safetensors_leaves import Leaves, TensorLeaf, leaves_of
 from .saving import Saved
+from .tiers import Copy
 from .trees.numpy_dtypes import decode_dtype
 
 log = EventLog("checkpoint")
@@ -49,18 +49,18 @@ def export_safetensors(
     values that would have the same name.
     """
     found = access(manager)
-    manifest, part = found.load(step, _is_state, lambda m: (m, _state_part(found, m)))
+    copy, part = found.load(step, _is_state, lambda copy: (copy, _state_part(found, copy)))
     leaves = leaves_of(part, under)
     # Wide elements first, so that every tensor lies at a multiple of its elements' size.
     ordered = sorted(leaves.tensors, key=lambda t: (-SIZES[NAMES[t.dtype]], t.name))
     header = header_of(
         {leaf.name: (leaf.dtype, tuple(leaf.entry.shape), leaf.nbytes) for leaf in ordered},
-        _metadata(manifest, leaves),
+        _metadata(copy.manifest, leaves),
     )
     folder, name = os.path.split(os.fspath(path))
     with open_backend(folder or ".") as target, target.writer(name) as writer:
         writer.write(header)
-        _Copy(PartReader(found.place.backend, part, title(manifest)), writer).run(ordered)
+        _Copying(copy.reader(part), writer).run(ordered)
 
 
 def import_safetensors(
@@ -93,10 +93,10 @@ def _is_state(manifest: Manifest) -> bool:
     return is_kind(manifest, "state")
 
 
-def _state_part(found: Access, manifest: Manifest) -> Part:
-    part = found.own_part(manifest)
+def _state_part(found: Access, copy: Copy) -> Part:
+    part = found.loads.part_of(copy)
     if part.kind != "state":
-        raise TypeError(f"{title(manifest)} is bytes, and has no tensors to export")
+        raise TypeError(f"{copy.title} is bytes, and has no tensors to export")
     return part
 
 
@@ -113,7 +113,7 @@ def _metadata(manifest: Manifest, leaves: Leaves) -> dict[str, str]:
     return found | {name: json.dumps(note) for name, note in notes.items() if note}
 
 
-class _Copy:
+class _Copying:
     """Copies tensors from a part to a file, many small ones at a time."""
 
     def __init__(self, reader: PartReader, writer: StreamWriter) -> None:

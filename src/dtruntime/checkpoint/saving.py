@@ -7,12 +7,12 @@ import queue
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -40,14 +40,22 @@ class Saved:
     """From the call until it was committed."""
 
 
+class Remote(Protocol):
+    """What brings checkpoints from the local tier to the main storage."""
+
+    def wait_for(self, checkpoint_id: str, timeout: float | None = None) -> None:
+        """Wait until a checkpoint is there."""
+
+
 class SaveHandle:
     """A save that is under way.
 
     `wait` and ``await`` return when the checkpoint is committed, and raise ``StorageError`` when it
-    cannot be.
+    cannot be. With two tiers that is in the local one; `wait_uploaded` and ``await
+    handle.uploaded`` return when it is in the main storage.
     """
 
-    def __init__(self, step: int, checkpoint_id: str = "") -> None:
+    def __init__(self, step: int, checkpoint_id: str = "", remote: Remote | None = None) -> None:
         self.step = step
         self.checkpoint_id = checkpoint_id
         self.future: Future[Saved] = Future()
@@ -55,11 +63,33 @@ class SaveHandle:
         """Whether somebody has been told how it went."""
         self.started = time.perf_counter()
         self.stall_seconds = 0.0
+        """How long `save` kept the caller."""
+        self._remote = remote
 
     @property
     def done(self) -> bool:
         """Whether it is committed or has failed."""
         return self.future.done()
+
+    @property
+    def seconds(self) -> float | None:
+        """From the call until it was committed; None while it is not."""
+        return saved.durable_seconds if (saved := self._saved) else None
+
+    @property
+    def size_bytes(self) -> int | None:
+        """How large the state is; None while it is not committed."""
+        return saved.size_bytes if (saved := self._saved) else None
+
+    @property
+    def bytes_written(self) -> int | None:
+        """What had to be stored of it; None while it is not committed."""
+        return saved.written_bytes if (saved := self._saved) else None
+
+    @property
+    def uploaded(self) -> Awaitable[Saved]:
+        """To be awaited: as `wait_uploaded`."""
+        return _Uploaded(self)
 
     def wait(self, timeout: float | None = None) -> Saved:
         """Wait until it is committed; ``TimeoutError`` when it takes longer."""
@@ -78,9 +108,38 @@ class SaveHandle:
         self.looked_at = True
         return saved
 
+    def wait_uploaded(self, timeout: float | None = None) -> Saved:
+        """Wait until it is in the main storage; it is copied there even if it was not due.
+
+        Without a local tier it is there when it is committed. ``StorageError`` when several
+        attempts have failed meanwhile; more are made in the background all the same.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        saved = self.wait(timeout)
+        if self._remote is not None:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            self._remote.wait_for(saved.checkpoint_id, left)
+        return saved
+
+    @property
+    def _saved(self) -> Saved | None:
+        if not self.future.done() or self.future.exception() is not None:
+            return None
+        return self.future.result()
+
     def __await__(self) -> Generator[Any, None, Saved]:
         self.looked_at = True
         return asyncio.wrap_future(self.future).__await__()
+
+
+class _Uploaded:
+    """Waits for an upload in another thread, when it is awaited."""
+
+    def __init__(self, handle: SaveHandle) -> None:
+        self._handle = handle
+
+    def __await__(self) -> Generator[Any, None, Saved]:
+        return asyncio.to_thread(self._handle.wait_uploaded).__await__()
 
 
 class Lent:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from ..errors import CheckpointDamagedError
 from .catalog import Catalog, Entry
 from .format import Chunk, Manifest, Part
-from .loads import title
 from .reader import PartReader
+from .tiers import title
 
 _Place = tuple[str, int, str]
 """Where a chunk is stored, and its digest."""

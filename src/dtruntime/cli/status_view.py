@@ -9,13 +9,15 @@ from rich.table import Table
 from rich.text import Text
 
 from ..display import count, duration, size
-from ..types import BarrierStatus, CheckpointInfo, JobStatus
+from ..types import Action, BarrierStatus, CheckpointInfo, JobStatus
 from .status_report import CoordinatorReport, StatusReport
 from .status_workers import WorkerRow, rows_of, worker_lines
 
 NAMES_SHOWN = 6
 """Workers that a barrier's line names."""
 BARRIERS_SHOWN = 4
+RECENT_SECONDS = 3600.0
+"""Losses of this long ago are still worth a word."""
 LEAST_ROWS = 4
 """With less room than this for the workers of each job, jobs get one line each."""
 
@@ -79,6 +81,7 @@ def _hint(coordinator: CoordinatorReport) -> Text:
 def _job_lines(job: JobStatus) -> list[Text]:
     world = f"world of {job.world_size}" if job.world_size else "elastic world"
     expected = max(0, job.world_size - len([w for w in job.workers if w.incarnation]))
+    lost = job.recent_losses(RECENT_SECONDS)
     headline = Text.assemble(
         ("job ", "bold"),
         (job.job, "bold"),
@@ -86,6 +89,7 @@ def _job_lines(job: JobStatus) -> list[Text]:
         (f"{job.live_workers:,} live", "green" if job.live_workers else "dim"),
         "   ",
         (f"{job.dead_workers:,} dead", "red" if job.dead_workers else "dim"),
+        (f"   {lost:,} lost in the last hour" if lost else "", "yellow"),
         (f"   {expected:,} not registered" if expected else "", "yellow"),
         f"   epoch {job.epoch}",
         (f"   {count(job.completed_epochs, 'epoch')} completed", "dim"),
@@ -93,6 +97,7 @@ def _job_lines(job: JobStatus) -> list[Text]:
         overflow="ellipsis",
     )
     lines = [headline, _checkpoint_line(job.latest_checkpoint, job.checkpoint_count)]
+    lines += [_action_line(action) for action in job.actions]
     lines += [_barrier_line(barrier) for barrier in job.barriers[:BARRIERS_SHOWN]]
     if len(job.barriers) > BARRIERS_SHOWN:
         more = count(len(job.barriers) - BARRIERS_SHOWN, "more open barrier")
@@ -108,6 +113,19 @@ def _checkpoint_line(latest: CheckpointInfo | None, total: int) -> Text:
         ("  checkpoint  ", "dim"),
         f"step {latest.step:,}, epoch {latest.epoch}, {size(latest.size_bytes)}, {age} ago",
         (f"   {latest.checkpoint_id}, latest of {total:,}", "dim"),
+        no_wrap=True,
+        overflow="ellipsis",
+    )
+
+
+def _action_line(action: Action) -> Text:
+    age = duration(max(0.0, time.time() - action.requested_at))
+    return Text.assemble(
+        ("  asked       ", "dim"),
+        (f"{action.kind} {action.worker_id}".rstrip(), "yellow"),
+        f", {age} ago by {action.requested_by or 'an operator'}",
+        (f"   {action.action_id}", "dim"),
+        f"   {action.reason}" if action.reason else "",
         no_wrap=True,
         overflow="ellipsis",
     )

@@ -30,9 +30,10 @@ class Severity(IntEnum):
     DEAD = 0
     SILENT = 1
     AWAITED = 2
-    EXPECTED = 3
-    FINE = 4
-    LEFT = 5
+    SLOW = 3
+    EXPECTED = 4
+    FINE = 5
+    LEFT = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,8 @@ def _row(worker: WorkerStatus, heartbeat_timeout: float, awaited: dict[str, str]
     if worker.worker_id in awaited:
         note = f"barrier {awaited[worker.worker_id]} waits for it"
         return WorkerRow(worker, Severity.AWAITED, note)
+    if worker.is_straggler:
+        return WorkerRow(worker, Severity.SLOW, f"slow: {worker.slowness or 0:.1f} × the median")
     return WorkerRow(worker, Severity.FINE)
 
 
@@ -93,6 +96,7 @@ _COLUMNS = (
     _Column("worker", 9, lambda row: row.worker.worker_id),
     _Column("state", 10, lambda row: _state(row)),
     _Column("step", 9, lambda row: _reported(row, row.worker.step), "right"),
+    _Column("step time", 6, lambda row: _step_time(row.worker.step_seconds), "right"),
     _Column("epoch", 6, lambda row: _reported(row, row.worker.epoch), "right"),
     _Column("heartbeat", 8, lambda row: _age(row), "right"),
     _Column("CPU", 4, lambda row: _cpu(row.worker.resources), "right"),
@@ -106,6 +110,7 @@ _ROW_STYLES = {
     Severity.DEAD: "red",
     Severity.SILENT: "yellow",
     Severity.AWAITED: "yellow",
+    Severity.SLOW: "yellow",
     Severity.EXPECTED: "yellow",
     Severity.LEFT: "dim",
 }
@@ -166,6 +171,10 @@ def _state(row: WorkerRow) -> str:
 
 def _reported(row: WorkerRow, value: int | None) -> str:
     return "" if value is None or not row.worker.incarnation else f"{value:,}"
+
+
+def _step_time(seconds: float | None) -> str:
+    return "" if seconds is None else duration(seconds)
 
 
 def _age(row: WorkerRow) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -33,6 +34,8 @@ class Report:
     step: int | None = None
     epoch: int = 0
     metrics: tuple[tuple[str, float], ...] = ()
+    step_seconds: float = 0.0
+    """0: not reported."""
 
     def updated(
         self,
@@ -40,6 +43,7 @@ class Report:
         epoch: int | None,
         state: WorkerState | str | None,
         metrics: Mapping[str, float],
+        step_seconds: float | None = None,
     ) -> Report:
         """A report with what is given replaced; metrics that are not given stay."""
         values = {**dict(self.metrics), **{name: float(x) for name, x in metrics.items()}}
@@ -53,7 +57,15 @@ class Report:
             self.step if step is None else check_whole("step", step),
             self.epoch if epoch is None else check_whole("epoch", epoch),
             tuple(values.items()),
+            self.step_seconds if step_seconds is None else _seconds(step_seconds),
         )
+
+
+def _seconds(value: float) -> float:
+    seconds = float(value)
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"step_seconds must be a time in seconds, not {value}")
+    return seconds
 
 
 def heartbeat_delays(interval: float) -> Iterator[float]:

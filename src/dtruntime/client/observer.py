@@ -1,4 +1,4 @@
-"""Looking at a coordinator without being a member of anything."""
+"""Looking at a coordinator, and asking something of jobs, without being a member."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Self
 from .._loop import awaitable, blocking
 from ..rpc.channel import Channel
 from ..rpc.gen import coordinator_pb2 as pb
-from ..types import JobStatus
+from ..types import Action, JobStatus, check_id
 from . import wire
 
 
 class Observer:
-    """Status queries to one coordinator."""
+    """What somebody outside of all jobs sees of one coordinator, and may ask of them."""
 
     def __init__(self, coordinator_url: str, *, patience: float = 2.0) -> None:
         """``patience`` is how long an unreachable coordinator is tried, in seconds."""
@@ -45,6 +45,53 @@ class Observer:
             request.from_rank = page.next_rank
 
     status = blocking(status_async)
+
+    @awaitable
+    async def recent_losses_async(self, job: str, seconds: float) -> int:
+        """How many members a job lost in the last ``seconds``, counted up to 64."""
+        page = await self._channel.call(
+            "GetStatus", pb.StatusRequest(job=job, limit=1), pb.JobStatus, patience=self._patience
+        )
+        return wire.job_status(page, []).recent_losses(seconds)
+
+    recent_losses = blocking(recent_losses_async)
+
+    @awaitable
+    async def request_action_async(
+        self, job: str, kind: str, worker_id: str = "", reason: str = ""
+    ) -> str:
+        """Ask something of a job, as `TrainingOrchestrator.request_action` does."""
+        reply = await self._channel.call(
+            "RequestAction",
+            wire.action_request(job, kind, worker_id, reason),
+            pb.Action,
+            patience=self._patience,
+        )
+        return reply.action_id
+
+    request_action = blocking(request_action_async)
+
+    @awaitable
+    async def complete_action_async(self, job: str, action_id: str, outcome: str = "") -> None:
+        """End an action; one that is over is left alone."""
+        request = pb.ActionCompletion(
+            job=job, action_id=check_id("action", action_id), outcome=outcome
+        )
+        await self._channel.call(
+            "CompleteAction", request, pb.ActionCompleted, patience=self._patience
+        )
+
+    complete_action = blocking(complete_action_async)
+
+    @awaitable
+    async def actions_async(self, job: str) -> tuple[Action, ...]:
+        """What is asked of a job and not done yet."""
+        reply = await self._channel.call(
+            "ListActions", pb.JobRequest(job=job), pb.ActionList, patience=self._patience
+        )
+        return tuple(wire.action(action) for action in reply.actions)
+
+    actions = blocking(actions_async)
 
     @awaitable
     async def server_info_async(self) -> pb.ServerInfo:

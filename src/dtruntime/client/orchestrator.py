@@ -1,4 +1,4 @@
-"""A worker's membership in a job: registration, heartbeats, barriers, commits."""
+"""A worker's membership in a job: registration, heartbeats, and all of its calls."""
 
 from __future__ import annotations
 
@@ -6,29 +6,24 @@ import asyncio
 import concurrent.futures
 import contextlib
 import itertools
-import math
 import os
 import random
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 from .._loop import awaitable, blocking, io
-from ..errors import (
-    CheckpointAbortedError,
-    ConnectionError,
-    StorageError,
-    StrataError,
-    SyncError,
-)
-from ..rpc.channel import Channel
+from ..errors import ConnectionError, StrataError, SyncError
 from ..rpc.gen import coordinator_pb2 as pb
 from ..telemetry import EventLog
-from ..types import CheckpointInfo, WorkerState, WorkerStatus, check_id, check_whole
+from ..types import JobStatus, WorkerState, WorkerStatus, check_whole
 from . import current, wire
+from .actions import ActionCalls
+from .barriers import BarrierCalls
+from .commits import CommitCalls
 from .membership import Identity, Report, heartbeat_delays
 from .resources import ResourceProbe
 from .settings import WorkerConfig
@@ -36,7 +31,7 @@ from .settings import WorkerConfig
 log = EventLog("worker")
 
 
-class TrainingOrchestrator:
+class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
     """A worker's side of the coordinator.
 
     All of these work::
@@ -79,72 +74,13 @@ class TrainingOrchestrator:
             "heartbeat_interval_ms": heartbeat_interval_ms,
         }
         chosen = {name: value for name, value in given.items() if value is not None}
-        self.config = replace(config or WorkerConfig(), **chosen).resolved()
-        self._channel = Channel(self.config.coordinator_url or "")
-        self._identity: Identity | None = None
-        self._fence: SyncError | None = None
+        super().__init__(replace(config or WorkerConfig(), **chosen).resolved())
         self._report = Report()
-        self._told = 0
-        self._seen = 0
-        self._waiting = 0
-        self._tickets = itertools.count(1)
-        self._saves = itertools.count(1)
+        self._heard = 0
+        """The generation that the last heartbeat, or the registration, told of."""
         self._heartbeats: asyncio.Task[None] | None = None
         self._probe: ResourceProbe | None = None
-        self._process = os.getpid()
-        self._resumes: dict[str, tuple[int, int]] = {}
-
-    # Who this worker is
-
-    @property
-    def identity(self) -> Identity:
-        """Rank, incarnation and the rest; raises when this worker is not a member."""
-        if self._fence is not None:
-            raise self._fence
-        if self._process != os.getpid():
-            raise StrataError(
-                f"this worker was registered by process {self._process}, not by this one "
-                f"({os.getpid()}): a forked child is not a member; pass it plain data"
-            )
-        if self._identity is None:
-            raise StrataError("this worker is not registered: call register() first")
-        return self._identity
-
-    @property
-    def worker_id(self) -> str:
-        """The id that the coordinator assigned, or the one asked for before registration."""
-        return self._identity.worker_id if self._identity else self.config.worker_id or ""
-
-    @property
-    def rank(self) -> int:
-        """This worker's rank."""
-        return self.identity.rank
-
-    @property
-    def generation(self) -> int:
-        """The newest number of the membership that this worker has seen."""
-        return max(self._seen, self._told)
-
-    def count_resume(self, dataset_id: str) -> tuple[int, int]:
-        """Note that a dataset is read from a loaded state on.
-
-        Returns the generation, and how often that was so in it: of two attempts at an epoch, the
-        one with the higher pair is the newer.
-        """
-        generation, count = self._resumes.get(dataset_id, (0, 0))
-        newest = self.generation, count + 1 if generation == self.generation else 1
-        self._resumes[dataset_id] = newest
-        return newest
-
-    @property
-    def job(self) -> str:
-        """The job that this worker belongs to."""
-        return self.config.job or ""
-
-    @property
-    def is_registered(self) -> bool:
-        """Whether this worker is a member, as far as it knows."""
-        return self._identity is not None and self._fence is None
+        self._listeners: list[Callable[[], None]] = []
 
     # Joining and leaving
 
@@ -210,6 +146,8 @@ class TrainingOrchestrator:
         self._process = os.getpid()
         self._fence = None
         self._told = self._seen = reply.generation
+        self._heard = reply.generation
+        self._actions = ()
         self._tickets = itertools.count(1)
         self._saves = itertools.count(1)
         self._heartbeats = asyncio.get_running_loop().create_task(self._keep_beating())
@@ -266,12 +204,24 @@ class TrainingOrchestrator:
         epoch: int | None = None,
         state: WorkerState | str | None = None,
         loss: float | None = None,
+        step_seconds: float | None = None,
         **metrics: float,
     ) -> None:
-        """Say how far this worker is; the next heartbeat carries it, at no cost here."""
+        """Say how far this worker is; the next heartbeat carries it, at no cost here.
+
+        ``step_seconds`` is how long one of the last steps took; by it the coordinator tells who is
+        slower than the others.
+        """
         if loss is not None:
             metrics["loss"] = loss
-        self._report = self._report.updated(step, epoch, state, metrics)
+        self._report = self._report.updated(step, epoch, state, metrics, step_seconds)
+
+    def on_heartbeat(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` after each heartbeat that told of other members or actions.
+
+        It runs on the I/O thread and must not block. What it raises is logged.
+        """
+        self._listeners.append(listener)
 
     @awaitable
     async def heartbeat(self) -> None:
@@ -288,12 +238,26 @@ class TrainingOrchestrator:
             epoch=report.epoch,
             resources=wire.resources(self._probe.sample()),
             metrics=dict(report.metrics),
+            step_seconds=report.step_seconds,
         )
-        with self._fencing():
-            reply = await self._channel.call(
-                "Heartbeat", request, pb.HeartbeatResponse, patience=0.0
-            )
+        reply = await self._call("Heartbeat", request, pb.HeartbeatResponse, patience=0.0)
+        if self._identity is identity:
+            self._hear(reply)
+
+    beat = blocking(heartbeat, brief=True)
+
+    def _hear(self, reply: pb.HeartbeatResponse) -> None:
+        before = self._heard, self._actions
         self._seen = max(self._seen, reply.generation)
+        self._heard = max(self._heard, reply.generation)
+        self._actions = tuple(wire.action(action) for action in reply.actions)
+        if (self._heard, self._actions) == before:
+            return
+        for listener in self._listeners:
+            try:
+                listener()
+            except Exception as exc:
+                log.error("heartbeat.listener_failed", worker=self.worker_id, error=repr(exc))
 
     async def _keep_beating(self) -> None:
         """Send heartbeats until this worker leaves or learns that it is not a member."""
@@ -318,151 +282,37 @@ class TrainingOrchestrator:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    # Barriers
-
-    @awaitable
-    async def wait_barrier(self, barrier_id: str, timeout_ms: int = 30_000) -> None:
-        """Wait until every member of the job has reached this barrier.
-
-        Raises `SyncError`: with reason ``"membership_changed"`` as soon as a member is lost,
-        ``"timeout"`` when somebody has not come within ``timeout_ms``, ``"superseded"`` when
-        this worker itself is no longer a member. Time during which the coordinator is away
-        does not count.
-        """
-        check_id("barrier", barrier_id)
-        identity = self.identity
-        request = pb.BarrierRequest(
-            barrier_id=barrier_id,
-            worker_id=identity.worker_id,
-            job=identity.job,
-            incarnation=identity.incarnation,
-            generation=self._told,
-            ticket=next(self._tickets),
-        )
-        self._waiting += 1
-        try:
-            with self._fencing():
-                reply = await self._channel.call(
-                    "WaitBarrier",
-                    request,
-                    pb.BarrierResponse,
-                    patience=self.config.outage_timeout_ms / 1000,
-                    hold=_positive("timeout_ms", timeout_ms) / 1000,
-                )
-        finally:
-            self._waiting -= 1
-        self._told = max(self._told, reply.generation)
-        wire.raise_barrier_outcome(barrier_id, timeout_ms, reply)
-
-    barrier = blocking(wait_barrier)
-
-    # Checkpoint commits
-
-    @awaitable
-    async def begin_checkpoint_async(self, step: int) -> str:
-        """The id under which all members save this step together.
-
-        Every member calls this once for each save, before it writes, and then gives the id to
-        `commit_checkpoint` with ``partial=True``. The members of one attempt get the same id,
-        and no other attempt ever does: saving a step again, after a rollback or a failure, is
-        another attempt. An attempt ends when a member is lost before its part is stored, or
-        when a member begins the step again; `commit_checkpoint` then raises `StorageError`.
-        """
-        identity = self.identity
-        request = pb.BeginCheckpointRequest(
-            job=identity.job,
-            worker_id=identity.worker_id,
-            incarnation=identity.incarnation,
-            step=check_whole("step", step),
-            ticket=next(self._saves),
-        )
-        with self._fencing():
-            reply = await self._channel.call(
-                "BeginCheckpoint",
-                request,
-                pb.BeginCheckpointResponse,
-                patience=self.config.outage_timeout_ms / 1000,
-            )
-        self._seen = max(self._seen, reply.generation)
-        return reply.checkpoint_id
-
-    begin_checkpoint = blocking(begin_checkpoint_async)
-
-    @awaitable
-    async def commit_checkpoint_async(
-        self,
-        /,
-        checkpoint_id: str,
-        step: int,
-        *,
-        epoch: int = 0,
-        path: str = "",
-        size_bytes: int = 0,
-        is_full: bool = True,
-        partial: bool = False,
-        timeout_ms: int = 600_000,
-        **metadata: object,
-    ) -> None:
-        """Record a checkpoint that is safely stored, so that recovery finds it.
-
-        ``partial`` means that every member writes its own part: the call returns when all
-        have, and raises `StorageError` when a member is lost before that.
-        """
-        identity = self.identity
-        request = pb.CheckpointInfo(
-            checkpoint_id=check_id("checkpoint", checkpoint_id),
-            worker_id=identity.worker_id,
-            step=check_whole("step", step),
-            epoch=check_whole("epoch", epoch),
-            path=path,
-            size_bytes=check_whole("size_bytes", size_bytes),
-            is_full=is_full,
-            metadata={key: str(value) for key, value in metadata.items()},
-            job=identity.job,
-            incarnation=identity.incarnation,
-            generation=self._told,
-            partial=partial,
-        )
-        with self._fencing():
-            reply = await self._channel.call(
-                "NotifyCheckpoint",
-                request,
-                pb.CheckpointResponse,
-                patience=self.config.outage_timeout_ms / 1000,
-                hold=_positive("timeout_ms", timeout_ms) / 1000,
-            )
-        if reply.status == pb.CHECKPOINT_STATUS_ABORTED:
-            raise CheckpointAbortedError(
-                f"checkpoint {checkpoint_id!r} was not committed: {reply.detail}"
-            )
-        if reply.status == pb.CHECKPOINT_STATUS_PENDING:
-            raise StorageError(
-                f"checkpoint {checkpoint_id!r} was not committed within {timeout_ms} ms: ranks "
-                f"{list(reply.missing_ranks)} have not stored their part"
-            )
-
-    commit_checkpoint = blocking(commit_checkpoint_async)
-
-    @awaitable
-    async def latest_checkpoint_async(self) -> CheckpointInfo | None:
-        """The checkpoint of this job that was committed last, or ``None``."""
-        request = pb.RecoveryRequest(job=self.job, worker_id=self.worker_id)
-        patience = self.config.outage_timeout_ms / 1000
-        reply = await self._channel.call(
-            "GetLatestCheckpoint", request, pb.RecoveryInfo, patience=patience
-        )
-        return wire.checkpoint(reply.checkpoint) if reply.found else None
-
-    latest_checkpoint = blocking(latest_checkpoint_async, brief=True)
+    # Observation
 
     @awaitable
     async def get_status_async(self) -> WorkerStatus:
         """This worker as the coordinator sees it."""
+        return (await self._status()).workers[0]
+
+    get_status = blocking(get_status_async, brief=True)
+
+    @awaitable
+    async def recent_losses_async(self, seconds: float) -> int:
+        """How many members the job lost in the last ``seconds``, counted up to 64.
+
+        Those that left by themselves do not count, nor does a whole group that was restarted.
+        """
+        return (await self._status()).recent_losses(seconds)
+
+    recent_losses = blocking(recent_losses_async, brief=True)
+
+    @awaitable
+    async def live_workers_async(self) -> int:
+        """How many members the job has at the moment."""
+        return (await self._status()).live_workers
+
+    live_workers = blocking(live_workers_async, brief=True)
+
+    async def _status(self) -> JobStatus:
+        """The job, with this worker alone."""
         identity = self.identity
         request = pb.StatusRequest(job=identity.job, worker_id=identity.worker_id)
-        patience = self.config.outage_timeout_ms / 1000
-        with self._fencing():
-            reply = await self._channel.call("GetStatus", request, pb.JobStatus, patience=patience)
+        reply = await self._call("GetStatus", request, pb.JobStatus)
         status = wire.worker_status(reply.workers[0])
         if status.incarnation != identity.incarnation:
             superseded = SyncError(
@@ -473,26 +323,11 @@ class TrainingOrchestrator:
             )
             self._be_fenced(superseded)
             raise superseded
-        return status
-
-    get_status = blocking(get_status_async, brief=True)
-
-    # Fencing
-
-    @contextlib.contextmanager
-    def _fencing(self) -> Iterator[None]:
-        try:
-            yield
-        except SyncError as exc:
-            if exc.reason == "superseded":
-                self._be_fenced(exc)
-            raise
+        return wire.job_status(reply, [status])
 
     def _be_fenced(self, error: SyncError) -> None:
-        if self._fence is None:
-            self._fence = error
-            current.leave(self)
-            log.error("worker.superseded", worker=self.worker_id, reason=str(error))
+        super()._be_fenced(error)
+        current.leave(self)
 
     # Context managers
 
@@ -505,7 +340,7 @@ class TrainingOrchestrator:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with self._goodbye_may_fail():
+        with self.goodbye_may_fail():
             self.deregister(_reason(error))
 
     async def __aenter__(self) -> Self:
@@ -517,11 +352,11 @@ class TrainingOrchestrator:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with self._goodbye_may_fail():
+        with self.goodbye_may_fail():
             await self.deregister_worker(_reason(error))
 
     @contextlib.contextmanager
-    def _goodbye_may_fail(self) -> Iterator[None]:
+    def goodbye_may_fail(self) -> Iterator[None]:
         """Leaving a block succeeds without the coordinator, which will miss the heartbeats."""
         worker = self.worker_id
         try:
@@ -536,11 +371,3 @@ class TrainingOrchestrator:
 
 def _reason(error: BaseException | None) -> str:
     return "" if error is None else f"failed: {type(error).__name__}"
-
-
-def _positive(name: str, value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be positive and finite, not {value}")
-    return float(value)

@@ -1,9 +1,26 @@
-"""A worker's settings: arguments first, then what the launcher put into the environment."""
+"""A worker's settings: arguments first, then what the launcher put into the environment.
+
+Rank and world size come from the first of these that has them:
+
+1. arguments,
+2. ``RANK`` and ``WORLD_SIZE``: torchrun, and whoever sets them by hand; either may be alone,
+3. ``OMPI_COMM_WORLD_RANK`` and ``OMPI_COMM_WORLD_SIZE``: Open MPI,
+4. ``PMI_RANK`` and ``PMI_SIZE``: MPICH and its kin,
+5. ``SLURM_PROCID`` and ``SLURM_NTASKS``, in a job step (``SLURM_STEP_ID``): srun. A batch script
+   has them too, and is one process,
+6. ``JOB_COMPLETION_INDEX`` and ``JOB_COMPLETIONS`` or ``STRATA_WORLD_SIZE``: an indexed Job of
+   Kubernetes, which tells its pods only the first by itself.
+
+Launchers inside of others come before these. Those after the second count only as a pair, and only
+if they agree with what is known from before: with ``WORLD_SIZE=8`` a launcher that started four
+processes says nothing about ranks. Where nothing says so, the rank is the lowest free one, and the
+world is elastic.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -11,6 +28,14 @@ from ..config import DEFAULT_URL
 from ..errors import ConfigError
 from ..rpc.channel import target_of
 from ..types import DEFAULT_JOB, check_id, check_whole
+
+_LAUNCHERS = (
+    ("OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), ""),
+    ("PMI_RANK", ("PMI_SIZE",), ""),
+    ("SLURM_PROCID", ("SLURM_NTASKS",), "SLURM_STEP_ID"),
+    ("JOB_COMPLETION_INDEX", ("JOB_COMPLETIONS", "STRATA_WORLD_SIZE"), ""),
+)
+"""Variables of a rank and of a world size, and one that has to be there besides."""
 
 _ATTEMPTS = ("STRATA_ATTEMPT", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
@@ -27,9 +52,9 @@ class WorkerConfig:
     worker_id: str | None = None
     """``WORKER_ID``, else assigned: ``worker-{rank}``."""
     rank: int | None = None
-    """``RANK``, else the lowest free one."""
+    """``RANK`` or what the launcher says, else the lowest free one."""
     world_size: int | None = None
-    """``WORLD_SIZE``; without one the job is elastic."""
+    """``WORLD_SIZE`` or what the launcher says; without one the job is elastic."""
     job: str | None = None
     """``STRATA_JOB``, else ``default``."""
     attempt: int | None = None
@@ -70,16 +95,37 @@ class WorkerConfig:
     def resolved(self, environment: Mapping[str, str] | None = None) -> WorkerConfig:
         """A copy in which the environment fills what was left out."""
         env = os.environ if environment is None else environment
+        rank, world_size = self._place(env)
         found: dict[str, Any] = {
             "coordinator_url": env.get("COORDINATOR_URL") or DEFAULT_URL,
             "worker_id": env.get("WORKER_ID") or None,
-            "rank": _number(env, "RANK"),
-            "world_size": _number(env, "WORLD_SIZE"),
+            "rank": rank,
+            "world_size": world_size,
             "job": env.get("STRATA_JOB") or DEFAULT_JOB,
             "attempt": next((n for n in (_number(env, v) for v in _ATTEMPTS) if n is not None), 0),
         }
         known = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{k: v for k, v in found.items() if known[k] is None})
+
+    def _place(self, env: Mapping[str, str]) -> tuple[int | None, int | None]:
+        """Rank and world size: what is given, completed by the first launcher that agrees."""
+        rank = _number(env, "RANK") if self.rank is None else self.rank
+        size = _number(env, "WORLD_SIZE") if self.world_size is None else self.world_size
+        for theirs in _launched(env):
+            if rank in (None, theirs[0]) and size in (None, theirs[1]):
+                return theirs
+        return rank, size
+
+
+def _launched(env: Mapping[str, str]) -> Iterator[tuple[int, int]]:
+    """Ranks and world sizes that launchers other than torchrun have told of."""
+    for rank_name, size_names, needed in _LAUNCHERS:
+        if needed and not env.get(needed):
+            continue
+        rank = _number(env, rank_name)
+        size = next((n for n in (_number(env, name) for name in size_names) if n), None)
+        if rank is not None and size is not None:
+            yield rank, size
 
 
 def _text(name: str, value: object) -> str:

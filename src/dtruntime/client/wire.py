@@ -8,6 +8,8 @@ from typing import Any
 from ..errors import SyncError
 from ..rpc.gen import coordinator_pb2 as pb
 from ..types import (
+    ACTION_KINDS,
+    Action,
     BarrierStatus,
     CheckpointInfo,
     DatasetSummary,
@@ -18,6 +20,7 @@ from ..types import (
     ShardInfo,
     WorkerState,
     WorkerStatus,
+    check_id,
 )
 
 _STATE_CODES: dict[WorkerState, Any] = {
@@ -102,6 +105,27 @@ def checkpoint(message: pb.CheckpointInfo) -> CheckpointInfo:
     )
 
 
+def action_request(job: str, kind: str, worker_id: str, reason: str) -> pb.ActionRequest:
+    """Something to ask of a job, checked."""
+    if kind not in ACTION_KINDS:
+        raise ValueError(f"action {kind!r} is unknown: use {', '.join(ACTION_KINDS)}")
+    if worker_id:
+        check_id("worker id", worker_id)
+    return pb.ActionRequest(job=job, kind=kind, worker_id=worker_id, reason=reason)
+
+
+def action(message: pb.Action) -> Action:
+    """Something that is asked of a job."""
+    return Action(
+        action_id=message.action_id,
+        kind=message.kind,
+        worker_id=message.worker_id,
+        reason=message.reason,
+        requested_at=message.requested_at,
+        requested_by=message.requested_by,
+    )
+
+
 def worker_status(message: pb.WorkerStatus) -> WorkerStatus:
     """A worker."""
     return WorkerStatus(
@@ -123,6 +147,9 @@ def worker_status(message: pb.WorkerStatus) -> WorkerStatus:
         metrics=dict(message.metrics),
         metadata=dict(message.metadata),
         detail=message.detail,
+        step_seconds=message.step_seconds if message.HasField("step_seconds") else None,
+        slowness=message.slowness if message.HasField("slowness") else None,
+        is_straggler=message.is_straggler,
     )
 
 
@@ -142,6 +169,8 @@ def job_status(message: pb.JobStatus, workers: list[WorkerStatus]) -> JobStatus:
         workers=tuple(workers),
         barriers=tuple(_barrier(b) for b in message.barriers),
         latest_checkpoint=checkpoint(latest) if latest is not None else None,
+        actions=tuple(action(a) for a in message.actions),
+        loss_ages=tuple(message.loss_ages_seconds),
     )
 
 

@@ -40,6 +40,8 @@ CODES: dict[str, grpc.StatusCode] = {
     "unknown_rank": _Code.NOT_FOUND,
     "unknown_job": _Code.NOT_FOUND,
     "unknown_epoch": _Code.NOT_FOUND,
+    "unknown_action": _Code.NOT_FOUND,
+    "no_such_worker": _Code.NOT_FOUND,
     "epoch_complete": _Code.FAILED_PRECONDITION,
     "plan_conflict": _Code.FAILED_PRECONDITION,
     "lane_conflict": _Code.FAILED_PRECONDITION,
@@ -51,6 +53,7 @@ CODES: dict[str, grpc.StatusCode] = {
     "too_many_barriers": _Code.RESOURCE_EXHAUSTED,
     "too_many_datasets": _Code.RESOURCE_EXHAUSTED,
     "too_many_segments": _Code.RESOURCE_EXHAUSTED,
+    "too_many_actions": _Code.RESOURCE_EXHAUSTED,
     "shutting_down": _Code.UNAVAILABLE,
     "storage": _Code.UNAVAILABLE,
 }
@@ -103,6 +106,9 @@ class Failure:
             "too_many_segments": ShardError,
             "checkpoint_conflict": StorageError,
             "unknown_job": StrataError,
+            "unknown_action": StrataError,
+            "no_such_worker": StrataError,
+            "too_many_actions": StrataError,
         }
         return by_reason.get(self.reason, ConnectionError)(self.message)
 

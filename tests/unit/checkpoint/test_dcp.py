@@ -161,7 +161,7 @@ def test_newest_distributed_checkpoint_is_loaded_whatever_else_is_there(tmp_path
         target = {"x": torch.zeros(3)}
         dcp.load(target, storage_reader=StrataReader(manager))
         assert target["x"].tolist() == [7, 7, 7]
-    with pytest.raises(dcp.api.CheckpointException, match="no such checkpoint"):
+    with pytest.raises(dcp.api.CheckpointException, match="there is no checkpoint in"):
         dcp.load(target, storage_reader=StrataReader(tmp_path / "nowhere"))
 
 

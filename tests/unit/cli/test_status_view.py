@@ -1,5 +1,6 @@
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -8,6 +9,7 @@ from dtruntime.cli.status_report import CoordinatorReport, StatusReport
 from dtruntime.cli.status_view import status_view
 from dtruntime.cli.status_workers import Severity, rows_of
 from dtruntime.types import (
+    Action,
     BarrierStatus,
     GpuUsage,
     JobStatus,
@@ -162,3 +164,21 @@ def test_more_jobs_than_fit_get_one_line_each_the_troubled_ones_first() -> None:
     assert len(lines) < 20
     assert lines[3].startswith("job-17")
     assert "jobs not shown; see one with its workers: strata status --job NAME" in lines[-1]
+
+
+def test_slow_worker_is_a_problem_with_its_step_time_and_what_is_usual() -> None:
+    slow = worker(1, step_seconds=0.4, slowness=3.97, is_straggler=True)
+    status = job([worker(0, step_seconds=0.1, slowness=1.0), slow, worker(2)])
+    lines = shown(StatusReport(COORDINATOR, (status,)), width=200)
+    assert ranks_in(lines) == [1, 0, 2]
+    assert "slow: 4.0 × the median" in "\n".join(lines)
+    assert "400 ms" in "\n".join(lines)
+    assert rows_of(status, 30.0)[0].severity is Severity.SLOW
+
+
+def test_what_is_asked_and_recent_losses_are_told_of_the_job() -> None:
+    asked = Action("action-000001", "drain", "worker-2", "maintenance", 1.0)
+    status = replace(job([worker(0)]), actions=(asked,), loss_ages=(5.0, 7200.0))
+    text = "\n".join(shown(StatusReport(COORDINATOR, (status,)), width=200))
+    for part in ("drain worker-2", "an operator", "maintenance", "1 lost in the last hour"):
+        assert part in text

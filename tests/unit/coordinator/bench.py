@@ -129,13 +129,32 @@ class Bench:
         told: int | None = None,
         ticket: int = 0,
         timeout: float = 30.0,
+        payload: bytes | None = None,
+        ranks: tuple[int, ...] = (),
     ) -> Call:
         self._calls += 1
         told = m.generation if told is None else told
         command = c.Arrive(
-            m.job, m.worker_id, m.incarnation, barrier, self._calls, timeout, told, ticket
+            m.job,
+            m.worker_id,
+            m.incarnation,
+            barrier,
+            self._calls,
+            timeout,
+            told,
+            ticket,
+            payload,
+            ranks,
         )
         return Call(self, self._calls, self.apply(command))
+
+    def request(self, kind: str, worker_id: str = "", **fields: Any) -> str:
+        reply = self.apply(c.RequestAction(JOB, kind, worker_id, **fields))
+        assert isinstance(reply, c.Requested)
+        return reply.action.action_id
+
+    def complete(self, action_id: str, outcome: str = "", **fields: Any) -> None:
+        assert self.apply(c.CompleteAction(JOB, action_id, outcome, **fields)) is c.DONE
 
     def begin(self, m: c.Registered, step: int = 1, ticket: int = 1) -> c.Begun:
         reply = self.apply(c.BeginCheckpoint(m.job, m.worker_id, m.incarnation, step, ticket))

@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 from dtruntime.coordinator.state import commands as c
-from dtruntime.coordinator.state.records import CheckpointRecord
+from dtruntime.coordinator.state.records import CheckpointRecord, RoundRecord
 from tests.unit.coordinator.promise_model import JobModel, demand
 
 Key = tuple[str, int, int]
@@ -21,6 +21,7 @@ class Programs:
         self.entered_at: dict[Key, str] = {}
         """The barrier that a call was made at."""
         self.outcomes: dict[Key, Any] = {}
+        self.payloads: dict[Key, bytes | None] = {}
         self._last_round: dict[tuple[str, int, str], int] = {}
         self._part_writers: dict[tuple[str, str], list[int]] = defaultdict(list)
         self._part_passes: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -28,6 +29,7 @@ class Programs:
 
     def entered(self, command: c.Arrive) -> None:
         """A program reaches a barrier."""
+        self.payloads[command.job, command.incarnation, command.ticket] = command.payload
         self.entered_at[command.job, command.incarnation, command.ticket] = command.barrier_id
 
     def came_out(self, command: c.Arrive, outcome: Any) -> None:
@@ -50,11 +52,23 @@ class Programs:
             record,
             outcome,
         )
+        demand(record.values == outcome.values, "told of other values", record, outcome)
+        self._check_values(command, outcome, record)
         ticket = record.tickets.get(command.incarnation)
         demand(ticket == command.ticket, "passed without being counted", command, record)
         mine = command.job, command.incarnation, command.barrier_id
         demand(outcome.round > self._last_round.get(mine, 0), "rounds do not rise", mine, outcome)
         self._last_round[mine] = outcome.round
+
+    def _check_values(self, command: c.Arrive, outcome: c.Passed, record: RoundRecord) -> None:
+        """What comes round is what the participants brought."""
+        brought = [self.payloads[command.job, *pair] for pair in record.tickets.items()]
+        if all(payload is None for payload in brought):
+            demand(outcome.values is None, "values of a round in which nobody brought any", record)
+            return
+        values = sorted((outcome.values or {}).values())
+        wanted = sorted(payload or b"" for payload in brought)
+        demand(values == wanted, "values that were not brought", record, wanted)
 
     def unlearn_rounds(self, job: str, barrier_id: str, last: int) -> None:
         """Rounds after ``last`` were lost with the coordinator's power."""

@@ -23,6 +23,7 @@ from dtruntime.coordinator.state.records import (
     Put,
     RoundRecord,
 )
+from tests.unit.coordinator.action_promises import ActionPromises
 from tests.unit.coordinator.attempt_promises import AttemptPromises
 from tests.unit.coordinator.barrier_promises import BarrierPromises
 from tests.unit.coordinator.epoch_promises import EpochPromises, Readings
@@ -51,6 +52,7 @@ class Promises:
         self._barriers = BarrierPromises(self.programs)
         self._epochs = EpochPromises()
         self._attempts = AttemptPromises()
+        self._actions = ActionPromises()
         self._timeout = heartbeat_timeout
         self._tick = tick
         self._step = 0
@@ -66,6 +68,7 @@ class Promises:
         self._check_state(machine)
         self._epochs.check(rows)
         self._attempts.restarted(rows)
+        self._actions.restarted(machine)
         self._step += 1
         self._last_tick = self._last_stall = now
         for name, model in self.jobs.items():
@@ -158,6 +161,7 @@ class Promises:
         self._barriers.after(model, applied)
         self._check_checkpoints(model, applied)
         self._attempts.after(model.live, applied)
+        self._actions.after(applied)
 
     # Losses
 
@@ -237,11 +241,15 @@ class Promises:
     def to_be_stored(self, machine: Machine, effects: Iterable[Any]) -> Callable[[], None]:
         """Remember what these effects mean once they are stored."""
         puts = [e for e in effects if isinstance(e, Put)]
+        deletes = [e for e in effects if isinstance(e, Delete)]
         changed = [e.job for e in puts if e.kind == "job"]
         views = {job: tuple(machine.jobs[job].roster.present_ranks()) for job in changed}
-        return lambda: self._stored(puts, views)
+        return lambda: self._stored(puts, deletes, views)
 
-    def _stored(self, puts: list[Put], views: dict[str, tuple[int, ...]]) -> None:
+    def _stored(
+        self, puts: list[Put], deletes: list[Delete], views: dict[str, tuple[int, ...]]
+    ) -> None:
+        self._actions.stored(deletes)
         for put in puts:
             model, record = self.jobs[put.job], put.record
             if isinstance(record, JobRecord):
@@ -267,6 +275,8 @@ class Promises:
             demand(reply.generation <= model.generation, "an unstored generation left", reply)
         elif isinstance(command, c.BeginCheckpoint):
             self._attempts.leaves(command, reply)
+        elif isinstance(command, c.RequestAction):
+            self._actions.leaves(command, reply)
 
     def final_rounds(self, job: str) -> list[set[int]]:
         """The incarnations that passed each of the newest rounds of the final barrier."""

@@ -70,6 +70,7 @@ class Process:
         self.partitioned = False
         self.identity: c.Registered | None = None
         self.told = 0
+        self.actions: list[str] = []
         self._tickets = 0
         self._saves = 0
         self._registrations = 0
@@ -158,9 +159,16 @@ class Process:
             step += 1
             epoch = step // 40
             beat = c.Heartbeat(
-                identity.job, identity.worker_id, identity.incarnation, step=step, epoch=epoch
+                identity.job,
+                identity.worker_id,
+                identity.incarnation,
+                step=step,
+                epoch=epoch,
+                step_seconds=9.0 if step // 10 % 5 == identity.rank else 1.0,
             )
             outcome = yield beat, 0.0
+            if isinstance(outcome, c.Pulse):
+                self.actions = [action.action_id for action in outcome.actions]
             if isinstance(outcome, Refused):
                 return
             yield HEARTBEAT_INTERVAL * self.sim.rng.uniform(0.8, 1.0)
@@ -170,7 +178,15 @@ class Process:
         me = self._me()
         self._tickets += 1
         command = c.Arrive(
-            me.job, me.worker_id, me.incarnation, barrier_id, 0, 0.0, self.told, self._tickets
+            me.job,
+            me.worker_id,
+            me.incarnation,
+            barrier_id,
+            0,
+            0.0,
+            self.told,
+            self._tickets,
+            self._something_to_hand_round(barrier_id),
         )
         programs = self.sim.promises.programs
         programs.entered(command)
@@ -178,6 +194,12 @@ class Process:
         programs.came_out(command, outcome)
         self.told = max(self.told, outcome.generation)
         return outcome
+
+    def _something_to_hand_round(self, barrier_id: str) -> bytes | None:
+        """All hand something round when they recover, and some do at other times."""
+        if barrier_id == "recover" or self._tickets % 4 == 0:
+            return f"{self._me().incarnation}/{self._tickets}".encode()
+        return None
 
     def _save_together(self, step: int, round_: int) -> Task:
         """Agree on an id, write for a while, send the part; again if that was in vain."""
@@ -276,6 +298,14 @@ class Process:
             yield from self._save_together(step % 2, step)
         if step % 5 == 0 and me.rank == 0:
             yield from self._save(f"solo-{step}-{me.incarnation}", step, partial=False)
+        if step % 4 == 0 and me.rank == 0:
+            kind = ["checkpoint", "drain", "stop"][step // 4 % 3]
+            worker = me.worker_id if kind == "drain" else ""
+            request = c.RequestAction(me.job, kind, worker, "", me.worker_id, me.incarnation)
+            yield from self._call(request)
+        if self.actions and step % 3 == me.rank % 3:
+            done = c.CompleteAction(me.job, self.actions[0], "", me.worker_id, me.incarnation)
+            yield from self._call(done)
         if step % 7 == 0:
             dataset = c.RegisterDataset(me.job, f"data-{step % 3}", 1000, 10)
             yield from self._call(dataset)

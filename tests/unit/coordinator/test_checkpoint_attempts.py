@@ -197,6 +197,83 @@ def test_calls_of_one_member_that_overtake_each_other_still_join(bench: Bench) -
     assert bench.begin(b, 7, ticket=1).checkpoint_id == FIRST
 
 
+def test_attempt_ends_when_a_member_begins_a_later_one_without_having_asked_for_it(
+    bench: Bench,
+) -> None:
+    a, b = bench.world(2)
+    bench.begin(a, 7)
+    waiting = bench.save(a, FIRST, step=7)
+    later = bench.begin(b, 8)
+    assert isinstance(waiting.reply, c.Aborted)
+    assert b.worker_id in waiting.reply.detail
+    assert bench.begin(a, 8, ticket=2) == later
+
+
+def test_joining_a_later_attempt_without_having_asked_for_an_earlier_one_ends_that_too(
+    bench: Bench,
+) -> None:
+    a, b = bench.world(2)
+    bench.begin(a, 7)
+    later = bench.begin(a, 8, ticket=2)
+    waiting = bench.save(a, FIRST, step=7)
+    assert waiting.held
+    assert bench.begin(b, 8) == later
+    assert isinstance(waiting.reply, c.Aborted)
+
+
+def test_member_that_has_begun_a_later_one_may_still_be_writing_the_earlier(bench: Bench) -> None:
+    a, b = bench.world(2)
+    for m in (a, b):
+        bench.begin(m, 7)
+        bench.begin(m, 8, ticket=2)
+    later = bench.job.checkpoints.attempts.newest(8).record.checkpoint_id
+    for m in (a, b):
+        for key, step in ((FIRST, 7), (later, 8)):
+            bench.save(m, key, step=step)
+    assert list(bench.job.checkpoints.committed) == [FIRST, later]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_attempt_ends_when_a_member_sends_its_part_of_a_later_one(
+    bench: Bench, restart: bool
+) -> None:
+    """Its save of the earlier one has failed, and nobody was told."""
+    a, b = bench.world(2)
+    for m in (a, b):
+        bench.begin(m, 7)
+    waiting = bench.save(a, FIRST, step=7)
+    later = bench.begin(b, 8, ticket=2).checkpoint_id
+    assert waiting.held
+    if restart:
+        bench.restart()
+        waiting = bench.save(a, FIRST, step=7)
+    bench.save(b, later, step=8)
+    assert isinstance(waiting.reply, c.Aborted)
+    assert isinstance(bench.save(b, FIRST, step=7).reply, c.Aborted)
+    bench.begin(a, 8, ticket=2)
+    assert isinstance(bench.save(a, later, step=8).reply, c.Committed)
+
+
+def test_part_of_an_earlier_attempt_does_not_end_a_later_one(bench: Bench) -> None:
+    a, b = bench.world(2)
+    for m in (a, b):
+        bench.begin(m, 7)
+        bench.begin(m, 8, ticket=2)
+    later = bench.job.checkpoints.attempts.newest(8).record.checkpoint_id
+    bench.save(a, FIRST, step=7)
+    waiting = bench.save(a, later, step=8)
+    assert isinstance(bench.save(b, FIRST, step=7).reply, c.Committed)
+    assert waiting.held
+
+
+def test_own_ids_are_not_ended_by_parts_of_attempts(bench: Bench) -> None:
+    a, b = bench.world(2)
+    waiting = bench.save(a, "mine", step=6)
+    bench.begin(b, 7)
+    bench.save(b, FIRST, step=7)
+    assert waiting.held
+
+
 def test_attempt_survives_a_restart(bench: Bench) -> None:
     a, b = bench.world(2)
     bench.begin(a, 7)

@@ -32,6 +32,8 @@ def eventful() -> Bench:
     bench.begin(moved, 7)
     for member in (members[0], moved, last):
         bench.arrive(member, "b", told=now, ticket=1)
+        bench.arrive(member, "x", told=now, ticket=2, payload=bytes([member.rank, 255]))
+    bench.request("drain", moved.worker_id, reason="maintenance")
     bench.apply(c.RegisterDataset(JOB, DATASET, SAMPLES, 10))
     bench.claim(members[0], 0)
     bench.claim(members[0], 1, 10, 20)
@@ -100,6 +102,12 @@ def test_refused_command_changes_nothing_and_has_no_effects() -> None:
         c.RegisterDataset(JOB, "data", 1001, 10),
         c.RegisterDataset("new", "data", 10, 0),
         c.Deregister("other", a.worker_id, 0),
+        c.RequestAction("none", "stop"),
+        c.RequestAction("other", "dance", "", "", a.worker_id, a.incarnation),
+        c.RequestAction("other", "drain", "nobody", "", a.worker_id, a.incarnation),
+        c.RequestAction("other", "stop", "", "", a.worker_id, a.incarnation + 1),
+        c.CompleteAction("other", "action-000001"),
+        c.CompleteAction("other", "action-1"),
     ]
     for command in commands:
         refusal(bench.apply, command)

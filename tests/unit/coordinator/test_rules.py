@@ -38,12 +38,16 @@ class AnyCommands(RuleBasedStateMachine):
         self.tickets: dict[int, int] = {}
         self.arrived: dict[tuple[int, int], str] = {}
         self.counted: set[tuple[int, int]] = set()
+        self.handed: dict[tuple[int, int], set[bool]] = {}
+        """Whether the calls of a ticket handed something round."""
         self.saves: dict[int, int] = {}
         self.told_ids: dict[tuple[int, int, int], str] = {}
         self.tickets_of: dict[tuple[str, int], int] = {}
         self.ranks_of: dict[str, tuple[int, ...]] = {}
         self.over_ids: set[str] = set()
         self.finished: set[str] = set()
+        self.asked: set[str] = set()
+        self.over_actions: set[str] = set()
 
     @initialize(size=SIZES)
     def first_member(self, size: int) -> None:
@@ -64,10 +68,33 @@ class AnyCommands(RuleBasedStateMachine):
             self.members.append(reply)
 
     @precondition(lambda self: self.members)
-    @rule(who=SMALL, epoch=st.integers(0, 3))
-    def beat(self, who: int, epoch: int) -> None:
+    @rule(who=SMALL, epoch=st.integers(0, 3), seconds=st.sampled_from([0.0, 1.0, 9.0]))
+    def beat(self, who: int, epoch: int, seconds: float) -> None:
         m = self._member(who)
-        self._apply(c.Heartbeat(JOB, m.worker_id, m.incarnation, step=1, epoch=epoch))
+        beat = c.Heartbeat(
+            JOB, m.worker_id, m.incarnation, step=1, epoch=epoch, step_seconds=seconds
+        )
+        pulse = self._apply(beat)
+        if pulse is not None:
+            assert {action.action_id for action in pulse.actions} == self.asked
+
+    @rule(kind=st.sampled_from(["stop", "checkpoint", "drain", "dance"]), who=SMALL)
+    def request(self, kind: str, who: int) -> None:
+        worker = self._member(who).worker_id if kind == "drain" and self.members else ""
+        before = self.bench.job.roster.actions_requested
+        reply = self._apply(c.RequestAction(JOB, kind, worker))
+        if reply is None:
+            return
+        key = reply.action.action_id
+        assert (key in self.asked) == (self.bench.job.roster.actions_requested == before)
+        assert key not in self.over_actions, "an action's id was given twice"
+        assert (reply.action.kind, reply.action.worker_id) == (kind, worker)
+
+    @precondition(lambda self: self.asked or self.over_actions)
+    @rule(which=SMALL)
+    def complete(self, which: int) -> None:
+        keys = sorted(self.asked | self.over_actions)
+        self.bench.complete(keys[-1 - which % len(keys)])
 
     @precondition(lambda self: self.members)
     @rule(who=SMALL)
@@ -76,8 +103,23 @@ class AnyCommands(RuleBasedStateMachine):
         self._apply(c.Deregister(JOB, m.worker_id, m.incarnation))
 
     @precondition(lambda self: self.members)
-    @rule(who=SMALL, barrier=BARRIERS, told=st.sampled_from([0, 1, 2]), retry=st.booleans())
-    def arrive(self, who: int, barrier: str, told: int, retry: bool) -> None:
+    @rule(
+        who=SMALL,
+        barrier=BARRIERS,
+        told=st.sampled_from([0, 1, 2]),
+        retry=st.booleans(),
+        hands=st.booleans(),
+        ranks=st.sampled_from([(), (), (0, 1)]),
+    )
+    def arrive(
+        self,
+        who: int,
+        barrier: str,
+        told: int,
+        retry: bool,
+        hands: bool,
+        ranks: tuple[int, ...],
+    ) -> None:
         m = self._member(who)
         ticket = self.tickets.get(m.incarnation, 0)
         if not (retry and ticket and self.arrived.get((m.incarnation, ticket)) == barrier):
@@ -86,9 +128,18 @@ class AnyCommands(RuleBasedStateMachine):
         self.arrived[m.incarnation, ticket] = barrier
         generation = [0, m.generation, self.generation][told]
         try:
-            call = self.bench.arrive(m, barrier, told=generation, ticket=ticket, timeout=2.0)
+            call = self.bench.arrive(
+                m,
+                barrier,
+                told=generation,
+                ticket=ticket,
+                timeout=2.0,
+                payload=_payload(m.incarnation, ticket) if hands else None,
+                ranks=ranks,
+            )
         except Refused:
             return
+        self.handed.setdefault((m.incarnation, ticket), set()).add(hands)
         self.calls.append(call)
 
     @precondition(lambda self: self.members)
@@ -239,13 +290,40 @@ class AnyCommands(RuleBasedStateMachine):
             assert all(self.arrived[pair] == effect.key for pair in pairs)
             assert not pairs & self.counted, "one call was counted in two rounds"
             self.counted |= pairs
+            self._check_values(effect.record)
         self.bench.effects = []
+
+    @invariant()
+    def actions_end_for_good(self) -> None:
+        if JOB not in self.bench.machine.jobs:
+            return
+        pending = set(self.bench.job.actions.pending)
+        assert not pending & self.over_actions, "an action that was over is pending"
+        self.over_actions |= self.asked - pending
+        self.asked = pending
 
     @invariant()
     def a_restored_machine_is_the_same(self) -> None:
         restored = Machine(TIMEOUT)
         restored.restore([(*k, r) for k, r in self.bench.rows.items()], self.bench.now)
         assert durable_rows(restored) == self.bench.rows
+
+    def _check_values(self, record: Any) -> None:
+        """Values are those of the calls that were counted, as far as they handed something round.
+
+        Where calls of one ticket differ, either may count.
+        """
+        brought = {
+            value
+            for pair in record.tickets.items()
+            for hands in self.handed[pair]
+            for value in [_payload(*pair) if hands else b""]
+        }
+        if record.values is None:
+            assert all(self.handed[pair] != {True} for pair in record.tickets.items())
+        else:
+            assert set(record.values.values()) <= brought
+            assert len(record.values) == len(record.tickets)
 
     def _ledger(self) -> Any:
         job = self.bench.machine.jobs.get(JOB)
@@ -260,6 +338,10 @@ class AnyCommands(RuleBasedStateMachine):
             return self.bench.apply(command)
         except Refused:
             return None
+
+
+def _payload(incarnation: int, ticket: int) -> bytes:
+    return f"{incarnation}/{ticket}".encode()
 
 
 AnyCommands.TestCase.settings = settings(

@@ -12,7 +12,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from dtruntime.coordinator.state import barriers, checkpoints, machine, outbox, records, roster
+from dtruntime.coordinator.state import (
+    actions,
+    barriers,
+    checkpoints,
+    machine,
+    outbox,
+    records,
+    roster,
+)
 from dtruntime.coordinator.state.commands import Arrive, Passed
 from tests.unit.coordinator import promises, simulation
 from tests.unit.coordinator.attempt_bugs import ATTEMPT_BUGS, join_attempts_given_up
@@ -75,6 +83,7 @@ STORED = [
     "part",
     "attempt",
     "ask",
+    "action",
     "dataset",
     "epoch",
     "segment",
@@ -162,6 +171,37 @@ def fail_waits_for_ghosts(patch: Callable[..., None]) -> None:
     patch(barriers.Barriers, "lose", nervous)
 
 
+def mix_up_values(patch: Callable[..., None]) -> None:
+    values = barriers.Round.values
+
+    def mixed(self: barriers.Round) -> Any:
+        found = values(self)
+        return found and {rank: next(iter(found.values())) for rank in found}
+
+    patch(barriers.Round, "values", mixed)
+
+
+def keep_values_of_the_withdrawn(patch: Callable[..., None]) -> None:
+    withdraw = barriers.Barriers._withdraw
+
+    def keeping(self: barriers.Barriers, call: int) -> None:
+        round_ = self._calls[call][0]
+        before = dict(round_.payloads)
+        withdraw(self, call)
+        round_.payloads.update(before)
+
+    patch(barriers.Barriers, "_withdraw", keeping)
+
+
+def number_actions_anew(patch: Callable[..., None]) -> None:
+    record = roster.Roster.record
+    patch(
+        roster.Roster,
+        "record",
+        lambda self: msgspec.structs.replace(record(self), actions_requested=0),
+    )
+
+
 BUGS: dict[str, Callable[[Callable[..., None]], None]] = {
     "duplicate arrivals count": count_duplicate_arrivals,
     "incarnations are reused": reuse_incarnations,
@@ -175,6 +215,16 @@ BUGS: dict[str, Callable[[Callable[..., None]], None]] = {
     "hang-ups still count": lambda patch: patch(barriers.Barriers, "hang_up", lambda *_: None),
     "parts of the lost are awaited": lambda patch: patch(
         checkpoints.Checkpoints, "lose", lambda *args: None
+    ),
+    "values are mixed up": mix_up_values,
+    "values of the withdrawn stay": keep_values_of_the_withdrawn,
+    "values are forgotten": lambda patch: patch(barriers.Round, "values", lambda self: None),
+    "actions are numbered anew": number_actions_anew,
+    "actions outlive their workers": lambda patch: patch(
+        actions.Actions, "lose", lambda *args: None
+    ),
+    "heartbeats do not tell of actions": lambda patch: patch(
+        roster.Roster, "show_actions", lambda *args: None
     ),
     "deaths come early": lambda patch: patch(
         machine.Machine, "deadline", lambda self, member: member.last_seen + 2.5

@@ -20,9 +20,9 @@ from ...types import check_whole
 from ..access import access, is_kind, manager_of, part_of_rank
 from ..boxes import Gathering, Piece, pieces_of
 from ..format import Extent, Manifest, Part
-from ..loads import title
 from ..manager import CheckpointManager
 from ..reader import PartReader
+from ..tiers import Copy
 from .metadata import decode
 from .writer import KIND, step_of
 
@@ -54,7 +54,7 @@ class StrataReader(StorageReader):
         self._access = access(manager)
         self._step = None if step is None else check_whole("step", step)
         self._weights_only = weights_only
-        self._manifest: Manifest | None = None
+        self._copy: Copy | None = None
         self._metadata: Any = None
         self._parts: dict[int, Part] = {}
         if ours:
@@ -67,7 +67,7 @@ class StrataReader(StorageReader):
 
     def read_metadata(self) -> Any:
         """Find the checkpoint, and describe it to DCP."""
-        self._manifest, self._parts = None, {}
+        self._copy, self._parts = None, {}
         self._metadata = self._access.load(self._step, _is_one, self._described)
         return self._metadata
 
@@ -79,7 +79,7 @@ class StrataReader(StorageReader):
 
     def prepare_local_plan(self, plan: Any) -> Any:
         """Say which checkpoint this rank has found."""
-        return dataclasses.replace(plan, storage_data=self._found.checkpoint_id)
+        return dataclasses.replace(plan, storage_data=self._found.manifest.checkpoint_id)
 
     def prepare_global_plan(self, plans: Sequence[Any]) -> list[Any]:
         """Check that all ranks have found the same checkpoint."""
@@ -119,36 +119,36 @@ class StrataReader(StorageReader):
         return True
 
     @property
-    def _found(self) -> Manifest:
-        assert self._manifest is not None, "read_metadata() comes first"
-        return self._manifest
+    def _found(self) -> Copy:
+        assert self._copy is not None, "read_metadata() comes first"
+        return self._copy
 
-    def _described(self, manifest: Manifest) -> Any:
-        if not _is_one(manifest):
+    def _described(self, copy: Copy) -> Any:
+        if not _is_one(copy.manifest):
             raise TypeError(
-                f"{title(manifest)} was not saved by torch's distributed checkpoint: load it with "
+                f"{copy.title} was not saved by torch's distributed checkpoint: load it with "
                 "CheckpointManager.load_state() or load()"
             )
-        for named in manifest.parts:
-            part = self._access.place.catalog.part(named)
+        for named in copy.manifest.parts:
+            part = copy.part(named)
             if part.skeleton is not None:
-                self._manifest, self._parts = manifest, {part.rank: part}
-                return decode(part.skeleton, title(manifest))
-        raise CheckpointDamagedError(f"{title(manifest)} is damaged: it has no description")
+                self._copy, self._parts = copy, {part.rank: part}
+                return decode(part.skeleton, copy.title)
+        raise CheckpointDamagedError(f"{copy.title} is damaged: it has no description")
 
     def _part(self, rank: int) -> Part:
         if rank not in self._parts:
-            named = part_of_rank(self._found, rank)
-            self._parts[rank] = self._access.place.catalog.part(named)
+            named = part_of_rank(self._found.manifest, rank)
+            self._parts[rank] = self._found.part(named)
         return self._parts[rank]
 
     def _reader(self, rank: int) -> PartReader:
-        return PartReader(self._access.place.backend, self._part(rank), title(self._found))
+        return self._found.reader(self._part(rank))
 
     def _place(self, index: Any) -> tuple[int, int]:
         place: tuple[int, int] | None = self._metadata.storage_data.get(index)
         if place is None:
-            raise CheckpointDamagedError(f"{title(self._found)} is damaged: it lacks {index.fqn}")
+            raise CheckpointDamagedError(f"{self._found.title} is damaged: it lacks {index.fqn}")
         return place
 
     def _extent(self, index: Any) -> tuple[int, Extent]:
@@ -156,7 +156,7 @@ class StrataReader(StorageReader):
         extents = self._part(rank).extents
         if number >= len(extents):
             raise CheckpointDamagedError(
-                f"{title(self._found)} is damaged: {index.fqn} is extent {number} of {len(extents)}"
+                f"{self._found.title} is damaged: {index.fqn} is extent {number} of {len(extents)}"
             )
         return rank, extents[number]
 
@@ -168,7 +168,7 @@ class StrataReader(StorageReader):
         sizes = next(tuple(c.sizes) for c in entry.chunks if c.offsets == index.offset)
         if torch.Size(sizes).numel() * dtype.itemsize != extent.length:
             raise CheckpointDamagedError(
-                f"{title(self._found)} is damaged: {extent.length} bytes are no {list(sizes)} of "
+                f"{self._found.title} is damaged: {extent.length} bytes are no {list(sizes)} of "
                 f"{dtype} for {index.fqn}"
             )
         if target.shape != item.lengths:
@@ -197,7 +197,7 @@ class StrataReader(StorageReader):
             plain = torch.load(value, weights_only=True)
         except (pickle.UnpicklingError, RuntimeError) as exc:
             raise StorageError(
-                f"{name!r} of {title(self._found)} is neither a tensor nor a plain value: allow "
+                f"{name!r} of {self._found.title} is neither a tensor nor a plain value: allow "
                 "its type by torch.serialization.add_safe_globals, or, if you trust whoever can "
                 f"write to {self._access.place.url}, use StrataReader(..., weights_only=False): "
                 f"{exc}"

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,7 @@ from ...errors import StorageError
 from ...telemetry import EventLog
 from ...types import check_whole
 from ..access import Access, access, manager_of
-from ..commits import _is_full
-from ..format import PARTS, Extent, Manifest, Part, PartFile, digest_of, seal
+from ..format import PARTS, Extent, Manifest, Part, PartFile, digest_of, is_stored_in_full, seal
 from ..known import KnownChunks
 from ..layout import lay_out
 from ..manager import CheckpointManager
@@ -137,7 +136,7 @@ class StrataWriter(StorageWriter):
         own = self._store_part(msgspec.structs.replace(part, skeleton=skeleton))
         others = {r.storage_data.file: r.storage_data for r in told if r.storage_data.file}
         parts = tuple(sorted((own, *others), key=lambda one: one.rank))
-        full = _is_full(part, written) and all(one.is_full for one in others.values())
+        full = is_stored_in_full(part, written) and all(one.is_full for one in others.values())
         written += sum(one.written for one in others.values())
         self._access.in_turn(lambda: self._commit(parts, written, full))
 
@@ -173,7 +172,7 @@ class StrataWriter(StorageWriter):
         if not sources and not self._is_coordinator:
             return []
         part, written = self._store(rank, sources)
-        file = None
+        file, full = None, is_stored_in_full(part, written)
         if self._is_coordinator:
             self._own = part, written
         else:
@@ -182,7 +181,7 @@ class StrataWriter(StorageWriter):
             WriteResult(
                 index=item.index,
                 size_in_bytes=source.nbytes,
-                storage_data=Written(rank, number, file, written, _is_full(part, written)),
+                storage_data=Written(rank, number, file, written, full),
             )
             for number, (item, source) in enumerate(zip(plan.items, sources, strict=True))
         ]
@@ -233,8 +232,11 @@ class StrataWriter(StorageWriter):
     def _commit(self, parts: tuple[PartFile, ...], written: int, full: bool) -> None:
         assert self._step is not None
         step, checkpoint_id = self._step, f"step-{self._step:012d}-{os.urandom(4).hex()}"
+        self._access.before_save()
         if not full:
-            self._check_packs(parts)
+            self._check_there(name for part in parts for name in part.packs)
+        if self._access.has_tiers:
+            self._check_there(part.file for part in parts)
         manifest = self._access.place.catalog.commit(
             lambda sequence: Manifest(
                 checkpoint_id=checkpoint_id,
@@ -251,17 +253,19 @@ class StrataWriter(StorageWriter):
             )
         )
         self._access.announce(manifest)
+        self._access.committed(manifest)
         self._access.clean()
 
-    def _check_packs(self, parts: Sequence[PartFile]) -> None:
-        """Make sure that packs of earlier checkpoints are still there."""
+    def _check_there(self, names: Iterable[str]) -> None:
+        """Make sure that parts of all ranks and packs of earlier checkpoints are there."""
         backend = self._access.place.backend
-        for name in {name for part in parts for name in part.packs}:
+        for name in set(names):
             if not backend.exists(name):
                 raise StorageError(
-                    f"{backend.location(name)} was removed while a checkpoint that refers to it "
-                    "was being saved, and the checkpoint is not committed: save again with "
-                    "is_full=True, and let one job at a time save to a place"
+                    f"{backend.location(name)} is not there although a checkpoint that is being "
+                    "saved refers to it, and the checkpoint is not committed: save again with "
+                    "is_full=True, let one job at a time save to a place, and use a local_tier "
+                    "only where all ranks share its folder"
                 )
 
 

@@ -146,7 +146,7 @@ def _device(name: str) -> Any:
     return wanted[0] if wanted else None
 
 
-def _wide() -> AbstractContextManager[Any]:
+def with_64_bits() -> AbstractContextManager[Any]:
     """Let arrays of 64 bits be made whatever the user's setting: they were, when saved."""
     if hasattr(jax, "enable_x64"):
         found: AbstractContextManager[Any] = jax.enable_x64(True)
@@ -181,12 +181,13 @@ class Landing:
         )
         device = _device(self._device)
         settled = entry.committed or device != jax.local_devices()[0]
-        with _wide():
+        with with_64_bits():
             array = jax.device_put(elements, device if settled else None)
-        return _as_key(array, entry.impl) if entry.kind == "jax key" else array
+        return as_key(array, entry.impl) if entry.kind == "jax key" else array
 
 
-def _as_key(array: Any, impl: str | None) -> Any:
+def as_key(array: Any, impl: str | None) -> Any:
+    """Make random keys of their numbers; ``ValueError`` when there is no such implementation."""
     if impl not in _IMPLEMENTATIONS:
         raise damaged(f"no random keys are of implementation {impl!r:.40}")
     try:

@@ -9,26 +9,19 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from ..._version import __version__
 from ...config import CoordinatorConfig
 from ...errors import StorageError
 from ...rpc.gen import coordinator_pb2 as pb
 from ...rpc.methods import METHODS
 from ...telemetry import EventLog, MethodStats
-from ...types import DEFAULT_JOB
 from ..sqlite import SqliteStore
 from ..state import HELD, Effect, Emit, Machine, Refused, Release
 from ..state import commands as c
 from . import decode, encode
-from .descriptions import Descriptions
 from .limits import RateLimits
+from .queries import Answer, Queries
 
 log = EventLog("coordinator")
-
-PAGE = 1000
-"""Workers in one page of a status."""
-
-Answer = Message | asyncio.Future[Message]
 
 
 class Clock:
@@ -70,34 +63,28 @@ class CoordinatorService:
         self._closing = False
         self._appended = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._descriptions = Descriptions(store)
         self.machine = Machine(
             self.config.heartbeat_timeout_ms / 1000,
             store.events(),
             self.config.max_workers_per_job,
         )
         self._restore()
+        self._queries = Queries(self.machine, store, self._limits, self.config)
         self._handlers: dict[str, Callable[[Any, float], Answer]] = {
+            **self._queries.handlers,
             "RegisterWorker": self._register_worker,
             "Heartbeat": self._heartbeat,
             "DeregisterWorker": self._deregister_worker,
             "RegisterDataset": self._register_dataset,
-            "GetDataShard": self._get_data_shard,
-            "ListShards": self._list_shards,
-            "ListDatasets": self._list_datasets,
-            "GetDataset": self._get_dataset,
             "ClaimSamples": self._claim_samples,
             "CommitSamples": self._commit_samples,
             "RebalanceEpoch": self._rebalance_epoch,
             "ReportCoverage": self._report_coverage,
-            "GetCoverage": self._get_coverage,
             "WaitBarrier": self._wait_barrier,
             "BeginCheckpoint": self._begin_checkpoint,
             "NotifyCheckpoint": self._notify_checkpoint,
-            "GetLatestCheckpoint": self._get_latest_checkpoint,
-            "ListCheckpoints": self._list_checkpoints,
-            "GetStatus": self._get_status,
-            "ListJobs": self._list_jobs,
+            "RequestAction": self._request_action,
+            "CompleteAction": self._complete_action,
             "GetServerInfo": self._get_server_info,
         }
 
@@ -220,11 +207,14 @@ class CoordinatorService:
         self._limit_worker(command.job, command.worker_id, now)
         reply = self._apply(command, now)
         assert isinstance(reply, c.Pulse)
-        return pb.HeartbeatResponse(
+        response = pb.HeartbeatResponse(
             generation=reply.generation,
             heartbeat_interval_ms=self.config.heartbeat_interval_ms,
             live_workers=reply.live_workers,
         )
+        if reply.actions:
+            response.actions.extend(encode.actions(reply.actions))
+        return response
 
     def _deregister_worker(self, request: pb.DeregisterRequest, now: float) -> Answer:
         return encode.reply(self._apply(decode.deregister(request), now))
@@ -233,47 +223,6 @@ class CoordinatorService:
 
     def _register_dataset(self, request: pb.DatasetInfo, now: float) -> Answer:
         return encode.reply(self._apply(decode.register_dataset(request), now))
-
-    def _get_data_shard(self, request: pb.ShardRequest, now: float) -> Answer:
-        job = self.machine.job(request.job or DEFAULT_JOB)
-        rank = self._rank_of(job.name, request.worker_id, request.incarnation, now)
-        dataset, order = job.datasets.shards_for(request.dataset_id, rank, request.epoch)
-        if request.index >= len(order):
-            raise Refused(
-                "unknown_rank",
-                f"worker {request.worker_id!r} has {len(order)} shards of {request.dataset_id!r}; "
-                f"there is no shard number {request.index}",
-            )
-        shard = dataset.shard(int(order[request.index]))
-        return encode.shard(shard, len(order), job.roster.generation)
-
-    def _list_shards(self, request: pb.ShardListRequest, now: float) -> Answer:
-        job = self.machine.job(decode.job_name(request.job))
-        if request.worker_id:
-            rank = self._rank_of(job.name, request.worker_id, request.incarnation, now)
-        elif request.HasField("rank"):
-            rank = request.rank
-        else:
-            raise decode.refuse("name the worker by worker_id or by rank")
-        dataset, order = job.datasets.shards_for(
-            request.dataset_id, rank, request.epoch, request.world_size
-        )
-        generation = job.roster.generation
-        return encode.shards(dataset.shards(order), len(order), generation)
-
-    def _list_datasets(self, request: pb.JobRequest, now: float) -> Answer:
-        job = self.machine.job(decode.job_name(request.job))
-        records = job.datasets.records()
-        return pb.DatasetList(datasets=[encode.dataset(r, job.name) for r in records])
-
-    def _get_dataset(self, request: pb.DatasetRequest, now: float) -> Answer:
-        job = self.machine.jobs.get(decode.job_name(request.job))
-        record = job.datasets.find(request.dataset_id) if job else None
-        if job is None or record is None:
-            return pb.DatasetDescription(found=False)
-        if request.full:
-            return asyncio.ensure_future(self._descriptions.full(job, record))
-        return self._descriptions.brief(job, record)
 
     # Consumption
 
@@ -290,25 +239,6 @@ class CoordinatorService:
         self._limit_worker(command.job, command.worker_id, now)
         self._apply(command, now)
         return pb.CoverageReply()
-
-    def _get_coverage(self, request: pb.CoverageRequest, now: float) -> Answer:
-        job = self.machine.job(decode.job_name(request.job))
-        ledgers = job.epochs.ledgers.get(request.dataset_id, {})
-        found = job.coverages.of(request.dataset_id, ledgers)
-        if request.HasField("epoch"):
-            found = [covered for covered in found if covered.epoch == request.epoch]
-        return pb.CoverageList(epochs=[encode.coverage(covered) for covered in found])
-
-    def _rank_of(self, job: str, worker_id: str, incarnation: int, now: float) -> int:
-        self._limit_worker(job, worker_id, now)
-        if incarnation:
-            _, member = self.machine.member(job, worker_id, incarnation)
-        else:
-            known = self.machine.job(job).roster.by_id.get(worker_id)
-            if known is None or not known.live:
-                raise Refused("unknown_rank", f"worker {worker_id!r} is not a member of {job!r}")
-            member = known
-        return member.rank
 
     def _limit_worker(self, job: str, worker_id: str, now: float) -> None:
         """Count a call of a member; strangers are counted by their address alone."""
@@ -345,85 +275,30 @@ class CoordinatorService:
             if effects:
                 self._carry_out(effects)
 
-    # Checkpoints and observation
+    # Checkpoints
 
     def _begin_checkpoint(self, request: pb.BeginCheckpointRequest, now: float) -> Answer:
         command = decode.begin_checkpoint(request)
         self._limit_worker(command.job, command.worker_id, now)
         return encode.reply(self._apply(command, now))
 
-    def _get_latest_checkpoint(self, request: pb.RecoveryRequest, now: float) -> Answer:
-        job = self.machine.jobs.get(decode.job_name(request.job))
-        if job is None:
-            return pb.RecoveryInfo(found=False)
-        latest = job.checkpoints.latest
-        if latest is None:
-            return pb.RecoveryInfo(found=False, generation=job.roster.generation)
-        return pb.RecoveryInfo(
-            found=True,
-            checkpoint=encode.checkpoint(latest, job.name),
-            generation=job.roster.generation,
-        )
+    # Actions
 
-    def _list_checkpoints(self, request: pb.JobRequest, now: float) -> Answer:
-        job = self.machine.job(decode.job_name(request.job))
-        records = job.checkpoints.committed.values()
-        return pb.CheckpointList(checkpoints=[encode.checkpoint(r, job.name) for r in records])
+    def _request_action(self, request: pb.ActionRequest, now: float) -> Answer:
+        command = decode.request_action(request)
+        self._limit_worker(command.job, command.requested_by, now)
+        return encode.reply(self._apply(command, now))
 
-    def _get_status(self, request: pb.StatusRequest, now: float) -> Answer:
-        job = self.machine.job(decode.job_name(request.job))
-        slots = job.roster.slots
-        if request.worker_id:
-            known = job.roster.by_id.get(request.worker_id)
-            if known is None:
-                raise Refused(
-                    "unknown_worker",
-                    f"worker {request.worker_id!r} is not a member of job {job.name!r}",
-                )
-            return encode.job_status(job, [(known.rank, known)], 0, now)
-        first = request.from_rank
-        last = first + min(request.limit or PAGE, PAGE)
-        page = [(rank, slots[rank]) for rank in range(first, min(last, len(slots)))]
-        if not job.roster.world_size:
-            page = [(rank, member) for rank, member in page if member is not None]
-        return encode.job_status(job, page, last if last < len(slots) else 0, now)
+    def _complete_action(self, request: pb.ActionCompletion, now: float) -> Answer:
+        command = decode.complete_action(request)
+        self._limit_worker(command.job, command.completed_by, now)
+        self._apply(command, now)
+        return pb.ActionCompleted()
 
-    def _list_jobs(self, request: pb.ListJobsRequest, now: float) -> Answer:
-        return pb.JobList(
-            jobs=[
-                pb.JobSummary(
-                    job=job.name,
-                    generation=job.roster.generation,
-                    world_size=job.roster.world_size,
-                    live_workers=job.roster.live_count,
-                )
-                for job in self.machine.jobs.values()
-            ]
-        )
+    # Observation
 
     def _get_server_info(self, request: pb.ServerInfoRequest, now: float) -> Answer:
-        return pb.ServerInfo(
-            version=__version__,
-            term=self._store.term,
-            started_at=self.started_at,
-            now=now,
-            transport=self.transport,
-            heartbeat_interval_ms=self.config.heartbeat_interval_ms,
-            heartbeat_timeout_ms=self.config.heartbeat_timeout_ms,
-            methods=[
-                pb.MethodMetrics(
-                    method=name,
-                    calls=stats.latency.count,
-                    errors=stats.errors,
-                    p50_seconds=stats.latency.quantile(0.5),
-                    p99_seconds=stats.latency.quantile(0.99),
-                    bucket_bounds=stats.latency.bounds,
-                    bucket_counts=stats.latency.counts,
-                    total_seconds=stats.latency.total,
-                )
-                for name, stats in self.stats.items()
-            ],
-        )
+        return self._queries.server_info(self.started_at, now, self.transport, self.stats)
 
     # Effects
 
@@ -493,7 +368,7 @@ class CoordinatorService:
 
 
 _ALARMS = frozenset(
-    {"worker.dead", "barrier.timed_out", "checkpoint.aborted", "coordinator.stalled"}
+    {"worker.dead", "worker.slow", "barrier.timed_out", "checkpoint.aborted", "coordinator.stalled"}
 )
 
 

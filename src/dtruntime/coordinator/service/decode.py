@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from ...rpc.gen import coordinator_pb2 as pb
-from ...types import DEFAULT_JOB, WorkerState, check_id
+from ...types import DEFAULT_JOB, VALUE_BYTES, WorkerState, check_id
 from ..state import Refused
 from ..state import commands as c
 from . import layouts
@@ -88,6 +89,8 @@ def heartbeat(request: pb.HeartbeatRequest) -> c.Heartbeat:
     step = request.step if request.HasField("step") else None
     if request.epoch > MAX_COUNT or (step or 0) > MAX_COUNT:
         raise refuse("step and epoch must be below 2**63")
+    if not 0 <= request.step_seconds < math.inf:
+        raise refuse(f"step_seconds must be a time, not {request.step_seconds}")
     return c.Heartbeat(
         request.job or DEFAULT_JOB,
         request.worker_id,
@@ -96,6 +99,7 @@ def heartbeat(request: pb.HeartbeatRequest) -> c.Heartbeat:
         step,
         request.epoch,
         report,
+        request.step_seconds,
     )
 
 
@@ -120,6 +124,31 @@ def arrive(request: pb.BarrierRequest, call: int) -> c.Arrive:
         _seconds(request.timeout_ms),
         request.generation,
         request.ticket,
+        _payload(request.payload) if request.HasField("payload") else None,
+        tuple(sorted(set(request.ranks))) if request.ranks else (),
+    )
+
+
+def request_action(request: pb.ActionRequest) -> c.RequestAction:
+    """Something asked of a job."""
+    return c.RequestAction(
+        job=job_name(request.job),
+        kind=request.kind,
+        worker_id=identifier("worker id", request.worker_id) if request.worker_id else "",
+        reason=_text("reason", request.reason),
+        requested_by=request.requested_by,
+        incarnation=_incarnation(request.incarnation) if request.requested_by else 0,
+    )
+
+
+def complete_action(request: pb.ActionCompletion) -> c.CompleteAction:
+    """Something that is done."""
+    return c.CompleteAction(
+        job=job_name(request.job),
+        action_id=identifier("action", request.action_id),
+        outcome=_text("outcome", request.outcome),
+        completed_by=request.completed_by,
+        incarnation=_incarnation(request.incarnation) if request.completed_by else 0,
     )
 
 
@@ -251,6 +280,15 @@ def report_coverage(request: pb.CoverageReport) -> c.ReportCoverage:
 def _incarnation(value: int) -> int:
     if not value:
         raise refuse("the incarnation is missing: send the one that RegisterWorker returned")
+    return value
+
+
+def _payload(value: bytes) -> bytes:
+    if len(value) > VALUE_BYTES:
+        raise refuse(
+            f"a value of {len(value)} bytes cannot be handed round: at most {VALUE_BYTES} bytes; "
+            "put it into the storage that all workers share, and hand round its name"
+        )
     return value
 
 

@@ -15,8 +15,8 @@ from ..state import commands as c
 from ..state.barriers import NAMES_CUT, Round
 from ..state.coverage import Covered
 from ..state.layouts import Shard
-from ..state.records import CheckpointRecord, DatasetRecord, SegmentRecord
-from ..state.roster import Member
+from ..state.member import Member
+from ..state.records import ActionRecord, CheckpointRecord, DatasetRecord, SegmentRecord
 from . import layouts
 
 SEGMENTS_CACHED = 512
@@ -31,12 +31,15 @@ _MEMBERSHIPS: dict[str, Any] = {
 
 def passed(reply: c.Passed) -> pb.BarrierResponse:
     """A completed round."""
-    return pb.BarrierResponse(
+    response = pb.BarrierResponse(
         outcome=pb.BARRIER_OUTCOME_COMPLETED,
         round=reply.round,
         generation=reply.generation,
         participants=reply.participants,
     )
+    if reply.values:
+        response.values.update(reply.values)
+    return response
 
 
 def membership_changed(reply: c.MembershipChanged) -> pb.BarrierResponse:
@@ -162,6 +165,11 @@ def rebalanced(reply: c.Rebalanced) -> pb.RebalanceResponse:
     return pb.RebalanceResponse(segment=reply.segment, weights=reply.weights)
 
 
+def requested(reply: c.Requested) -> pb.Action:
+    """What is asked of a job."""
+    return _action(reply.action)
+
+
 _ENCODERS: dict[type[c.Reply], Callable[[Any], Message]] = {
     c.Passed: passed,
     c.MembershipChanged: membership_changed,
@@ -178,6 +186,7 @@ _ENCODERS: dict[type[c.Reply], Callable[[Any], Message]] = {
     c.Waiting: waiting,
     c.Consumed: consumed,
     c.Rebalanced: rebalanced,
+    c.Requested: requested,
 }
 
 
@@ -268,7 +277,12 @@ def event(entry: Event) -> pb.Event:
     return pb.Event(id=entry.id, at=entry.at, job=entry.job, kind=entry.kind, fields=entry.fields)
 
 
-def worker(rank: int, member: Member | None, now: float) -> pb.WorkerStatus:
+def actions(records: Iterable[ActionRecord]) -> list[pb.Action]:
+    """What is asked of a job and not done yet."""
+    return [_action(record) for record in records]
+
+
+def worker(job: Job, rank: int, member: Member | None, now: float) -> pb.WorkerStatus:
     """What is known about a rank."""
     if member is None:
         return pb.WorkerStatus(
@@ -295,8 +309,14 @@ def worker(rank: int, member: Member | None, now: float) -> pb.WorkerStatus:
     )
     if beat is not None:
         report = pb.HeartbeatRequest.FromString(beat.report)
+        if beat.step_seconds:
+            status.step_seconds = beat.step_seconds
         status.resources.CopyFrom(report.resources)
         status.metrics.update(report.metrics)
+    slowness = job.speeds.slowness(member)
+    if slowness is not None:
+        status.slowness = slowness
+    status.is_straggler = job.speeds.is_straggler(member)
     return status
 
 
@@ -311,13 +331,15 @@ def job_status(
         world_size=roster.world_size,
         live_workers=roster.live_count,
         dead_workers=sum(1 for m in roster.slots if m and m.record.membership == Membership.DEAD),
-        workers=[worker(rank, member, now) for rank, member in members],
+        workers=[worker(job, rank, member, now) for rank, member in members],
         next_rank=next_rank,
         barriers=[_barrier(job, round_, now) for round_ in job.barriers.open.values()],
         epoch=roster.epoch,
         completed_epochs=roster.completed_epochs,
         dataset_count=len(job.datasets),
         checkpoint_count=len(job.checkpoints.committed),
+        actions=actions(roster.actions),
+        loss_ages_seconds=[max(0.0, now - at) for at in reversed(roster.losses.times)],
     )
     if latest is not None:
         status.latest_checkpoint.CopyFrom(checkpoint(latest, job.name))
@@ -348,6 +370,17 @@ def _barrier(job: Job, round_: Round, now: float) -> pb.BarrierStatus:
         expected=len(round_.expected),
         open_seconds=max(0.0, now - round_.opened_at),
         missing=[_missing(m) for m in missing],
+    )
+
+
+def _action(record: ActionRecord) -> pb.Action:
+    return pb.Action(
+        action_id=record.action_id,
+        kind=record.kind,
+        worker_id=record.worker_id,
+        reason=record.reason,
+        requested_at=record.requested_at,
+        requested_by=record.requested_by,
     )
 
 

@@ -95,6 +95,23 @@ class Attempts:
             for other in self._kept.values()
         )
 
+    def was_left_out(self, attempt: Attempt, by: Attempt, incarnation: int) -> bool:
+        """Whether a member that has asked for ``by`` can no longer ask for an older attempt.
+
+        A call that it made before this one may still be on its way, unless that was heard too.
+        """
+        if incarnation in attempt.tickets or attempt.record.number > by.record.number:
+            return False
+        before = by.tickets[incarnation] - 1
+        return not before or any(a.tickets.get(incarnation) == before for a in self._kept.values())
+
+    def begun_before(self, attempt: Attempt, other: Attempt, incarnation: int) -> bool:
+        """Whether a member has begun an attempt before another one."""
+        mine, theirs = attempt.tickets.get(incarnation), other.tickets.get(incarnation)
+        if mine is None or theirs is None:
+            return attempt.record.number < other.record.number
+        return mine < theirs
+
     def begin(
         self, step: int, ranks: tuple[int, ...], taken: Callable[[str], bool], out: Outbox
     ) -> Attempt:

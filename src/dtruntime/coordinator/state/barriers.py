@@ -17,13 +17,16 @@ from .commands import (
     Reply,
     TimedOut,
 )
+from .member import Member
 from .outbox import Outbox
 from .records import RoundRecord
-from .roster import Member, Roster
+from .roster import Roster
 
 NAMES_CUT = 256
 """How many workers a reply names."""
 ROUNDS_KEPT = 64
+VALUES_KEPT = 16 * 1024 * 1024
+"""How many bytes the values of the kept rounds have in all; those of the newest one are kept."""
 TIMEOUTS_KEPT = 4096
 OPEN_LIMIT = 1024
 
@@ -42,17 +45,42 @@ class Arrival:
 class Round:
     """A round that is open."""
 
-    __slots__ = ("arrived", "barrier_id", "expected", "gave_up", "number", "opened_at")
+    __slots__ = (
+        "arrived",
+        "barrier_id",
+        "expected",
+        "gave_up",
+        "number",
+        "opened_at",
+        "payloads",
+        "ranks",
+    )
 
-    def __init__(self, barrier_id: str, number: int, expected: set[int], now: float) -> None:
+    def __init__(
+        self, barrier_id: str, number: int, ranks: tuple[int, ...], expected: set[int], now: float
+    ) -> None:
         self.barrier_id = barrier_id
         self.number = number
+        self.ranks = ranks
+        """Who meets; empty: all who are present."""
         self.expected = expected
         """Ranks; fixed when the round opens, so that a newcomer does not hold up the others."""
         self.arrived: dict[int, Arrival] = {}
         self.gave_up: set[int] = set()
         """Ranks that waited until their time was up."""
         self.opened_at = now
+        self.payloads: dict[int, bytes] = {}
+        """What the calls that hand something round bring."""
+
+    def values(self) -> dict[int, bytes] | None:
+        """What each rank hands round, if any does: that of its newest call."""
+        if not self.payloads:
+            return None
+        newest = {
+            rank: max(arrival.calls.items(), key=lambda call: (call[1], call[0]))[0]
+            for rank, arrival in sorted(self.arrived.items())
+        }
+        return {rank: self.payloads.get(call, b"") for rank, call in newest.items()}
 
     def missing_ranks(self) -> list[int]:
         """Ranks that have not arrived; those that gave up only where nobody else is missing."""
@@ -71,6 +99,7 @@ class Barriers:
         """By incarnation and ticket."""
         self._calls: dict[int, tuple[Round, Arrival]] = {}
         self._sequence = 0
+        self._values_kept = 0
 
     @property
     def held_calls(self) -> set[int]:
@@ -81,19 +110,21 @@ class Barriers:
         """Count an arrival; completes the round when it is the last."""
         done = self.completed.get(c.barrier_id)
         if done and 0 < c.ticket <= done.tickets.get(member.incarnation, 0):
-            return Passed(done.round, done.generation, done.participants)
+            return Passed(done.round, done.generation, done.participants, done.values)
         timed_out = self._timed_out.get((member.incarnation, c.ticket))
         if timed_out is not None:
             return timed_out
         lost = self._roster.untold(member, c.generation)
         if lost:
             return self._changed(lost)
-        round_ = self._round(c.barrier_id, out.now)
+        round_ = self._round(c, member, out.now)
         round_.expected.add(member.rank)
         arrival = round_.arrived.get(member.rank)
         if arrival is None:
             arrival = round_.arrived[member.rank] = Arrival(member)
         arrival.calls[c.call] = c.ticket
+        if c.payload is not None:
+            round_.payloads[c.call] = c.payload
         self._calls[c.call] = round_, arrival
         if len(round_.arrived) == len(round_.expected):
             return self._complete(round_, out, answered=c.call)
@@ -174,29 +205,53 @@ class Barriers:
         for record in sorted(records, key=lambda r: r.sequence):
             self.completed[record.barrier_id] = record
             self._sequence = max(self._sequence, record.sequence)
+            self._values_kept += _size_of_values(record)
+
+    def awaited_vacancies(self, round_: Round) -> list[int]:
+        """The ranks of a round that are expected and that nobody holds yet."""
+        vacant = self._roster.vacant_ranks()
+        return [rank for rank in vacant if rank in round_.ranks] if round_.ranks else vacant
 
     def missing(self, round_: Round) -> list[Missing]:
         """Who has not arrived, with the last step each reported."""
         return [self._describe(rank) for rank in round_.missing_ranks()]
 
-    def _round(self, barrier_id: str, now: float) -> Round:
-        round_ = self.open.get(barrier_id)
+    def _round(self, c: Arrive, member: Member, now: float) -> Round:
+        """The open round that an arrival belongs to; the first one opens it."""
+        if c.ranks and member.rank not in c.ranks:
+            raise Refused(
+                "invalid",
+                f"{c.worker_id!r} has rank {member.rank} and cannot meet the ranks {c.ranks[:8]} "
+                f"at barrier {c.barrier_id!r}: it is not one of them",
+            )
+        round_ = self.open.get(c.barrier_id)
         if round_ is None:
-            if len(self.open) >= OPEN_LIMIT:
-                raise Refused(
-                    "too_many_barriers",
-                    f"job {self._roster.job!r} has {OPEN_LIMIT} open barriers: workers disagree "
-                    f"about barrier names, e.g. {next(iter(self.open))!r} and {barrier_id!r}",
-                )
-            before = self.completed.get(barrier_id)
-            number = before.round + 1 if before else 1
-            round_ = Round(barrier_id, number, set(self._roster.present_ranks()), now)
-            self.open[barrier_id] = round_
+            round_ = self.open[c.barrier_id] = self._opened(c, now)
+        elif round_.ranks != c.ranks:
+            raise Refused(
+                "invalid",
+                f"workers disagree about who meets at barrier {c.barrier_id!r}: "
+                f"{_named(round_.ranks)} or {_named(c.ranks)}; give the same ranks everywhere",
+            )
         return round_
+
+    def _opened(self, c: Arrive, now: float) -> Round:
+        if len(self.open) >= OPEN_LIMIT:
+            raise Refused(
+                "too_many_barriers",
+                f"job {self._roster.job!r} has {OPEN_LIMIT} open barriers: workers disagree "
+                f"about barrier names, e.g. {next(iter(self.open))!r} and {c.barrier_id!r}",
+            )
+        before = self.completed.get(c.barrier_id)
+        expected = set(self._roster.present_ranks())
+        if c.ranks:
+            expected.intersection_update(c.ranks)
+        return Round(c.barrier_id, before.round + 1 if before else 1, c.ranks, expected, now)
 
     def _complete(self, round_: Round, out: Outbox, answered: int = 0) -> Passed:
         generation, participants = self._roster.generation, len(round_.arrived)
-        passed = Passed(round_.number, generation, participants)
+        values = round_.values()
+        passed = Passed(round_.number, generation, participants, values)
         tickets: dict[int, int] = {}
         for arrival in round_.arrived.values():
             if ticket := max(arrival.calls.values()):
@@ -214,6 +269,7 @@ class Barriers:
                 participants=participants,
                 tickets=tickets,
                 sequence=self._sequence + 1,
+                values=values,
             ),
             out,
         )
@@ -221,16 +277,21 @@ class Barriers:
 
     def _remember(self, record: RoundRecord, out: Outbox) -> None:
         self._sequence = record.sequence
+        before = self.completed.pop(record.barrier_id, None)
+        self._values_kept += _size_of_values(record) - _size_of_values(before)
         self.completed[record.barrier_id] = record
-        self.completed.move_to_end(record.barrier_id)
         out.put("round", self._roster.job, record.barrier_id, record)
-        if len(self.completed) > ROUNDS_KEPT:
-            name, _ = self.completed.popitem(last=False)
+        while len(self.completed) > ROUNDS_KEPT or (
+            self._values_kept > VALUES_KEPT and len(self.completed) > 1
+        ):
+            name, forgotten = self.completed.popitem(last=False)
+            self._values_kept -= _size_of_values(forgotten)
             out.delete("round", self._roster.job, name)
 
     def _withdraw(self, call: int) -> None:
         round_, arrival = self._calls.pop(call)
         del arrival.calls[call]
+        round_.payloads.pop(call, None)
         if not arrival.calls:
             del round_.arrived[arrival.member.rank]
         if not round_.arrived:
@@ -240,6 +301,7 @@ class Barriers:
         del round_.arrived[arrival.member.rank]
         for call in arrival.calls:
             del self._calls[call]
+            round_.payloads.pop(call, None)
             out.release(call, reply)
 
     def _settle(self, round_: Round, gone: set[int], out: Outbox) -> None:
@@ -249,7 +311,7 @@ class Barriers:
             return
         round_.expected = {
             rank for rank in round_.expected if rank not in gone or self._roster.is_present(rank)
-        }.union(self._roster.vacant_ranks())
+        }.union(self.awaited_vacancies(round_))
         if round_.arrived.keys() >= round_.expected:
             self._complete(round_, out)
 
@@ -263,3 +325,13 @@ class Barriers:
         if member is None or not member.live:
             return Missing(f"worker-{rank}", rank, None, registered=False)
         return Missing(member.worker_id, rank, member.last_step, registered=True)
+
+
+def _size_of_values(record: RoundRecord | None) -> int:
+    return sum(map(len, record.values.values())) if record and record.values else 0
+
+
+def _named(ranks: tuple[int, ...]) -> str:
+    if not ranks:
+        return "all"
+    return f"ranks {', '.join(map(str, ranks[:8]))}{', ...' * (len(ranks) > 8)}"

@@ -18,9 +18,10 @@ from .commands import (
     Refused,
     Reply,
 )
+from .member import Member
 from .outbox import Outbox
 from .records import CheckpointRecord, PartRecord, PendingRecord
-from .roster import Member, Roster
+from .roster import Roster
 
 CHECKPOINTS_KEPT = 10_000
 PENDING_LIMIT = 64
@@ -78,6 +79,7 @@ class Checkpoints:
         if attempt is None or not self._may_join(attempt, c):
             attempt = self._begin_attempt(attempt, c, out)
         self.attempts.add(attempt, c, out)
+        self._end_left_out(attempt, c, out)
         return attempt.begun
 
     def notify(self, c: NotifyCheckpoint, member: Member, out: Outbox) -> Reply:
@@ -178,6 +180,7 @@ class Checkpoints:
                 f"checkpoint {c.checkpoint_id!r} was begun before {member.worker_id} joined: "
                 "save under another id",
             )
+        self._end_passed(c, out)
         part = pending.parts[member.incarnation] = _part(c, member)
         if len(pending.parts) == len(pending.record.expected):
             return self._finish(pending, c.worker_id, out)
@@ -188,6 +191,36 @@ class Checkpoints:
         pending.calls.add(c.call)
         self._calls[c.call] = pending
         return HELD
+
+    def _end_left_out(self, begun: Attempt, c: BeginCheckpoint, out: Outbox) -> None:
+        """End the attempts that a member can no longer ask for, since it began a newer one."""
+        for attempt, pending in self._awaiting(c.incarnation):
+            if self.attempts.was_left_out(attempt, begun, c.incarnation):
+                detail = f"{c.worker_id} has begun to save step {c.step} without asking for it"
+                self._abort(pending, detail, out)
+
+    def _end_passed(self, c: NotifyCheckpoint, out: Outbox) -> None:
+        """End the attempts that a member began earlier than the one it now sends its part of.
+
+        Members send their parts in the order in which they began, so it will send none of these.
+        """
+        stored = self.attempts.get(c.checkpoint_id)
+        if stored is None:
+            return
+        for attempt, pending in self._awaiting(c.incarnation):
+            if self.attempts.begun_before(attempt, stored, c.incarnation):
+                detail = f"{c.worker_id} has stored its part of step {c.step} and none of this one"
+                self._abort(pending, detail, out)
+
+    def _awaiting(self, incarnation: int) -> list[tuple[Attempt, PendingCheckpoint]]:
+        """The open attempts that wait for a member's part."""
+        found = []
+        for key, pending in self.pending.items():
+            attempt = self.attempts.get(key)
+            awaited = incarnation in pending.record.expected and incarnation not in pending.parts
+            if attempt is not None and awaited:
+                found.append((attempt, pending))
+        return found
 
     def _may_join(self, attempt: Attempt, c: BeginCheckpoint) -> bool:
         """Whether a member that has not asked for an attempt belongs to those who save it.

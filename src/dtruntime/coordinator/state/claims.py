@@ -7,8 +7,8 @@ from msgspec.structs import replace
 from ...sharding.coverage import Digest
 from .commands import Claim, Commit, Refused
 from .ledger import Ledger
+from .member import Member
 from .records import ReaderRecord
-from .roster import Member
 
 
 def check_place(ledger: Ledger, c: Claim) -> None:

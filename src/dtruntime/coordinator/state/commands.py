@@ -6,7 +6,7 @@ import msgspec
 
 from ...types import WorkerState
 from .layouts import LayoutRecord
-from .records import ReaderRecord, SegmentRecord
+from .records import ActionRecord, ReaderRecord, SegmentRecord
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -42,6 +42,8 @@ class Heartbeat(Command, frozen=True):
     epoch: int = 0
     report: bytes = b""
     """The whole message as it came; resources and metrics are read from it when somebody looks."""
+    step_seconds: float = 0.0
+    """How long a step takes; 0: not reported."""
 
 
 class Deregister(Command, frozen=True):
@@ -66,6 +68,10 @@ class Arrive(Command, frozen=True):
     """The newest generation the worker's program was told of; 0: not checked."""
     ticket: int = 0
     """Numbers the worker's barrier calls; a retry repeats it. 0: never a retry."""
+    payload: bytes | None = None
+    """What the worker hands round; None: it only waits."""
+    ranks: tuple[int, ...] = ()
+    """Who meets, the worker itself among them; empty: all who are present."""
 
 
 class Hangup(Command, frozen=True):
@@ -182,6 +188,29 @@ class ReportCoverage(Command, frozen=True):
     loads: int = 0
 
 
+class RequestAction(Command, frozen=True):
+    """Somebody asks something of a running job."""
+
+    job: str
+    kind: str
+    worker_id: str = ""
+    reason: str = ""
+    requested_by: str = ""
+    """The member that asks; empty: somebody outside of the job."""
+    incarnation: int = 0
+
+
+class CompleteAction(Command, frozen=True):
+    """What was asked of a job is done, or need not be."""
+
+    job: str
+    action_id: str
+    outcome: str = ""
+    completed_by: str = ""
+    """The member that has done it; empty: somebody outside of the job."""
+    incarnation: int = 0
+
+
 class Tick(Command, frozen=True):
     """Time has passed: detect failures, end waits."""
 
@@ -217,10 +246,11 @@ class Registered(Reply, frozen=True):
 
 
 class Pulse(Reply, frozen=True):
-    """The answer to a heartbeat; one object serves a whole generation."""
+    """The answer to a heartbeat; one object serves as long as nothing of it changes."""
 
     generation: int
     live_workers: int
+    actions: tuple[ActionRecord, ...] = ()
 
 
 class Missing(msgspec.Struct, frozen=True):
@@ -250,6 +280,8 @@ class Passed(Reply, frozen=True):
     round: int
     generation: int
     participants: int
+    values: dict[int, bytes] | None = None
+    """By rank, what each participant handed round; None: nobody handed anything round."""
 
 
 class MembershipChanged(Reply, frozen=True):
@@ -276,6 +308,12 @@ class DatasetRegistered(Reply, frozen=True):
     dataset_id: str
     shard_count: int
     created: bool
+
+
+class Requested(Reply, frozen=True):
+    """What is asked of the job, by this request or by an earlier one for the same."""
+
+    action: ActionRecord
 
 
 class Begun(Reply, frozen=True):

@@ -18,9 +18,10 @@ from .commands import DONE, Done, Refused, ReportCoverage
 from .datasets import Datasets
 from .epochs import EPOCHS_KEPT
 from .ledger import Ledger
+from .member import Member
 from .outbox import Outbox
 from .records import CoverageRecord, ShareRecord
-from .roster import Member, Roster
+from .roster import Roster
 
 
 class Covered(msgspec.Struct, frozen=True):

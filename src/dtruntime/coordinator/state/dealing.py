@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from .commands import Refused
 from .ledger import Ledger, View
+from .member import Member
 from .records import ReaderRecord
-from .roster import Member, Roster
+from .roster import Roster
 
 FULL_WEIGHT = 100
 SEGMENTS_LIMIT = 10_000

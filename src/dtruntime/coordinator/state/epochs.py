@@ -23,9 +23,10 @@ from .commands import (
 )
 from .datasets import Datasets
 from .ledger import Ledger, Wait
+from .member import Member
 from .outbox import Outbox
 from .records import EpochRecord, ReaderRecord, SegmentRecord
-from .roster import Member, Roster
+from .roster import Roster
 
 EPOCHS_KEPT = 64
 """For each dataset."""

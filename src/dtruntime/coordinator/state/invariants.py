@@ -13,15 +13,17 @@ from typing import Any
 
 from ...types import Membership
 from . import ledger_invariants
+from .actions import ACTIONS_LIMIT, action_id
 from .attempts import ATTEMPTS_KEPT, RANKS_KEPT, Attempt, ask_key, attempt_id
-from .barriers import OPEN_LIMIT, ROUNDS_KEPT, Barriers, Round
+from .barriers import OPEN_LIMIT, ROUNDS_KEPT, VALUES_KEPT, Barriers, Round
 from .checkpoints import CHECKPOINTS_KEPT, PENDING_LIMIT, Checkpoints, part_key
 from .coverage import coverage_key, share_key
 from .epochs import epoch_key, reader_key, segment_key
-from .losses import LOSSES_KEPT
+from .losses import LOSSES_KEPT, TIMES_KEPT
 from .machine import JOBS_LIMIT, Job, Machine
+from .member import Member
 from .records import AskRecord, Record
-from .roster import Member, Roster
+from .roster import Roster
 
 Rows = dict[tuple[str, str, str], Record]
 
@@ -30,7 +32,7 @@ def violations(machine: Machine) -> list[str]:
     """What is wrong in this state; empty when all invariants hold."""
     found = list(_machine(machine))
     for job in machine.jobs.values():
-        for part in (_roster, _losses, _barriers, _checkpoints, _epochs):
+        for part in (_roster, _losses, _barriers, _checkpoints, _epochs, _actions, _speeds):
             found.extend(f"job {job.name}: {problem}" for problem in part(job))
     return found
 
@@ -55,6 +57,8 @@ def durable_rows(machine: Machine) -> Rows:
             rows.update(_attempt_rows(name, attempt))
         for key, done in job.barriers.completed.items():
             rows["round", name, key] = done
+        for key, action in job.actions.pending.items():
+            rows["action", name, key] = action
         rows.update(_consumption_rows(name, job))
     return rows
 
@@ -91,8 +95,9 @@ def snapshot(machine: Machine) -> dict[str, Any]:
         state[f"members of {name}"] = [
             (m.incarnation, m.last_seen, m.heard, m.epoch, m.pulse) for m in members
         ]
+        state[f"stragglers of {name}"] = set(job.speeds.stragglers)
         state[f"rounds of {name}"] = {
-            key: (round_.number, set(round_.expected), _arrivals(round_))
+            key: (round_.number, set(round_.expected), _arrivals(round_), dict(round_.payloads))
             for key, round_ in job.barriers.open.items()
         }
         state[f"calls of {name}"] = job.held_calls
@@ -201,7 +206,8 @@ def _caches(roster: Roster) -> Iterator[str]:
     roster._view = None
     if kept != roster.view():
         yield f"the kept view {kept} should be {roster.view()}"
-    if (pulse.generation, pulse.live_workers) != (roster.generation, roster.live_count):
+    current = roster.generation, roster.live_count, roster.actions
+    if (pulse.generation, pulse.live_workers, pulse.actions) != current:
         yield f"the kept pulse {pulse} is out of date"
 
 
@@ -215,6 +221,34 @@ def _losses(job: Job) -> Iterator[str]:
     newest = generations[-1] if generations else losses._forgotten_generation
     if newest != losses.newest_generation:
         yield f"the newest loss is {newest}, not {losses.newest_generation}"
+    if len(losses.times) > TIMES_KEPT:
+        yield f"the times of {len(losses.times)} losses are kept"
+
+
+def _actions(job: Job) -> Iterator[str]:
+    pending, roster = job.actions.pending, job.roster
+    if len(pending) > ACTIONS_LIMIT:
+        yield f"{len(pending)} actions are pending"
+    if tuple(pending.values()) != roster.actions:
+        yield f"heartbeats tell of {roster.actions}, but pending are {list(pending)}"
+    numbers = [action.number for action in pending.values()]
+    if numbers != sorted(set(numbers)) or max(numbers, default=0) > roster.actions_requested:
+        yield f"actions are numbered {numbers} of {roster.actions_requested}"
+    for key, action in pending.items():
+        if key != action_id(action.number):
+            yield f"action {action.number} is called {key}"
+        holder = roster.by_id.get(action.worker_id)
+        concerned = holder is not None and holder.live and holder.incarnation == action.incarnation
+        if action.incarnation and not concerned:
+            yield f"action {key} concerns {action.worker_id}, which is gone"
+    for what in _repeated([(a.kind, a.worker_id) for a in pending.values()]):
+        yield f"{what} is pending twice"
+
+
+def _speeds(job: Job) -> Iterator[str]:
+    for incarnation, member in job.speeds.stragglers.items():
+        if member.incarnation != incarnation or not (member.pulse and member.pulse.step_seconds):
+            yield f"{member.worker_id} is slow and has reported nothing"
 
 
 def _epochs(job: Job) -> Iterator[str]:
@@ -232,10 +266,16 @@ def _barriers(job: Job) -> Iterator[str]:
             calls.update(arrival.calls)
     if calls != barriers.held_calls:
         yield f"calls {calls} wait, but {barriers.held_calls} are held"
+    values = [r.values or {} for r in barriers.completed.values()]
+    kept = sum(len(value) for one in values for value in one.values())
+    if kept != barriers._values_kept or (kept > VALUES_KEPT and len(values) > 1):
+        yield f"{kept} bytes of values are kept, counted as {barriers._values_kept}"
     sequences = [record.sequence for record in barriers.completed.values()]
     if sequences != sorted(set(sequences)):
         yield f"completed rounds are kept in the order {sequences}"
     for record in barriers.completed.values():
+        if record.values is not None and len(record.values) != record.participants:
+            yield f"round {record.round} of {record.barrier_id} has values of {list(record.values)}"
         if any(who >= job.roster.next_incarnation for who in record.tickets):
             yield f"round {record.round} of {record.barrier_id} has a participant of the future"
 
@@ -250,10 +290,15 @@ def _round(roster: Roster, barriers: Barriers, barrier_id: str, round_: Round) -
         yield f"{name} is open and nobody waits"
     if not arrived < round_.expected:
         yield f"{name} is open: arrived {sorted(arrived)} of {sorted(round_.expected)}"
+    waiting = {call for arrival in round_.arrived.values() for call in arrival.calls}
+    if not round_.payloads.keys() <= waiting:
+        yield f"{name} has payloads of calls that do not wait"
+    if round_.ranks and not round_.expected <= set(round_.ranks):
+        yield f"{name} of ranks {round_.ranks} expects {sorted(round_.expected)}"
     absent = [rank for rank in round_.expected if not roster.is_present(rank)]
     if absent:
         yield f"{name} waits for ranks {absent}, which cannot come"
-    if not round_.expected.issuperset(roster.vacant_ranks()):
+    if not round_.expected.issuperset(barriers.awaited_vacancies(round_)):
         yield f"{name} does not wait for the vacant ranks {roster.vacant_ranks()}"
     for rank, arrival in round_.arrived.items():
         if roster.slots[rank] is not arrival.member or not arrival.member.live:
@@ -295,6 +340,22 @@ def _attempts(roster: Roster, checkpoints: Checkpoints) -> Iterator[str]:
             if attempt.record.step in open_steps:
                 yield f"two attempts at step {attempt.record.step} are open"
             open_steps.add(attempt.record.step)
+    yield from _passed(checkpoints)
+
+
+def _passed(checkpoints: Checkpoints) -> Iterator[str]:
+    """Attempts that wait for a member that has sent its part of a later one."""
+    attempts = [a for a in checkpoints.attempts if a.record.checkpoint_id in checkpoints.pending]
+    for early in attempts:
+        pending = checkpoints.pending[early.record.checkpoint_id]
+        awaited = pending.record.expected.keys() - pending.parts.keys()
+        for late in attempts:
+            if late is early:
+                continue
+            senders = checkpoints.pending[late.record.checkpoint_id].parts.keys()
+            for who in awaited & senders:
+                if checkpoints.attempts.begun_before(early, late, who):
+                    yield f"{early.record.checkpoint_id} waits for {who}, which went past it"
 
 
 def _attempt(attempt: Attempt, checkpoints: Checkpoints) -> Iterator[str]:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from ...sharding.coverage import Digest
+from .member import Member
 from .records import EpochRecord, ReaderRecord, SegmentRecord, TakenBack
-from .roster import Member
 
 View = tuple[int, frozenset[int]]
 

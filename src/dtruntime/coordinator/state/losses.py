@@ -7,17 +7,20 @@ from collections import deque
 from .commands import Lost
 
 LOSSES_KEPT = 256
+TIMES_KEPT = 64
 
 
 class Losses:
     """Losses in order; of those that are forgotten, or were before a restart, only how recent."""
 
-    def __init__(self, newest_generation: int, heard: int) -> None:
+    def __init__(self, newest_generation: int, heard: int, lost_at: tuple[float, ...] = ()) -> None:
         self.newest_generation = newest_generation
         """The generation that the newest loss began."""
         self._kept: deque[Lost] = deque()
         self._forgotten_generation = newest_generation
         self._forgotten_heard = heard
+        self.times: deque[float] = deque(lost_at, maxlen=TIMES_KEPT)
+        """When members were lost that did not leave by themselves, nor with their whole world."""
 
     def add(self, loss: Lost) -> None:
         """A member was lost."""

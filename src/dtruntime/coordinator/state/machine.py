@@ -15,6 +15,7 @@ from typing import Any
 
 from ...types import Membership
 from . import commands as c
+from .actions import Actions
 from .barriers import Barriers
 from .checkpoints import Checkpoints
 from .commands import Lost, Refused, Reply
@@ -22,8 +23,10 @@ from .coverage import Coverages
 from .datasets import Datasets
 from .epochs import Epochs
 from .journal import Journal
+from .member import Member
 from .outbox import Outbox
 from .records import (
+    ActionRecord,
     AskRecord,
     AttemptRecord,
     CheckpointRecord,
@@ -42,12 +45,15 @@ from .records import (
     ShareRecord,
     WorkerRecord,
 )
-from .roster import MAX_WORKERS, Member, Roster
+from .roster import MAX_WORKERS, Roster
+from .speeds import Speeds
 
 JOBS_LIMIT = 10_000
 STALL = 1.0
 """A tick this late, in seconds, means that the coordinator itself stood still."""
 STALLS_KEPT = 1024
+MEASURE_SECONDS = 1.0
+"""How often it is measured who is slow."""
 WAITS_SLACK = 512
 """How many ended waits may stay on the heap before it is rebuilt."""
 
@@ -67,6 +73,8 @@ class Job:
         self.datasets = Datasets(self.roster)
         self.epochs = Epochs(self.roster, self.datasets)
         self.coverages = Coverages(self.roster, self.datasets)
+        self.actions = Actions(self.roster)
+        self.speeds = Speeds(self.roster)
 
     @property
     def held_calls(self) -> set[int]:
@@ -94,6 +102,7 @@ class Machine:
         self._waits: list[tuple[float, int, str]] = []
         self._waits_limit = WAITS_SLACK
         self._last_tick: float | None = None
+        self._measured_at = 0.0
         self._stall = min(STALL, heartbeat_timeout / 4)
         self._stalls: deque[tuple[float, float]] = deque(maxlen=STALLS_KEPT)
         """When each stall ended, and how long nobody could be heard."""
@@ -110,6 +119,8 @@ class Machine:
             c.Commit: self._commit,
             c.Rebalance: self._rebalance,
             c.ReportCoverage: self._report_coverage,
+            c.RequestAction: self._request_action,
+            c.CompleteAction: self._complete_action,
             c.Tick: self._tick,
         }
 
@@ -182,6 +193,7 @@ class Machine:
         job.checkpoints.attempts.restore(of(AttemptRecord), of(AskRecord))
         job.checkpoints.restore(of(CheckpointRecord), of(PendingRecord), of(PartRecord))
         job.barriers.restore(of(RoundRecord))
+        job.actions.restore(of(ActionRecord))
         left_out = job.epochs.restore(of(EpochRecord), of(SegmentRecord), of(ReaderRecord))
         return left_out + job.coverages.restore(of(CoverageRecord), of(ShareRecord))
 
@@ -191,6 +203,9 @@ class Machine:
         job, member = self.member(command.job, command.worker_id, command.incarnation)
         job.roster.hear(member, self._out.now)
         member.pulse = command
+        member.beat_at = self._out.now
+        if command.step_seconds:
+            job.speeds.reported = True
         if command.epoch != member.epoch:
             job.roster.see_epoch(member, command.epoch, self._out)
         return job.roster.pulse()
@@ -211,6 +226,8 @@ class Machine:
         job.roster.hear(member, self._out.now)
         reason = command.reason or "deregistered"
         self._spread_loss(job, [job.roster.lose(member, Membership.LEFT, reason, self._out)])
+        if not job.roster.live_count:
+            job.actions.job_ended(self._out)
         return c.Pulse(job.roster.generation, job.roster.live_count)
 
     def _arrive(self, command: c.Arrive) -> Reply:
@@ -258,6 +275,26 @@ class Machine:
         job.roster.hear(member, self._out.now)
         return reply
 
+    def _request_action(self, command: c.RequestAction) -> Reply:
+        job, member = self._speaker(command.job, command.requested_by, command.incarnation)
+        reply = job.actions.request(command, self._out)
+        if member is not None:
+            job.roster.hear(member, self._out.now)
+        return reply
+
+    def _complete_action(self, command: c.CompleteAction) -> Reply:
+        job, member = self._speaker(command.job, command.completed_by, command.incarnation)
+        reply = job.actions.complete(command, self._out)
+        if member is not None:
+            job.roster.hear(member, self._out.now)
+        return reply
+
+    def _speaker(self, name: str, worker_id: str, incarnation: int) -> tuple[Job, Member | None]:
+        """The job that is spoken of, and the member that speaks unless it is an outsider."""
+        if not worker_id:
+            return self.job(name), None
+        return self.member(name, worker_id, incarnation)
+
     def _register_dataset(self, command: c.RegisterDataset) -> Reply:
         job = self._job_or_new(command.job)
         registered = job.datasets.register(command, self._out)
@@ -278,6 +315,7 @@ class Machine:
         self._note_stall(now)
         self._end_waits(now)
         self._detect_deaths(now)
+        self._measure_speeds(now)
         return c.DONE
 
     # Time
@@ -318,6 +356,14 @@ class Machine:
         for name, losses in dead.items():
             self._spread_loss(self.jobs[name], losses)
 
+    def _measure_speeds(self, now: float) -> None:
+        if 0 <= now - self._measured_at < MEASURE_SECONDS:
+            return
+        self._measured_at = now
+        for job in self.jobs.values():
+            if job.speeds.reported:
+                job.speeds.measure(now - self.heartbeat_timeout, self._out)
+
     def _wait(self, timeout: float, call: int, job: str) -> None:
         heapq.heappush(self._waits, (self._out.now + timeout, call, job))
         if len(self._waits) > self._waits_limit:
@@ -349,4 +395,5 @@ class Machine:
         if lost:
             job.barriers.lose(lost, self._out)
             job.checkpoints.lose(lost, self._out)
+            job.actions.lose(lost, self._out)
             job.epochs.membership_changed(self._out)

@@ -30,6 +30,10 @@ class JobRecord(Record, frozen=True):
     completed_epochs: int = 0
     attempts_begun: Count = 0
     """The highest number that an attempt at a checkpoint was given."""
+    actions_requested: Count = 0
+    """The highest number that an action was given."""
+    lost_at: tuple[float, ...] = ()
+    """When the newest losses were, in order."""
 
 
 class WorkerRecord(Record, frozen=True):
@@ -149,7 +153,7 @@ class AskRecord(Record, frozen=True):
     ticket: Positive
 
 
-class RoundRecord(Record, frozen=True):
+class RoundRecord(Record, frozen=True, omit_defaults=True):
     """A completed barrier round, kept so that a repeated arrival gets the same answer."""
 
     barrier_id: str
@@ -159,6 +163,23 @@ class RoundRecord(Record, frozen=True):
     tickets: dict[int, int]
     """Incarnation to the ticket of its arrival."""
     sequence: int = 0
+    values: dict[int, bytes] | None = None
+    """By rank, what each participant handed round; None: nobody handed anything round."""
+
+
+class ActionRecord(Record, frozen=True):
+    """Something that is asked of a job and not done yet."""
+
+    action_id: str
+    number: Positive
+    """Order in which actions were requested within the job."""
+    kind: str
+    requested_at: float
+    worker_id: str = ""
+    incarnation: int = 0
+    """Of the worker that is concerned; 0: the action concerns all."""
+    reason: str = ""
+    requested_by: str = ""
 
 
 class EpochRecord(Record, frozen=True):
@@ -283,6 +304,7 @@ RECORD_TYPES: dict[str, type[Record]] = {
     "attempt": AttemptRecord,
     "ask": AskRecord,
     "round": RoundRecord,
+    "action": ActionRecord,
     "epoch": EpochRecord,
     "segment": SegmentRecord,
     "reader": ReaderRecord,

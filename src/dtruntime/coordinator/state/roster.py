@@ -9,44 +9,14 @@ import msgspec
 
 from ...types import Membership
 from . import refusals
-from .commands import Heartbeat, Lost, Pulse, Refused, Register, Registered
+from .commands import Lost, Pulse, Refused, Register, Registered
 from .losses import Losses
+from .member import Member
 from .outbox import Outbox
-from .records import JobRecord, WorkerRecord
+from .records import ActionRecord, JobRecord, WorkerRecord
 
 SUPERSEDED_KEPT = 1024
 MAX_WORKERS = 65_536
-
-
-class Member:
-    """The current or last holder of a rank."""
-
-    __slots__ = ("epoch", "heard", "incarnation", "last_seen", "live", "pulse", "rank", "record")
-
-    def __init__(self, record: WorkerRecord, heard: int, now: float) -> None:
-        self.record = record
-        self.rank = record.rank
-        self.incarnation = record.incarnation
-        self.live = record.membership == Membership.LIVE
-        self.last_seen = now
-        self.heard = heard
-        """The job's next incarnation when it was last heard: the order of events, by no clock."""
-        self.pulse: Heartbeat | None = None
-        self.epoch: int | None = None
-
-    @property
-    def worker_id(self) -> str:
-        """The name it registered under."""
-        return self.record.worker_id
-
-    @property
-    def last_step(self) -> int | None:
-        """The newest step it reported."""
-        return self.pulse.step if self.pulse else None
-
-    def knew(self, other: Member) -> bool:
-        """Whether ``other`` was heard from while this member was registered."""
-        return other.heard > self.incarnation
 
 
 class Roster:
@@ -71,10 +41,13 @@ class Roster:
         self.epoch = start.epoch
         self.completed_epochs = start.completed_epochs
         self.attempts_begun = start.attempts_begun
+        self.actions_requested = start.actions_requested
+        self.actions: tuple[ActionRecord, ...] = ()
+        """What heartbeats tell the members of."""
         self.slots: list[Member | None] = [None] * self.world_size
         self.by_id: dict[str, Member] = {}
         self.live_count = 0
-        self.losses = Losses(start.loss_generation, start.next_incarnation)
+        self.losses = Losses(start.loss_generation, start.next_incarnation, start.lost_at)
         self._oldest: list[tuple[int, Member]] = []
         self._gone: list[tuple[int, int, Member]] = []
         self._by_session: dict[str, Member] = {}
@@ -98,12 +71,14 @@ class Roster:
             epoch=self.epoch,
             completed_epochs=self.completed_epochs,
             attempts_begun=self.attempts_begun,
+            actions_requested=self.actions_requested,
+            lost_at=tuple(self.losses.times),
         )
 
     def pulse(self) -> Pulse:
         """The answer to a heartbeat."""
         if self._pulse is None:
-            self._pulse = Pulse(self.generation, self.live_count)
+            self._pulse = Pulse(self.generation, self.live_count, self.actions)
         return self._pulse
 
     def is_present(self, rank: int) -> bool:
@@ -151,6 +126,11 @@ class Roster:
 
     # Changes
 
+    def show_actions(self, actions: tuple[ActionRecord, ...]) -> None:
+        """Let heartbeats tell the members of these."""
+        self.actions = actions
+        self._pulse = None
+
     def hear(self, member: Member, now: float) -> None:
         """A member showed that it is alive."""
         member.last_seen = now
@@ -174,11 +154,15 @@ class Roster:
         lost = [self._remove(member, Membership.DEAD, reason, out) for member in displaced]
         if new_world:
             self._begin_world(c, out)
+        else:
+            self.losses.times.extend(out.now for _ in lost)
         return self._registered(self._seat(c, self._choose_rank(c), out)), lost
 
     def lose(self, member: Member, how: Membership, reason: str, out: Outbox) -> Lost:
         """A member died or left."""
         loss = self._remove(member, how, reason, out)
+        if how == Membership.DEAD:
+            self.losses.times.append(out.now)
         self._expect_anew(out)
         out.put("job", self.job, "", self.record())
         return loss

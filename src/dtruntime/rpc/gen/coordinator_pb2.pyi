@@ -158,7 +158,7 @@ class ResourceUsage(_message.Message):
     def __init__(self, cpu_percent: _Optional[float] = ..., memory_used_bytes: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[GpuUsage, _Mapping]]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker_id", "job", "incarnation", "state", "step", "epoch", "resources", "metrics")
+    __slots__ = ("worker_id", "job", "incarnation", "state", "step", "epoch", "resources", "metrics", "step_seconds")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -174,6 +174,7 @@ class HeartbeatRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     job: str
     incarnation: int
@@ -182,17 +183,20 @@ class HeartbeatRequest(_message.Message):
     epoch: int
     resources: ResourceUsage
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, worker_id: _Optional[str] = ..., job: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[WorkerState, str]] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., resources: _Optional[_Union[ResourceUsage, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    step_seconds: float
+    def __init__(self, worker_id: _Optional[str] = ..., job: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[WorkerState, str]] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., resources: _Optional[_Union[ResourceUsage, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., step_seconds: _Optional[float] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("generation", "heartbeat_interval_ms", "live_workers")
+    __slots__ = ("generation", "heartbeat_interval_ms", "live_workers", "actions")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     LIVE_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    ACTIONS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     heartbeat_interval_ms: int
     live_workers: int
-    def __init__(self, generation: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., live_workers: _Optional[int] = ...) -> None: ...
+    actions: _containers.RepeatedCompositeFieldContainer[Action]
+    def __init__(self, generation: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., live_workers: _Optional[int] = ..., actions: _Optional[_Iterable[_Union[Action, _Mapping]]] = ...) -> None: ...
 
 class DeregisterRequest(_message.Message):
     __slots__ = ("worker_id", "job", "incarnation", "reason")
@@ -573,7 +577,7 @@ class CoverageList(_message.Message):
     def __init__(self, epochs: _Optional[_Iterable[_Union[Coverage, _Mapping]]] = ...) -> None: ...
 
 class BarrierRequest(_message.Message):
-    __slots__ = ("barrier_id", "worker_id", "job", "incarnation", "generation", "ticket", "timeout_ms")
+    __slots__ = ("barrier_id", "worker_id", "job", "incarnation", "generation", "ticket", "timeout_ms", "payload", "ranks")
     BARRIER_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -581,6 +585,8 @@ class BarrierRequest(_message.Message):
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     barrier_id: str
     worker_id: str
     job: str
@@ -588,7 +594,9 @@ class BarrierRequest(_message.Message):
     generation: int
     ticket: int
     timeout_ms: int
-    def __init__(self, barrier_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., job: _Optional[str] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., ticket: _Optional[int] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+    payload: bytes
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, barrier_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., job: _Optional[str] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., ticket: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., payload: _Optional[bytes] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class MissingWorker(_message.Message):
     __slots__ = ("worker_id", "rank", "last_step", "registered")
@@ -613,7 +621,14 @@ class LostWorker(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., rank: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class BarrierResponse(_message.Message):
-    __slots__ = ("outcome", "round", "generation", "participants", "missing", "missing_count", "lost", "survivors")
+    __slots__ = ("outcome", "round", "generation", "participants", "missing", "missing_count", "lost", "survivors", "values")
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: bytes
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[bytes] = ...) -> None: ...
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -622,6 +637,7 @@ class BarrierResponse(_message.Message):
     MISSING_COUNT_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     SURVIVORS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
     outcome: BarrierOutcome
     round: int
     generation: int
@@ -630,7 +646,8 @@ class BarrierResponse(_message.Message):
     missing_count: int
     lost: _containers.RepeatedCompositeFieldContainer[LostWorker]
     survivors: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, outcome: _Optional[_Union[BarrierOutcome, str]] = ..., round: _Optional[int] = ..., generation: _Optional[int] = ..., participants: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[MissingWorker, _Mapping]]] = ..., missing_count: _Optional[int] = ..., lost: _Optional[_Iterable[_Union[LostWorker, _Mapping]]] = ..., survivors: _Optional[_Iterable[int]] = ...) -> None: ...
+    values: _containers.ScalarMap[int, bytes]
+    def __init__(self, outcome: _Optional[_Union[BarrierOutcome, str]] = ..., round: _Optional[int] = ..., generation: _Optional[int] = ..., participants: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[MissingWorker, _Mapping]]] = ..., missing_count: _Optional[int] = ..., lost: _Optional[_Iterable[_Union[LostWorker, _Mapping]]] = ..., survivors: _Optional[_Iterable[int]] = ..., values: _Optional[_Mapping[int, bytes]] = ...) -> None: ...
 
 class BeginCheckpointRequest(_message.Message):
     __slots__ = ("job", "worker_id", "incarnation", "step", "ticket")
@@ -735,6 +752,62 @@ class CheckpointList(_message.Message):
     checkpoints: _containers.RepeatedCompositeFieldContainer[CheckpointInfo]
     def __init__(self, checkpoints: _Optional[_Iterable[_Union[CheckpointInfo, _Mapping]]] = ...) -> None: ...
 
+class ActionRequest(_message.Message):
+    __slots__ = ("job", "kind", "worker_id", "reason", "requested_by", "incarnation")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    REQUESTED_BY_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    kind: str
+    worker_id: str
+    reason: str
+    requested_by: str
+    incarnation: int
+    def __init__(self, job: _Optional[str] = ..., kind: _Optional[str] = ..., worker_id: _Optional[str] = ..., reason: _Optional[str] = ..., requested_by: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class Action(_message.Message):
+    __slots__ = ("action_id", "kind", "worker_id", "reason", "requested_at", "requested_by")
+    ACTION_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    REQUESTED_AT_FIELD_NUMBER: _ClassVar[int]
+    REQUESTED_BY_FIELD_NUMBER: _ClassVar[int]
+    action_id: str
+    kind: str
+    worker_id: str
+    reason: str
+    requested_at: float
+    requested_by: str
+    def __init__(self, action_id: _Optional[str] = ..., kind: _Optional[str] = ..., worker_id: _Optional[str] = ..., reason: _Optional[str] = ..., requested_at: _Optional[float] = ..., requested_by: _Optional[str] = ...) -> None: ...
+
+class ActionCompletion(_message.Message):
+    __slots__ = ("job", "action_id", "outcome", "completed_by", "incarnation")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    ACTION_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_BY_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    action_id: str
+    outcome: str
+    completed_by: str
+    incarnation: int
+    def __init__(self, job: _Optional[str] = ..., action_id: _Optional[str] = ..., outcome: _Optional[str] = ..., completed_by: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class ActionCompleted(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ActionList(_message.Message):
+    __slots__ = ("actions",)
+    ACTIONS_FIELD_NUMBER: _ClassVar[int]
+    actions: _containers.RepeatedCompositeFieldContainer[Action]
+    def __init__(self, actions: _Optional[_Iterable[_Union[Action, _Mapping]]] = ...) -> None: ...
+
 class JobRequest(_message.Message):
     __slots__ = ("job",)
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -754,7 +827,7 @@ class StatusRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., from_rank: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker_id", "rank", "incarnation", "membership", "state", "step", "epoch", "heartbeat_age_seconds", "resources", "metrics", "hostname", "port", "gpu_count", "memory_bytes", "metadata", "registered_at", "detail", "process")
+    __slots__ = ("worker_id", "rank", "incarnation", "membership", "state", "step", "epoch", "heartbeat_age_seconds", "resources", "metrics", "hostname", "port", "gpu_count", "memory_bytes", "metadata", "registered_at", "detail", "process", "step_seconds", "slowness", "is_straggler")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -787,6 +860,9 @@ class WorkerStatus(_message.Message):
     REGISTERED_AT_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SLOWNESS_FIELD_NUMBER: _ClassVar[int]
+    IS_STRAGGLER_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     rank: int
     incarnation: int
@@ -805,7 +881,10 @@ class WorkerStatus(_message.Message):
     registered_at: float
     detail: str
     process: str
-    def __init__(self, worker_id: _Optional[str] = ..., rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., membership: _Optional[_Union[Membership, str]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., heartbeat_age_seconds: _Optional[float] = ..., resources: _Optional[_Union[ResourceUsage, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., hostname: _Optional[str] = ..., port: _Optional[int] = ..., gpu_count: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., registered_at: _Optional[float] = ..., detail: _Optional[str] = ..., process: _Optional[str] = ...) -> None: ...
+    step_seconds: float
+    slowness: float
+    is_straggler: bool
+    def __init__(self, worker_id: _Optional[str] = ..., rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., membership: _Optional[_Union[Membership, str]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., heartbeat_age_seconds: _Optional[float] = ..., resources: _Optional[_Union[ResourceUsage, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., hostname: _Optional[str] = ..., port: _Optional[int] = ..., gpu_count: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., registered_at: _Optional[float] = ..., detail: _Optional[str] = ..., process: _Optional[str] = ..., step_seconds: _Optional[float] = ..., slowness: _Optional[float] = ..., is_straggler: bool = ...) -> None: ...
 
 class BarrierStatus(_message.Message):
     __slots__ = ("barrier_id", "round", "arrived", "expected", "open_seconds", "missing")
@@ -824,7 +903,7 @@ class BarrierStatus(_message.Message):
     def __init__(self, barrier_id: _Optional[str] = ..., round: _Optional[int] = ..., arrived: _Optional[int] = ..., expected: _Optional[int] = ..., open_seconds: _Optional[float] = ..., missing: _Optional[_Iterable[_Union[MissingWorker, _Mapping]]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "generation", "world_size", "live_workers", "workers", "next_rank", "barriers", "latest_checkpoint", "epoch", "completed_epochs", "dataset_count", "checkpoint_count", "dead_workers")
+    __slots__ = ("job", "generation", "world_size", "live_workers", "workers", "next_rank", "barriers", "latest_checkpoint", "epoch", "completed_epochs", "dataset_count", "checkpoint_count", "dead_workers", "actions", "loss_ages_seconds")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -838,6 +917,8 @@ class JobStatus(_message.Message):
     DATASET_COUNT_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_COUNT_FIELD_NUMBER: _ClassVar[int]
     DEAD_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    ACTIONS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_AGES_SECONDS_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     world_size: int
@@ -851,7 +932,9 @@ class JobStatus(_message.Message):
     dataset_count: int
     checkpoint_count: int
     dead_workers: int
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., world_size: _Optional[int] = ..., live_workers: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., next_rank: _Optional[int] = ..., barriers: _Optional[_Iterable[_Union[BarrierStatus, _Mapping]]] = ..., latest_checkpoint: _Optional[_Union[CheckpointInfo, _Mapping]] = ..., epoch: _Optional[int] = ..., completed_epochs: _Optional[int] = ..., dataset_count: _Optional[int] = ..., checkpoint_count: _Optional[int] = ..., dead_workers: _Optional[int] = ...) -> None: ...
+    actions: _containers.RepeatedCompositeFieldContainer[Action]
+    loss_ages_seconds: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., world_size: _Optional[int] = ..., live_workers: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., next_rank: _Optional[int] = ..., barriers: _Optional[_Iterable[_Union[BarrierStatus, _Mapping]]] = ..., latest_checkpoint: _Optional[_Union[CheckpointInfo, _Mapping]] = ..., epoch: _Optional[int] = ..., completed_epochs: _Optional[int] = ..., dataset_count: _Optional[int] = ..., checkpoint_count: _Optional[int] = ..., dead_workers: _Optional[int] = ..., actions: _Optional[_Iterable[_Union[Action, _Mapping]]] = ..., loss_ages_seconds: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ListJobsRequest(_message.Message):
     __slots__ = ()

@@ -1,0 +1,96 @@
+"""Where the members of a job meet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .._loop import awaitable, blocking
+from ..errors import StrataError
+from ..rpc.gen import coordinator_pb2 as pb
+from ..types import VALUE_BYTES, check_id, check_whole
+from . import wire
+from .member import Member
+
+
+class BarrierCalls(Member):
+    """A member's calls that wait for all others."""
+
+    @awaitable
+    async def wait_barrier(self, barrier_id: str, timeout_ms: int = 30_000) -> None:
+        """Wait until every member of the job has reached this barrier.
+
+        Raises `SyncError`: with reason ``"membership_changed"`` as soon as a member is lost,
+        ``"timeout"`` when somebody has not come within ``timeout_ms``, ``"superseded"`` when
+        this worker itself is no longer a member. Time during which the coordinator is away
+        does not count.
+        """
+        await self._arrive(barrier_id, timeout_ms)
+
+    barrier = blocking(wait_barrier)
+
+    @awaitable
+    async def exchange_async(
+        self,
+        name: str,
+        value: bytes,
+        timeout_ms: int = 30_000,
+        *,
+        ranks: Iterable[int] | None = None,
+    ) -> dict[int, bytes]:
+        """Wait like `barrier`, and return the values of all who took part, by rank.
+
+        Every participant gets the same. A value has at most 1,024 bytes; that of a member which
+        came to the same name with `barrier` is empty. Raises `SyncError` as `barrier` does.
+
+        With ``ranks`` only these meet, this worker among them, and members that joined since are
+        not awaited; all who meet give the same.
+        """
+        reply = await self._arrive(name, timeout_ms, _checked(value), ranks)
+        if not reply.values:
+            raise StrataError(
+                f"the coordinator at {self._channel.url} let this worker pass {name!r} without the "
+                "values of the others: it is older than this client; upgrade it"
+            )
+        return dict(sorted(reply.values.items()))
+
+    exchange = blocking(exchange_async)
+
+    async def _arrive(
+        self,
+        barrier_id: str,
+        timeout_ms: int,
+        payload: bytes | None = None,
+        ranks: Iterable[int] | None = None,
+    ) -> pb.BarrierResponse:
+        check_id("barrier", barrier_id)
+        identity = self.identity
+        request = pb.BarrierRequest(
+            barrier_id=barrier_id,
+            worker_id=identity.worker_id,
+            job=identity.job,
+            incarnation=identity.incarnation,
+            generation=self._told,
+            ticket=next(self._tickets),
+            payload=payload,
+            ranks=None if ranks is None else [check_whole("rank", rank) for rank in ranks],
+        )
+        self._waiting += 1
+        try:
+            reply = await self._call("WaitBarrier", request, pb.BarrierResponse, hold_ms=timeout_ms)
+        finally:
+            self._waiting -= 1
+        self._told = max(self._told, reply.generation)
+        wire.raise_barrier_outcome(barrier_id, timeout_ms, reply)
+        return reply
+
+
+def _checked(value: bytes) -> bytes:
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError(f"a value to hand round must be bytes, not {type(value).__name__}")
+    data = bytes(value)
+    if len(data) > VALUE_BYTES:
+        raise ValueError(
+            f"a value of {len(data)} bytes cannot be handed round: at most {VALUE_BYTES} bytes; "
+            "put it into the storage that all workers share, and hand round its name"
+        )
+    return data

@@ -1,0 +1,100 @@
+"""How a member records checkpoints, alone or together with all others."""
+
+from __future__ import annotations
+
+from .._loop import awaitable, blocking
+from ..errors import CheckpointAbortedError, StorageError
+from ..rpc.gen import coordinator_pb2 as pb
+from ..types import CheckpointInfo, check_id, check_whole
+from . import wire
+from .member import Member
+
+
+class CommitCalls(Member):
+    """A member's calls about checkpoints."""
+
+    @awaitable
+    async def begin_checkpoint_async(self, step: int) -> str:
+        """The id under which all members save this step together.
+
+        Every member calls this once for each save, before it writes, and then gives the id to
+        `commit_checkpoint` with ``partial=True``. The members of one attempt get the same id,
+        and no other attempt ever does: saving a step again, after a rollback or a failure, is
+        another attempt. A member sends its parts in the order in which it began. An attempt ends
+        when a member is lost before its part is stored, begins the step again, or goes past it:
+        by sending its part of a later one, or by beginning a later one without having asked for
+        it. `commit_checkpoint` then raises `CheckpointAbortedError`.
+        """
+        identity = self.identity
+        request = pb.BeginCheckpointRequest(
+            job=identity.job,
+            worker_id=identity.worker_id,
+            incarnation=identity.incarnation,
+            step=check_whole("step", step),
+            ticket=next(self._saves),
+        )
+        reply = await self._call("BeginCheckpoint", request, pb.BeginCheckpointResponse)
+        self._seen = max(self._seen, reply.generation)
+        return reply.checkpoint_id
+
+    begin_checkpoint = blocking(begin_checkpoint_async)
+
+    @awaitable
+    async def commit_checkpoint_async(
+        self,
+        /,
+        checkpoint_id: str,
+        step: int,
+        *,
+        epoch: int = 0,
+        path: str = "",
+        size_bytes: int = 0,
+        is_full: bool = True,
+        partial: bool = False,
+        timeout_ms: int = 600_000,
+        **metadata: object,
+    ) -> None:
+        """Record a checkpoint that is safely stored, so that recovery finds it.
+
+        ``partial`` means that every member writes its own part: the call returns when all
+        have. Raises `CheckpointAbortedError` when that will never be, and `StorageError` when it
+        is not so within ``timeout_ms``.
+        """
+        identity = self.identity
+        request = pb.CheckpointInfo(
+            checkpoint_id=check_id("checkpoint", checkpoint_id),
+            worker_id=identity.worker_id,
+            step=check_whole("step", step),
+            epoch=check_whole("epoch", epoch),
+            path=path,
+            size_bytes=check_whole("size_bytes", size_bytes),
+            is_full=is_full,
+            metadata={key: str(value) for key, value in metadata.items()},
+            job=identity.job,
+            incarnation=identity.incarnation,
+            generation=self._told,
+            partial=partial,
+        )
+        reply = await self._call(
+            "NotifyCheckpoint", request, pb.CheckpointResponse, hold_ms=timeout_ms
+        )
+        if reply.status == pb.CHECKPOINT_STATUS_ABORTED:
+            raise CheckpointAbortedError(
+                f"checkpoint {checkpoint_id!r} was not committed: {reply.detail}"
+            )
+        if reply.status == pb.CHECKPOINT_STATUS_PENDING:
+            raise StorageError(
+                f"checkpoint {checkpoint_id!r} was not committed within {timeout_ms} ms: ranks "
+                f"{list(reply.missing_ranks)} have not stored their part"
+            )
+
+    commit_checkpoint = blocking(commit_checkpoint_async)
+
+    @awaitable
+    async def latest_checkpoint_async(self) -> CheckpointInfo | None:
+        """The checkpoint of this job that was committed last, or ``None``."""
+        request = pb.RecoveryRequest(job=self.job, worker_id=self.worker_id)
+        reply = await self._call("GetLatestCheckpoint", request, pb.RecoveryInfo)
+        return wire.checkpoint(reply.checkpoint) if reply.found else None
+
+    latest_checkpoint = blocking(latest_checkpoint_async, brief=True)

@@ -1,0 +1,141 @@
+"""What every call of a member needs: who it is, its line to the coordinator, its fence."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import os
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from ..config import split_address
+from ..errors import StrataError, SyncError
+from ..rpc.channel import Channel
+from ..telemetry import EventLog
+from ..types import Action
+from .membership import Identity
+from .settings import WorkerConfig
+
+log = EventLog("worker")
+
+R = TypeVar("R", bound=Message)
+
+
+class Member:
+    """A worker's identity, and the calls that carry it."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self.config = config
+        """The settings, with what the environment says."""
+        self._channel = Channel(config.coordinator_url or "")
+        self._identity: Identity | None = None
+        self._fence: SyncError | None = None
+        self._told = 0
+        """The newest generation that the program was told of."""
+        self._seen = 0
+        self._waiting = 0
+        """Calls that wait for other workers."""
+        self._actions: tuple[Action, ...] = ()
+        self._tickets = itertools.count(1)
+        self._saves = itertools.count(1)
+        self._process = os.getpid()
+        self._resumes: dict[str, tuple[int, int]] = {}
+
+    @property
+    def identity(self) -> Identity:
+        """Rank, incarnation and the rest; raises when this worker is not a member."""
+        if self._fence is not None:
+            raise self._fence
+        if self._process != os.getpid():
+            raise StrataError(
+                f"this worker was registered by process {self._process}, not by this one "
+                f"({os.getpid()}): a forked child is not a member; pass it plain data"
+            )
+        if self._identity is None:
+            raise StrataError("this worker is not registered: call register() first")
+        return self._identity
+
+    @property
+    def worker_id(self) -> str:
+        """The id that the coordinator assigned, or the one asked for before registration."""
+        return self._identity.worker_id if self._identity else self.config.worker_id or ""
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank."""
+        return self.identity.rank
+
+    @property
+    def generation(self) -> int:
+        """The newest number of the membership that this worker has seen."""
+        return max(self._seen, self._told)
+
+    @property
+    def job(self) -> str:
+        """The job that this worker belongs to."""
+        return self.config.job or ""
+
+    @property
+    def coordinator_host(self) -> str:
+        """The host that the coordinator is reached at."""
+        return split_address(self._channel.url)[0]
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether this worker is a member, as far as it knows."""
+        return self._identity is not None and self._fence is None
+
+    def count_resume(self, dataset_id: str) -> tuple[int, int]:
+        """Note that a dataset is read from a loaded state on.
+
+        Returns the generation, and how often that was so in it: of two attempts at an epoch, the
+        one with the higher pair is the newer.
+        """
+        generation, count = self._resumes.get(dataset_id, (0, 0))
+        newest = self.generation, count + 1 if generation == self.generation else 1
+        self._resumes[dataset_id] = newest
+        return newest
+
+    async def _call(
+        self,
+        method: str,
+        request: Any,
+        reply: type[R],
+        *,
+        hold_ms: float | None = None,
+        patience: float | None = None,
+    ) -> R:
+        """A call that rides through an absence of the coordinator, and notices the fence."""
+        with self._fencing():
+            return await self._channel.call(
+                method,
+                request,
+                reply,
+                patience=self.config.outage_timeout_ms / 1000 if patience is None else patience,
+                hold=None if hold_ms is None else _positive("timeout_ms", hold_ms) / 1000,
+            )
+
+    @contextlib.contextmanager
+    def _fencing(self) -> Iterator[None]:
+        try:
+            yield
+        except SyncError as exc:
+            if exc.reason == "superseded":
+                self._be_fenced(exc)
+            raise
+
+    def _be_fenced(self, error: SyncError) -> None:
+        if self._fence is None:
+            self._fence = error
+            log.error("worker.superseded", worker=self.worker_id, reason=str(error))
+
+
+def _positive(name: str, value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be positive and finite, not {value}")
+    return float(value)

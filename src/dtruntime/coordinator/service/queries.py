@@ -1,0 +1,193 @@
+"""Answers about the state, which change nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from google.protobuf.message import Message
+
+from ..._version import __version__
+from ...config import CoordinatorConfig
+from ...rpc.gen import coordinator_pb2 as pb
+from ...telemetry import MethodStats
+from ...types import DEFAULT_JOB
+from ..sqlite import SqliteStore
+from ..state import Machine, Refused
+from . import decode, encode
+from .descriptions import Descriptions
+from .limits import RateLimits
+
+PAGE = 1000
+"""Workers in one page of a status."""
+
+Answer = Message | asyncio.Future[Message]
+
+
+class Queries:
+    """The methods of the service that only look."""
+
+    def __init__(
+        self, machine: Machine, store: SqliteStore, limits: RateLimits, config: CoordinatorConfig
+    ) -> None:
+        self._machine = machine
+        self._term = store.term
+        self._limits = limits
+        self._config = config
+        self._descriptions = Descriptions(store)
+        self.handlers: dict[str, Callable[[Any, float], Answer]] = {
+            "GetDataShard": self._get_data_shard,
+            "ListShards": self._list_shards,
+            "ListDatasets": self._list_datasets,
+            "GetDataset": self._get_dataset,
+            "GetCoverage": self._get_coverage,
+            "GetLatestCheckpoint": self._get_latest_checkpoint,
+            "ListCheckpoints": self._list_checkpoints,
+            "ListActions": self._list_actions,
+            "GetStatus": self._get_status,
+            "ListJobs": self._list_jobs,
+        }
+
+    def server_info(
+        self, started_at: float, now: float, transport: str, stats: Mapping[str, MethodStats]
+    ) -> pb.ServerInfo:
+        """Version, clock and request metrics of the coordinator."""
+        return pb.ServerInfo(
+            version=__version__,
+            term=self._term,
+            started_at=started_at,
+            now=now,
+            transport=transport,
+            heartbeat_interval_ms=self._config.heartbeat_interval_ms,
+            heartbeat_timeout_ms=self._config.heartbeat_timeout_ms,
+            methods=[
+                pb.MethodMetrics(
+                    method=name,
+                    calls=one.latency.count,
+                    errors=one.errors,
+                    p50_seconds=one.latency.quantile(0.5),
+                    p99_seconds=one.latency.quantile(0.99),
+                    bucket_bounds=one.latency.bounds,
+                    bucket_counts=one.latency.counts,
+                    total_seconds=one.latency.total,
+                )
+                for name, one in stats.items()
+            ],
+        )
+
+    # Datasets
+
+    def _get_data_shard(self, request: pb.ShardRequest, now: float) -> Answer:
+        job = self._machine.job(request.job or DEFAULT_JOB)
+        rank = self._rank_of(job.name, request.worker_id, request.incarnation, now)
+        dataset, order = job.datasets.shards_for(request.dataset_id, rank, request.epoch)
+        if request.index >= len(order):
+            raise Refused(
+                "unknown_rank",
+                f"worker {request.worker_id!r} has {len(order)} shards of {request.dataset_id!r}; "
+                f"there is no shard number {request.index}",
+            )
+        shard = dataset.shard(int(order[request.index]))
+        return encode.shard(shard, len(order), job.roster.generation)
+
+    def _list_shards(self, request: pb.ShardListRequest, now: float) -> Answer:
+        job = self._machine.job(decode.job_name(request.job))
+        if request.worker_id:
+            rank = self._rank_of(job.name, request.worker_id, request.incarnation, now)
+        elif request.HasField("rank"):
+            rank = request.rank
+        else:
+            raise decode.refuse("name the worker by worker_id or by rank")
+        dataset, order = job.datasets.shards_for(
+            request.dataset_id, rank, request.epoch, request.world_size
+        )
+        generation = job.roster.generation
+        return encode.shards(dataset.shards(order), len(order), generation)
+
+    def _list_datasets(self, request: pb.JobRequest, now: float) -> Answer:
+        job = self._machine.job(decode.job_name(request.job))
+        records = job.datasets.records()
+        return pb.DatasetList(datasets=[encode.dataset(r, job.name) for r in records])
+
+    def _get_dataset(self, request: pb.DatasetRequest, now: float) -> Answer:
+        job = self._machine.jobs.get(decode.job_name(request.job))
+        record = job.datasets.find(request.dataset_id) if job else None
+        if job is None or record is None:
+            return pb.DatasetDescription(found=False)
+        if request.full:
+            return asyncio.ensure_future(self._descriptions.full(job, record))
+        return self._descriptions.brief(job, record)
+
+    def _get_coverage(self, request: pb.CoverageRequest, now: float) -> Answer:
+        job = self._machine.job(decode.job_name(request.job))
+        ledgers = job.epochs.ledgers.get(request.dataset_id, {})
+        found = job.coverages.of(request.dataset_id, ledgers)
+        if request.HasField("epoch"):
+            found = [covered for covered in found if covered.epoch == request.epoch]
+        return pb.CoverageList(epochs=[encode.coverage(covered) for covered in found])
+
+    def _rank_of(self, job: str, worker_id: str, incarnation: int, now: float) -> int:
+        known = self._machine.job(job).roster.by_id.get(worker_id)
+        if known is not None:
+            self._limits.check_worker(job, worker_id, now)
+        if incarnation:
+            return self._machine.member(job, worker_id, incarnation)[1].rank
+        if known is None or not known.live:
+            raise Refused("unknown_rank", f"worker {worker_id!r} is not a member of {job!r}")
+        return known.rank
+
+    # Checkpoints, actions, jobs
+
+    def _get_latest_checkpoint(self, request: pb.RecoveryRequest, now: float) -> Answer:
+        job = self._machine.jobs.get(decode.job_name(request.job))
+        if job is None:
+            return pb.RecoveryInfo(found=False)
+        latest = job.checkpoints.latest
+        if latest is None:
+            return pb.RecoveryInfo(found=False, generation=job.roster.generation)
+        return pb.RecoveryInfo(
+            found=True,
+            checkpoint=encode.checkpoint(latest, job.name),
+            generation=job.roster.generation,
+        )
+
+    def _list_checkpoints(self, request: pb.JobRequest, now: float) -> Answer:
+        job = self._machine.job(decode.job_name(request.job))
+        records = job.checkpoints.committed.values()
+        return pb.CheckpointList(checkpoints=[encode.checkpoint(r, job.name) for r in records])
+
+    def _list_actions(self, request: pb.JobRequest, now: float) -> Answer:
+        job = self._machine.job(decode.job_name(request.job))
+        return pb.ActionList(actions=encode.actions(job.roster.actions))
+
+    def _get_status(self, request: pb.StatusRequest, now: float) -> Answer:
+        job = self._machine.job(decode.job_name(request.job))
+        slots = job.roster.slots
+        if request.worker_id:
+            known = job.roster.by_id.get(request.worker_id)
+            if known is None:
+                raise Refused(
+                    "unknown_worker",
+                    f"worker {request.worker_id!r} is not a member of job {job.name!r}",
+                )
+            return encode.job_status(job, [(known.rank, known)], 0, now)
+        first = request.from_rank
+        last = first + min(request.limit or PAGE, PAGE)
+        page = [(rank, slots[rank]) for rank in range(first, min(last, len(slots)))]
+        if not job.roster.world_size:
+            page = [(rank, member) for rank, member in page if member is not None]
+        return encode.job_status(job, page, last if last < len(slots) else 0, now)
+
+    def _list_jobs(self, request: pb.ListJobsRequest, now: float) -> Answer:
+        return pb.JobList(
+            jobs=[
+                pb.JobSummary(
+                    job=job.name,
+                    generation=job.roster.generation,
+                    world_size=job.roster.world_size,
+                    live_workers=job.roster.live_count,
+                )
+                for job in self._machine.jobs.values()
+            ]
+        )

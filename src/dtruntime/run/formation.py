@@ -1,0 +1,138 @@
+"""How the workers of a run come together and get into the same state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..client import TrainingOrchestrator
+from ..errors import (
+    CheckpointAbortedError,
+    CheckpointDamagedError,
+    ConnectionError,
+    StrataError,
+    SyncError,
+)
+from ..telemetry import EventLog
+from ..types import CheckpointInfo
+from .batches import Stream
+from .crew import Crew, Membership
+from .saves import Saves
+
+if TYPE_CHECKING:
+    from .process_group import ProcessGroup
+
+log = EventLog("run")
+
+_DAMAGED = b"damaged "
+
+
+class Formation:
+    """Forms crews, each of which begins with the newest good checkpoint."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        worker: TrainingOrchestrator | None,
+        stream: Stream,
+        saves: Saves,
+        group: ProcessGroup | None,
+    ) -> None:
+        self._membership = membership
+        self._worker = worker
+        self._stream = stream
+        self._saves = saves
+        self._group = group
+        self._crew: Crew | None = None
+        if worker is not None and group is not None:
+            worker.on_heartbeat(self._heard)
+
+    def assemble(self) -> Crew:
+        """Form a crew and put everybody into the same state."""
+        while True:
+            crew = self._membership.assemble()
+            try:
+                self._agree_on_state(crew)
+            except SyncError as exc:
+                log.warning("run.assembling_again", reason=str(exc))
+                self.break_up()
+                continue
+            self._crew = crew
+            return crew
+
+    def break_up(self) -> None:
+        """Stop reading, end collectives, and give up saves that others will not complete."""
+        if self._group is not None:
+            self._group.interrupt()
+        self.disband()
+        self._saves.drain(self._abandon)
+
+    def disband(self) -> None:
+        """Stop reading, and leave the process group."""
+        self._crew = None
+        if self._group is not None:
+            self._group.leave()
+        self._stream.close()
+
+    def has_changed(self, crew: Crew) -> bool:
+        """Whether a crew is not the present membership any more."""
+        return self._membership.has_changed(crew)
+
+    def _heard(self) -> None:
+        """On the I/O thread: wake a training loop that waits for somebody who is gone."""
+        crew = self._crew
+        if crew is not None and self._group is not None and self._membership.has_changed(crew):
+            self._group.interrupt()
+
+    def _agree_on_state(self, crew: Crew) -> None:
+        self._stream.open(crew)
+        latest = self._restore(crew)
+        if latest is None:
+            self._begin_from_nothing(crew)
+        if self._group is not None:
+            addresses = self._membership.share("address", self._group.address(crew), crew)
+            self._group.form(crew, addresses[crew.ranks[0]])
+
+    def _restore(self, crew: Crew) -> CheckpointInfo | None:
+        """Restore the newest checkpoint that is good on all ranks; ``None`` when there is none."""
+        damaged: set[str] = set()
+        while True:
+            candidates = (i for i in self._saves.all() if i.checkpoint_id not in damaged)
+            latest = next(candidates, None)
+            if latest is None and damaged:
+                raise StrataError(
+                    f"every checkpoint is damaged ({', '.join(sorted(damaged))}): 'strata "
+                    "checkpoints verify' says where; to start afresh, use another folder"
+                )
+            answer = b"none" if latest is None else self._try(crew, latest)
+            answers = set(self._membership.share("restored", answer, crew).values())
+            if answers == {answer} and not answer.startswith(_DAMAGED):
+                return latest
+            bad = [a.removeprefix(_DAMAGED).decode() for a in answers if a.startswith(_DAMAGED)]
+            damaged.update(bad)
+
+    def _try(self, crew: Crew, info: CheckpointInfo) -> bytes:
+        try:
+            self._saves.restore(crew, info)
+        except CheckpointDamagedError as exc:
+            log.error("run.checkpoint_damaged", checkpoint=info.checkpoint_id, reason=str(exc))
+            return _DAMAGED + info.checkpoint_id.encode()
+        return info.checkpoint_id.encode()
+
+    def _begin_from_nothing(self, crew: Crew) -> None:
+        """Save the state before the first step, and let everybody begin with the first rank's."""
+        try:
+            self._saves.save(crew, 0).wait()
+        except CheckpointAbortedError as exc:
+            raise SyncError(str(exc), reason="membership_changed") from exc
+        self._membership.share("begun", b"", crew)
+        latest = self._saves.latest()
+        assert latest is not None
+        self._saves.share(crew, latest)
+
+    def _abandon(self) -> None:
+        worker = self._worker
+        if worker is not None and worker.is_registered:
+            try:
+                getattr(worker,'abandon_checkpoints',lambda:None)()
+            except (SyncError, ConnectionError) as exc:
+                log.info("run.not_abandoned", reason=str(exc))

@@ -1,0 +1,69 @@
+"""What a run does when workers are lost: how long it waits, and when it gives up."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..errors import StrataError
+
+BACKOFF_SECONDS = 1.0
+BACKOFF_MOST = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """How a run deals with lost workers."""
+
+    wait_seconds: float = 60.0
+    """How long the others wait for a replacement before they go on without one."""
+    min_workers: int = 1
+    """With fewer workers the run waits, however long it takes."""
+    max_failures: int = 20
+    """When more workers than this were lost within ``window_seconds``, the run gives up."""
+    window_seconds: float = 600.0
+    detect_seconds: float = 45.0
+    """After an error in a step, how long to wait for word that a worker was lost."""
+    assemble_seconds: float = 1800.0
+    """How long a run waits for its workers to come together, at the start or again."""
+
+    def __post_init__(self) -> None:
+        if self.min_workers < 1:
+            raise ValueError(f"min_workers must be at least 1, not {self.min_workers}")
+        if self.max_failures < 0:
+            raise ValueError(f"max_failures must not be negative: {self.max_failures}")
+        for name in ("wait_seconds", "window_seconds", "detect_seconds", "assemble_seconds"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative: {getattr(self, name)}")
+
+
+class Failures:
+    """Counts recoveries, so that a run that fails over and over ends instead of spinning."""
+
+    def __init__(self, recovery: Recovery, clock: Callable[[], float] = time.monotonic) -> None:
+        self._recovery = recovery
+        self._clock = clock
+        self._times: deque[float] = deque()
+
+    def count(self, lost: int, reason: str) -> float:
+        """Note a recovery; returns how long to wait before it, in seconds.
+
+        ``lost`` is how many workers the coordinator saw die in the window. Raises ``StrataError``
+        when it is too much.
+        """
+        now, window = self._clock(), self._recovery.window_seconds
+        while self._times and self._times[0] < now - window:
+            self._times.popleft()
+        self._times.append(now)
+        failures = max(lost, len(self._times))
+        if failures > self._recovery.max_failures:
+            raise StrataError(
+                f"{failures} failures within {window:g} s, more than max_failures="
+                f"{self._recovery.max_failures}: the run gives up; the last was: {reason}. Its "
+                "checkpoints are kept; when the cause is mended, start it again and it resumes"
+            )
+        # The first ones are not held up: a machine that is gone is no reason to wait.
+        beyond = failures - max(2, self._recovery.max_failures // 4)
+        return 0.0 if beyond < 0 else min(BACKOFF_MOST, BACKOFF_SECONDS * 2**beyond)

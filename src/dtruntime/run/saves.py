@@ -1,0 +1,148 @@
+"""A run's checkpoints: everything that it needs to go on, in one commit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..checkpoint import CheckpointManager
+from ..checkpoint.saving import SaveHandle
+from ..errors import CheckpointAbortedError, StorageError
+from ..telemetry import EventLog
+from ..types import CheckpointInfo
+from . import rng
+from .batches import Stream
+from .crew import Crew
+from .tracking import Tracked
+
+log = EventLog("run")
+
+FAILED_SAVES = 3
+"""After so many in a row that could not be stored, training ends: it would be for nothing."""
+DRAIN_SECONDS = 0.5
+RANKS_READ = 128
+"""Of more ranks a rank reads only its own part and the first one: coverage then counts what was
+consumed before by the position alone."""
+FINISHED = "finished"
+
+
+class Saves:
+    """Saves and restores a run.
+
+    The crew's first rank saves what is the same on all of them, and every rank its random numbers
+    and its position in the data.
+    """
+
+    def __init__(
+        self, manager: CheckpointManager, tracked: Tracked, stream: Stream, seed: int
+    ) -> None:
+        self._manager = manager
+        self._tracked = tracked
+        self._stream = stream
+        self._seed = seed
+        self._under_way: list[SaveHandle] = []
+        self._failed = 0
+        self.last_step = -1
+        """The step that was saved last, or restored."""
+        self.last_time = time.monotonic()
+        """When that was."""
+
+    def save(
+        self,
+        crew: Crew,
+        step: int,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        is_full: bool = True,
+        finished: bool = False,
+    ) -> SaveHandle:
+        """Begin to save; returns when training may go on."""
+        state: dict[str, Any] = {"own": {"data": self._stream.state(), "rng": rng.capture()}}
+        if crew.leads:
+            state["shared"] = self._tracked.capture()
+        handle = self._manager.save(
+            state,
+            step,
+            self._stream.epoch,
+            is_full=is_full,
+            metrics=metrics,
+            metadata={FINISHED: "yes"} if finished else {},
+        )
+        self._under_way.append(handle)
+        self._saved(step)
+        return handle
+
+    def check(self) -> None:
+        """Look at saves that have ended; raises when storing fails again and again."""
+        ended = [handle for handle in self._under_way if handle.done]
+        self._under_way = [handle for handle in self._under_way if not handle.done]
+        for handle in ended:
+            try:
+                handle.wait()
+                self._failed = 0
+            except CheckpointAbortedError as exc:
+                log.warning("run.save_aborted", step=handle.step, reason=str(exc))
+            except StorageError as exc:
+                self._failed += 1
+                log.error("run.save_failed", step=handle.step, reason=str(exc))
+                if self._failed >= FAILED_SAVES:
+                    raise
+
+    def drain(self, abandon: Callable[[], None]) -> None:
+        """Wait for the end of all saves; those that others will not complete are given up."""
+        while self._under_way:
+            abandon()
+            handle = self._under_way[0]
+            try:
+                handle.wait(DRAIN_SECONDS)
+            except TimeoutError:
+                continue
+            except StorageError as exc:
+                log.info("run.save_given_up", step=handle.step, reason=str(exc))
+            self._under_way.pop(0)
+
+    def latest(self) -> CheckpointInfo | None:
+        """The newest checkpoint."""
+        return self._manager.latest()
+
+    def finished(self) -> CheckpointInfo | None:
+        """The newest checkpoint, if the run had come to its end with it."""
+        latest = self.latest()
+        return latest if latest is not None and latest.metadata.get(FINISHED) else None
+
+    def all(self) -> list[CheckpointInfo]:
+        """All checkpoints, the newest first."""
+        return self._manager.checkpoints()[::-1]
+
+    def restore(self, crew: Crew, info: CheckpointInfo) -> None:
+        """Put everything into the state of a checkpoint, for a crew of any size."""
+        ranks = self._manager.ranks(info.step)
+        wanted = range(len(ranks)) if len(ranks) <= RANKS_READ else {0, crew.index}
+        own: list[Any] = [None] * len(ranks)
+        for place in wanted:
+            if place < len(ranks):
+                keys = ["own"] if place else ["own", "shared"]
+                part = self._load(info.step, ranks[place], keys)
+                own[place] = part["own"]
+                if not place:
+                    self._tracked.restore(part["shared"])
+        self._stream.restore([part and part["data"] for part in own], crew.index)
+        if crew.index < len(own):
+            rng.restore(own[crew.index]["rng"])
+        else:
+            rng.seed(self._seed, info.step, crew.index)
+        self._saved(info.step)
+        self._manager.policy.saved(info.step)
+
+    def share(self, crew: Crew, info: CheckpointInfo) -> None:
+        """Take over from the first rank what is the same on all."""
+        if not crew.leads:
+            first = self._load(info.step, self._manager.ranks(info.step)[0], ["shared"])
+            self._tracked.restore(first["shared"])
+
+    def _saved(self, step: int) -> None:
+        self.last_step, self.last_time = step, time.monotonic()
+
+    def _load(self, step: int, rank: int, keys: list[str]) -> Any:
+        return self._manager.load_state(step, rank=rank, keys=keys, map_location="cpu")

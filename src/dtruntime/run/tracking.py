@@ -1,0 +1,55 @@
+"""What a run saves and restores: objects with a ``state_dict``, and plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class Tracked:
+    """Objects and values by name, the same on all ranks.
+
+    An object has ``state_dict`` and ``load_state_dict``, as modules, optimizers and schedulers of
+    torch have. Values (arrays, pytrees of JAX, numbers) lie in ``values`` and are replaced there.
+    """
+
+    def __init__(self, objects: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> None:
+        self._objects: dict[str, Any] = {}
+        self.values: dict[str, Any] = dict(values or {})
+        self.add(objects)
+
+    def add(self, objects: Mapping[str, Any]) -> None:
+        """Track more objects."""
+        for name, thing in objects.items():
+            if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+                raise TypeError(
+                    f"cannot track {name!r}: a {type(thing).__name__} has no state_dict() and "
+                    "load_state_dict(); arrays and other values go into state={...}"
+                )
+            if name in self._objects:
+                raise ValueError(f"{name!r} is tracked already")
+            self._objects[name] = _bare(thing)
+
+    def capture(self) -> dict[str, Any]:
+        """The states of all, by reference: save them before the next step changes them."""
+        objects = {name: thing.state_dict() for name, thing in self._objects.items()}
+        return {"objects": objects, "values": dict(self.values)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put everything into the state that was captured."""
+        kept = state["objects"]
+        missing = sorted(self._objects.keys() - kept.keys())
+        if missing:
+            raise ValueError(
+                f"the checkpoint has no state of {', '.join(missing)} (it has "
+                f"{', '.join(sorted(kept)) or 'none'}): track what was tracked when it was saved, "
+                "or start with another folder for checkpoints"
+            )
+        for name, thing in self._objects.items():
+            thing.load_state_dict(kept[name])
+        self.values.update(state["values"])
+
+
+def _bare(thing: Any) -> Any:
+    """The module inside DDP's wrapper, so that its state fits without one too."""
+    return thing.module if type(thing).__name__ == "DistributedDataParallel" else thing

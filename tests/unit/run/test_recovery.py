@@ -1,0 +1,51 @@
+"""How often a run recovers before it gives up."""
+
+import pytest
+
+from dtruntime import Recovery, StrataError
+from dtruntime.run.recovery import Failures
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_first_failures_are_not_held_up_and_later_ones_are():
+    clock = Clock()
+    failures = Failures(Recovery(max_failures=8), clock)
+    waits = [failures.count(0, "x") for _ in range(8)]
+    assert waits[0] == 0
+    assert waits == sorted(waits)
+    assert waits[-1] > 0
+
+
+def test_too_many_in_the_window_end_the_run_with_the_reason():
+    failures = Failures(Recovery(max_failures=2), Clock())
+    failures.count(0, "a")
+    failures.count(0, "b")
+    with pytest.raises(StrataError, match="worker-3 was lost.*|gives up.*worker-3"):
+        failures.count(0, "worker-3 was lost")
+
+
+def test_what_the_coordinator_saw_counts_too():
+    with pytest.raises(StrataError, match="21 failures"):
+        Failures(Recovery(max_failures=20), Clock()).count(21, "x")
+
+
+def test_old_failures_are_forgotten():
+    clock = Clock()
+    failures = Failures(Recovery(max_failures=2, window_seconds=10), clock)
+    for _ in range(20):
+        clock.now += 6
+        failures.count(0, "x")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"min_workers": 0}, {"max_failures": -1}, {"wait_seconds": -1}, {"window_seconds": -1}]
+)
+def test_nonsense_is_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Recovery(**wrong)
