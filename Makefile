@@ -14,7 +14,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint bench bench-coordinator bench-data chaos proto clean
+.PHONY: help demo test lint bench bench-coordinator bench-data bench-checkpoints chaos proto clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,7 +32,7 @@ lint: $(VENV)/.dev ## style, format, types, and whether the generated code is fr
 	@echo "mypy"; $(BIN)/mypy --no-error-summary
 	@echo "generated code"; $(BIN)/python scripts/generate-proto.py --check
 
-bench: bench-coordinator bench-data ## both benchmarks; ARGS=--quick is for either
+bench: bench-coordinator bench-data bench-checkpoints ## all benchmarks; ARGS=--quick is for each
 
 bench-coordinator: $(VENV)/.bench ## measure the coordinator under load
 	@scripts/ensure-system-package.sh h2load nghttp2-client
@@ -40,6 +40,10 @@ bench-coordinator: $(VENV)/.bench ## measure the coordinator under load
 
 bench-data: $(VENV)/.bench $(PEERS)/.ready ## measure data loading beside plain reading and other libraries
 	@$(BIN)/python -m benchmarks.data_loading $(ARGS)
+
+bench-checkpoints: $(VENV)/.bench ## measure saves and loads beside the disk and other libraries
+	@scripts/ensure-system-package.sh fio fio || echo "going on without fio: the benchmark writes by itself"
+	@$(BIN)/python -m benchmarks.checkpoint_throughput $(ARGS)
 
 chaos: $(VENV)/.dev ## torture tests: kills, pauses, partitions; takes long
 	@$(BIN)/python -m pytest tests/chaos --timeout=1800 -o faulthandler_timeout=1790 $(ARGS)
@@ -78,7 +82,7 @@ $(VENV)/.dev: $(VENV)/.created $(DEPENDENCIES)
 
 $(VENV)/.bench: $(VENV)/.created $(DEPENDENCIES)
 	@echo "installing Strata with its benchmark tools"
-	@$(PIP_INSTALL) -e '.[data,fast,bench]'
+	@$(PIP_INSTALL) -e '.[data,fast,zstd,bench]'
 	@touch $(VENV)/.run $@
 
 # Libraries to compare with; what they need must not meet what Strata is tested with.

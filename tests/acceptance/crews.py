@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -21,13 +22,13 @@ class Trainer:
 
     def __init__(self, crew: "TrainingCrew", number: int) -> None:
         self.log_path = crew.folder / f"worker-{number}.log"
-        self._log = self.log_path.open("w")
-        self.process = subprocess.Popen(
-            [sys.executable, *map(str, crew.command)],
-            env={**os.environ, **crew.environment},
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-        )
+        with self.log_path.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *map(str, crew.command)],
+                env={**os.environ, **crew.environment},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
 
     @property
     def log(self) -> str:
@@ -36,6 +37,9 @@ class Trainer:
     @property
     def is_running(self) -> bool:
         return self.process.poll() is None
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
 
     def kill(self) -> None:
         self.process.kill()
@@ -72,6 +76,15 @@ class TrainingCrew:
             trainer.kill()
 
     @property
+    def job(self) -> str:
+        return self.environment["STRATA_JOB"]
+
+    def resize(self, workers: int) -> None:
+        """Processes that are started from now on are of so many."""
+        self.size = workers
+        self.environment["WORLD_SIZE"] = str(workers)
+
+    @property
     def running(self) -> list[Trainer]:
         return [trainer for trainer in self.trainers if trainer.is_running]
 
@@ -82,8 +95,8 @@ class TrainingCrew:
             self.trainers.append(begun[-1])
         return begun
 
-    def wait(self, keep: int = 0) -> None:
-        """Wait until all processes have ended well; with ``keep``, replace those that were lost."""
+    def wait(self) -> None:
+        """Wait until all processes have ended, and well unless they were killed."""
         deadline = time.monotonic() + PATIENCE
         while self.running:
             assert time.monotonic() < deadline, f"still training:\n{self.logs()}"
@@ -119,6 +132,11 @@ class TrainingCrew:
     @property
     def last_step(self) -> int:
         return max(self.steps, default=0)
+
+    @property
+    def worlds(self) -> list[int]:
+        """How many workers there were in each step."""
+        return [entries[-1]["world"] for _, entries in sorted(self.steps.items())]
 
     def weights(self) -> Any:
         return np.load(self.folder / "weights.npy")

@@ -13,6 +13,7 @@ from dtruntime.coordinator.state.layouts import LayoutRecord
 from dtruntime.coordinator.state.records import (
     READ_ON_DEMAND,
     RECORD_TYPES,
+    ActionRecord,
     AskRecord,
     AttemptRecord,
     CheckpointRecord,
@@ -93,7 +94,21 @@ RECORDS: dict[str, Record] = {
     ),
     "pending": PendingRecord(checkpoint_id="c", step=1, expected={1: 0, 2: 1}),
     "round": RoundRecord(
-        barrier_id="b", round=3, generation=2, participants=2, tickets={1: 2**64 - 1, 2: 4}
+        barrier_id="b",
+        round=3,
+        generation=2,
+        participants=2,
+        tickets={1: 2**64 - 1, 2: 4},
+        values={0: bytes(range(256)), 1: b""},
+    ),
+    "action": ActionRecord(
+        action_id="action-000001",
+        number=1,
+        kind="drain",
+        requested_at=1.5,
+        worker_id="worker-1",
+        incarnation=2,
+        reason="maintenance",
     ),
     "epoch": EpochRecord(
         dataset_id="d", epoch=2**63 - 1, plan="p", samples=9, sequence=1, digest=bytes(range(256))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .._loop import awaitable, blocking
 from ..errors import CheckpointAbortedError, StorageError
 from ..rpc.gen import coordinator_pb2 as pb
@@ -14,7 +16,7 @@ class CommitCalls(Member):
     """A member's calls about checkpoints."""
 
     @awaitable
-    async def begin_checkpoint_async(self, step: int) -> str:
+    async def begin_checkpoint_async(self, step: int, *, ranks: Sequence[int] | None = None) -> str:
         """The id under which all members save this step together.
 
         Every member calls this once for each save, before it writes, and then gives the id to
@@ -24,6 +26,9 @@ class CommitCalls(Member):
         when a member is lost before its part is stored, begins the step again, or goes past it:
         by sending its part of a later one, or by beginning a later one without having asked for
         it. `commit_checkpoint` then raises `CheckpointAbortedError`.
+
+        ``ranks`` says who saves together; by default all members that are live. All of them have
+        to give the same.
         """
         identity = self.identity
         request = pb.BeginCheckpointRequest(
@@ -32,12 +37,28 @@ class CommitCalls(Member):
             incarnation=identity.incarnation,
             step=check_whole("step", step),
             ticket=next(self._saves),
+            ranks=ranks,
         )
         reply = await self._call("BeginCheckpoint", request, pb.BeginCheckpointResponse)
         self._seen = max(self._seen, reply.generation)
         return reply.checkpoint_id
 
     begin_checkpoint = blocking(begin_checkpoint_async)
+
+    @awaitable
+    async def abandon_checkpoints_async(self) -> int:
+        """End what is being saved together and lacks this worker's part; returns how many.
+
+        For a worker that goes back to an earlier step: the others need not wait for it.
+        """
+        identity = self.identity
+        request = pb.AbandonRequest(
+            job=identity.job, worker_id=identity.worker_id, incarnation=identity.incarnation
+        )
+        reply = await self._call("AbandonCheckpoints", request, pb.Abandoned)
+        return reply.count
+
+    abandon_checkpoints = blocking(abandon_checkpoints_async)
 
     @awaitable
     async def commit_checkpoint_async(

@@ -36,6 +36,7 @@ class Member:
         self._told = 0
         """The newest generation that the program was told of."""
         self._seen = 0
+        self._lost = 0
         self._waiting = 0
         """Calls that wait for other workers."""
         self._actions: tuple[Action, ...] = ()
@@ -72,6 +73,11 @@ class Member:
     def generation(self) -> int:
         """The newest number of the membership that this worker has seen."""
         return max(self._seen, self._told)
+
+    @property
+    def lost_generation(self) -> int:
+        """The newest generation known to have begun because a member was lost or left."""
+        return self._lost
 
     @property
     def job(self) -> str:

@@ -250,6 +250,7 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
         before = self._heard, self._actions
         self._seen = max(self._seen, reply.generation)
         self._heard = max(self._heard, reply.generation)
+        self._lost = max(self._lost, reply.lost_generation)
         self._actions = tuple(wire.action(action) for action in reply.actions)
         if (self._heard, self._actions) == before:
             return

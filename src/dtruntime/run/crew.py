@@ -59,6 +59,10 @@ class Membership(ABC):
     def has_changed(self, crew: Crew) -> bool:
         """Whether a crew is not the present membership any more."""
 
+    @abstractmethod
+    def has_lost(self, crew: Crew) -> bool:
+        """Whether one of a crew is gone."""
+
 
 class Alone(Membership):
     """A run of one process, without a coordinator."""
@@ -74,6 +78,8 @@ class Alone(Membership):
     def has_changed(self, crew: Crew) -> bool:
         """Never."""
         return False
+
+    has_lost = has_changed
 
 
 class Together(Membership):
@@ -111,13 +117,21 @@ class Together(Membership):
 
     def share(self, name: str, value: bytes, crew: Crew) -> Mapping[int, bytes]:
         """Give the others of the crew a value, and get theirs by rank."""
-        return self._orchestrator.exchange(f"run:{name}", value, timeout_ms=ROUND_MS)
+        return self._orchestrator.exchange(
+            f"run:{crew.generation}:{name}", value, timeout_ms=ROUND_MS, ranks=crew.ranks
+        )
 
     def has_changed(self, crew: Crew) -> bool:
         """Whether somebody was lost, left, or came."""
         if not self._orchestrator.is_registered:
             return True
         return self._orchestrator.generation != crew.generation
+
+    def has_lost(self, crew: Crew) -> bool:
+        """Whether somebody was lost or left, or this worker itself is not a member any more."""
+        if not self._orchestrator.is_registered:
+            return True
+        return self._orchestrator.lost_generation > crew.generation
 
     def _wait_for_replacements(self) -> None:
         deadline = time.monotonic() + self._recovery.wait_seconds

@@ -77,10 +77,14 @@ class Formation:
         """Whether a crew is not the present membership any more."""
         return self._membership.has_changed(crew)
 
+    def has_lost(self, crew: Crew) -> bool:
+        """Whether one of a crew is gone."""
+        return self._membership.has_lost(crew)
+
     def _heard(self) -> None:
         """On the I/O thread: wake a training loop that waits for somebody who is gone."""
         crew = self._crew
-        if crew is not None and self._group is not None and self._membership.has_changed(crew):
+        if crew is not None and self._group is not None and self._membership.has_lost(crew):
             self._group.interrupt()
 
     def _agree_on_state(self, crew: Crew) -> None:
@@ -133,6 +137,6 @@ class Formation:
         worker = self._worker
         if worker is not None and worker.is_registered:
             try:
-                getattr(worker,'abandon_checkpoints',lambda:None)()
+                worker.abandon_checkpoints()
             except (SyncError, ConnectionError) as exc:
                 log.info("run.not_abandoned", reason=str(exc))

@@ -22,7 +22,7 @@ from .formation import Formation
 from .gate import Gate
 from .notices import Notices
 from .recovery import Recovery
-from .saves import Saves
+from .saves import CrewCommits, Saves
 from .tracking import Tracked
 
 _SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv"}
@@ -100,11 +100,12 @@ def open_run(
         membership = Together(worker, recovery)
         agreements = Agreements(worker, gate)
         watch = Watch(worker, lambda: notices.reason if notices.look() else "")
+    commits = None if worker is None else CrewCommits(worker)
     manager = CheckpointManager(
-        checkpoints, orchestrator=worker, sharded=worker is not None, **checkpoint_options
+        checkpoints, orchestrator=commits, sharded=commits is not None, **checkpoint_options
     )
     stream = open_stream(data, worker)
-    saves = Saves(manager, tracked, stream, seed)
+    saves = Saves(manager, commits, tracked, stream, seed)
     formation = Formation(membership, worker, stream, saves, _group(group, worker))
     return Opened(manager, stream, saves, formation, agreements, watch)
 

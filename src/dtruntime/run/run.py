@@ -129,6 +129,9 @@ class Run:
         self._broken: BaseException | None = None
         self._step_seconds = 0.0
         self._samples = 0
+        self._in_step = False
+        self._welcomed = 0
+        """The generation with newcomers that were noticed last."""
         self._ending = ""
 
     # What is known
@@ -226,13 +229,19 @@ class Run:
         trace: TracebackType | None,
     ) -> None:
         try:
-            if error is None and not self._ending and self.step > self._open.saves.last_step:
-                # The loop was left early: what was done is kept.
-                self._save().wait()
+            if error is None and not self._ending:
+                self._keep_unfinished()
         finally:
             self._close("" if error is None else f"failed: {type(error).__name__}")
         if error is None and self._ending == "preempted":
             raise SystemExit(PREEMPTED)
+
+    def _keep_unfinished(self) -> None:
+        """Save when the loop was left early; the batch it was left with counts as used."""
+        if self._in_step:
+            self._gate.pass_step()
+        if self.step > self._open.saves.last_step:
+            self._save().wait()
 
     @property
     def _open(self) -> Opened:
@@ -289,7 +298,11 @@ class Run:
     # Training
 
     def __iter__(self) -> Iterator[Any]:
-        """Batches up to the end of the last epoch."""
+        """Batches up to the end of the last epoch.
+
+        Whoever leaves the loop early has used the batch that it was left with: that is saved, and
+        the next time the run goes on with the one after it. All workers leave after the same step.
+        """
         while not self._ending:
             try:
                 yield from self._steps()
@@ -303,7 +316,9 @@ class Run:
         while stream.epoch < self.epochs and not self._is_over():
             for batch, self._samples in stream.batches():
                 began = time.perf_counter()
+                self._in_step = True
                 yield batch
+                self._in_step = False
                 self._after_step(time.perf_counter() - began)
                 if self._ending or self._is_over():
                     return
@@ -321,10 +336,20 @@ class Run:
         elif self._is_time_to_save():
             self._save()
         self._open.saves.check()
-        if not self._ending and self._open.formation.has_changed(self.crew):
+        if not self._ending and self._open.formation.has_lost(self.crew):
             raise _Regroup(self._change())
+        if not self._ending and self._open.formation.has_changed(self.crew):
+            self._welcome()
         if not self._ending and self._notices.look():
             self._leave_if_due()
+
+    def _welcome(self) -> None:
+        """Somebody has come: save first, so that nothing is lost when the crew forms again."""
+        worker = self._orchestrator
+        assert worker is not None
+        if self.crew.leads and self._welcomed != worker.generation:
+            self._welcomed = worker.generation
+            worker.request_action("checkpoint", reason="a worker has joined")
 
     def _save(self, **options: Any) -> Any:
         return self._open.saves.save(self.crew, self.step, metrics=self._metrics, **options)
@@ -392,7 +417,7 @@ class Run:
             return False
         log.warning("run.step_failed", step=self.step, error=repr(error))
         deadline = time.monotonic() + self.recovery.detect_seconds
-        while not self._open.formation.has_changed(self.crew):
+        while not self._open.formation.has_lost(self.crew):
             if time.monotonic() > deadline:
                 return False
             time.sleep(LOOK_SECONDS)
@@ -438,6 +463,8 @@ class Run:
             self._ending = "preempted" if self._notices.look() else "drained"
         elif leaving and not self._ending:
             raise _Regroup(f"{', '.join(sorted(leaving))} left")
+        elif not self._ending and self._open.formation.has_changed(self.crew):
+            raise _Regroup(self._change())
 
     def _complete(self, action: Action) -> None:
         assert self._orchestrator is not None

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..checkpoint import CheckpointManager
 from ..checkpoint.saving import SaveHandle
+from ..client import TrainingOrchestrator
 from ..errors import CheckpointAbortedError, StorageError
 from ..telemetry import EventLog
 from ..types import CheckpointInfo
@@ -27,6 +28,32 @@ consumed before by the position alone."""
 FINISHED = "finished"
 
 
+class CrewCommits:
+    """Lets the present crew save together, and nobody else: newcomers wait for the next one."""
+
+    def __init__(self, worker: TrainingOrchestrator) -> None:
+        self._worker = worker
+        self.ranks: tuple[int, ...] | None = None
+        """Of the crew."""
+
+    @property
+    def rank(self) -> int:
+        """The worker's."""
+        return self._worker.rank
+
+    def begin_checkpoint(self, step: int) -> str:
+        """Agree with the crew on an id."""
+        return self._worker.begin_checkpoint(step, ranks=self.ranks)
+
+    def commit_checkpoint(self, checkpoint_id: str, step: int, **options: Any) -> None:
+        """Record a part, and wait for the others'."""
+        self._worker.commit_checkpoint(checkpoint_id, step, **options)
+
+    def latest_checkpoint(self) -> CheckpointInfo | None:
+        """What was recorded last."""
+        return self._worker.latest_checkpoint()
+
+
 class Saves:
     """Saves and restores a run.
 
@@ -35,9 +62,15 @@ class Saves:
     """
 
     def __init__(
-        self, manager: CheckpointManager, tracked: Tracked, stream: Stream, seed: int
+        self,
+        manager: CheckpointManager,
+        commits: CrewCommits | None,
+        tracked: Tracked,
+        stream: Stream,
+        seed: int,
     ) -> None:
         self._manager = manager
+        self._commits = commits
         self._tracked = tracked
         self._stream = stream
         self._seed = seed
@@ -58,6 +91,8 @@ class Saves:
         finished: bool = False,
     ) -> SaveHandle:
         """Begin to save; returns when training may go on."""
+        if self._commits is not None:
+            self._commits.ranks = crew.ranks
         state: dict[str, Any] = {"own": {"data": self._stream.state(), "rng": rng.capture()}}
         if crew.leads:
             state["shared"] = self._tracked.capture()

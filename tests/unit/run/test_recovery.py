@@ -26,7 +26,7 @@ def test_too_many_in_the_window_end_the_run_with_the_reason():
     failures = Failures(Recovery(max_failures=2), Clock())
     failures.count(0, "a")
     failures.count(0, "b")
-    with pytest.raises(StrataError, match="worker-3 was lost.*|gives up.*worker-3"):
+    with pytest.raises(StrataError, match=r"gives up.*worker-3 was lost"):
         failures.count(0, "worker-3 was lost")
 
 
@@ -44,7 +44,8 @@ def test_old_failures_are_forgotten():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"min_workers": 0}, {"max_failures": -1}, {"wait_seconds": -1}, {"window_seconds": -1}]
+    "wrong",
+    [{"min_workers": 0}, {"max_failures": -1}, {"wait_seconds": -1}, {"window_seconds": -1}],
 )
 def test_nonsense_is_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):

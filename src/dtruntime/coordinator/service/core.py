@@ -83,6 +83,7 @@ class CoordinatorService:
             "WaitBarrier": self._wait_barrier,
             "BeginCheckpoint": self._begin_checkpoint,
             "NotifyCheckpoint": self._notify_checkpoint,
+            "AbandonCheckpoints": self._abandon_checkpoints,
             "RequestAction": self._request_action,
             "CompleteAction": self._complete_action,
             "GetServerInfo": self._get_server_info,
@@ -211,6 +212,7 @@ class CoordinatorService:
             generation=reply.generation,
             heartbeat_interval_ms=self.config.heartbeat_interval_ms,
             live_workers=reply.live_workers,
+            lost_generation=reply.lost_generation,
         )
         if reply.actions:
             response.actions.extend(encode.actions(reply.actions))
@@ -279,6 +281,11 @@ class CoordinatorService:
 
     def _begin_checkpoint(self, request: pb.BeginCheckpointRequest, now: float) -> Answer:
         command = decode.begin_checkpoint(request)
+        self._limit_worker(command.job, command.worker_id, now)
+        return encode.reply(self._apply(command, now))
+
+    def _abandon_checkpoints(self, request: pb.AbandonRequest, now: float) -> Answer:
+        command = decode.abandon_checkpoints(request)
         self._limit_worker(command.job, command.worker_id, now)
         return encode.reply(self._apply(command, now))
 

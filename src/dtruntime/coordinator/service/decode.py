@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ...rpc.gen import coordinator_pb2 as pb
 from ...types import DEFAULT_JOB, VALUE_BYTES, WorkerState, check_id
@@ -125,7 +125,7 @@ def arrive(request: pb.BarrierRequest, call: int) -> c.Arrive:
         request.generation,
         request.ticket,
         _payload(request.payload) if request.HasField("payload") else None,
-        tuple(sorted(set(request.ranks))) if request.ranks else (),
+        _ranks(request.ranks),
     )
 
 
@@ -191,6 +191,16 @@ def begin_checkpoint(request: pb.BeginCheckpointRequest) -> c.BeginCheckpoint:
         incarnation=_incarnation(request.incarnation),
         step=_at_most("step", request.step, MAX_COUNT),
         ticket=_at_most("ticket", request.ticket, MAX_COUNT),
+        ranks=_ranks(request.ranks),
+    )
+
+
+def abandon_checkpoints(request: pb.AbandonRequest) -> c.AbandonCheckpoints:
+    """A worker that will not send its part of anything that is being saved."""
+    return c.AbandonCheckpoints(
+        job=job_name(request.job),
+        worker_id=identifier("worker id", request.worker_id),
+        incarnation=_incarnation(request.incarnation),
     )
 
 
@@ -320,3 +330,7 @@ def _metadata(pairs: Mapping[str, str]) -> dict[str, str]:
                 f"{METADATA_VALUE}"
             )
     return dict(pairs)
+
+
+def _ranks(ranks: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted(set(ranks))) if ranks else ()

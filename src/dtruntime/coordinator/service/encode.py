@@ -78,6 +78,11 @@ def dataset_registered(reply: c.DatasetRegistered) -> pb.DatasetRegistration:
     )
 
 
+def abandoned(reply: c.Abandoned) -> pb.Abandoned:
+    """Attempts that were given up."""
+    return pb.Abandoned(count=reply.count)
+
+
 def begun(reply: c.Begun) -> pb.BeginCheckpointResponse:
     """The id of an attempt."""
     return pb.BeginCheckpointResponse(
@@ -176,6 +181,7 @@ _ENCODERS: dict[type[c.Reply], Callable[[Any], Message]] = {
     c.TimedOut: timed_out,
     c.Pulse: pulse,
     c.DatasetRegistered: dataset_registered,
+    c.Abandoned: abandoned,
     c.Begun: begun,
     c.Committed: committed,
     c.Aborted: aborted,

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from .attempts import Attempt, Attempts
 from .commands import (
     HELD,
+    AbandonCheckpoints,
+    Abandoned,
     Aborted,
     BeginCheckpoint,
     Begun,
@@ -81,6 +83,13 @@ class Checkpoints:
         self.attempts.add(attempt, c, out)
         self._end_left_out(attempt, c, out)
         return attempt.begun
+
+    def abandon(self, c: AbandonCheckpoints, out: Outbox) -> Abandoned:
+        """End the attempts that wait for a member's part: it has said that it will send none."""
+        given_up = self._awaiting(c.incarnation)
+        for _, pending in given_up:
+            self._abort(pending, f"{c.worker_id} has given up saving it", out)
+        return Abandoned(len(given_up))
 
     def notify(self, c: NotifyCheckpoint, member: Member, out: Outbox) -> Reply:
         """Take a checkpoint, or one member's part of one."""
@@ -236,19 +245,21 @@ class Checkpoints:
             return False
         if c.incarnation not in pending.record.expected or self.attempts.went_past(attempt, c):
             return False
+        if c.ranks and c.ranks != tuple(sorted(pending.record.expected.values())):
+            return False
         if self._roster.losses.newest_generation <= attempt.record.generation:
             return True
         return attempt.tickets.keys() <= self._live_incarnations()
 
     def _begin_attempt(self, before: Attempt | None, c: BeginCheckpoint, out: Outbox) -> Attempt:
         """Begin an attempt at a step; what is open of the one before has ended."""
-        expected = self._live_members()
+        expected = self._live_members(c.ranks)
         unfinished = self.pending.get(before.record.checkpoint_id) if before else None
         if unfinished is not None:
             self._abort(unfinished, f"{c.worker_id} has begun to save step {c.step} again", out)
         ranks = tuple(expected.values())
         attempt = self.attempts.begin(c.step, ranks, self._is_taken, out)
-        self._open(attempt.record.checkpoint_id, c.step, expected, out)
+        pending = self._open(attempt.record.checkpoint_id, c.step, expected, out)
         while oldest := self.attempts.oldest_over_bounds:
             forgotten = self.pending.get(oldest.record.checkpoint_id)
             if forgotten is not None:
@@ -261,6 +272,9 @@ class Checkpoints:
             step=c.step,
             ranks=len(ranks),
         )
+        if missing := set(c.ranks).difference(ranks):
+            names = ", ".join(map(str, sorted(missing)[:8]))
+            self._abort(pending, f"rank {names} is not a member any more", out)
         return attempt
 
     def _live_incarnations(self) -> set[int]:
@@ -269,10 +283,13 @@ class Checkpoints:
     def _is_taken(self, checkpoint_id: str) -> bool:
         return checkpoint_id in self.committed or checkpoint_id in self.pending
 
-    def _live_members(self) -> dict[int, int]:
+    def _live_members(self, ranks: tuple[int, ...] = ()) -> dict[int, int]:
         """Incarnation to rank of all who have to send a part, in the order of ranks."""
         expected: dict[int, int] = {}
+        wanted = set(ranks)
         for rank in self._roster.present_ranks():
+            if wanted and rank not in wanted:
+                continue
             member = self._roster.slots[rank]
             if member is None:
                 raise Refused(

@@ -107,6 +107,16 @@ class BeginCheckpoint(Command, frozen=True):
     step: int
     ticket: int
     """Numbers the worker's saves, from 1; a retry repeats it."""
+    ranks: tuple[int, ...] = ()
+    """Who saves together; none: all members that are live."""
+
+
+class AbandonCheckpoints(Command, frozen=True):
+    """A worker will not send its part of anything that is being saved."""
+
+    job: str
+    worker_id: str
+    incarnation: int
 
 
 class NotifyCheckpoint(Command, frozen=True):
@@ -251,6 +261,8 @@ class Pulse(Reply, frozen=True):
     generation: int
     live_workers: int
     actions: tuple[ActionRecord, ...] = ()
+    lost_generation: int = 0
+    """The newest generation that began because a member was lost or left."""
 
 
 class Missing(msgspec.Struct, frozen=True):
@@ -324,6 +336,12 @@ class Begun(Reply, frozen=True):
     """In which the attempt was begun."""
     ranks: tuple[int, ...]
     """Those that have to send a part."""
+
+
+class Abandoned(Reply, frozen=True):
+    """So many attempts have ended because the caller gave them up."""
+
+    count: int
 
 
 class Committed(Reply, frozen=True):

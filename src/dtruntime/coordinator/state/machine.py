@@ -114,6 +114,7 @@ class Machine:
             c.Deregister: self._deregister,
             c.RegisterDataset: self._register_dataset,
             c.BeginCheckpoint: self._begin_checkpoint,
+            c.AbandonCheckpoints: self._abandon_checkpoints,
             c.NotifyCheckpoint: self._notify_checkpoint,
             c.Claim: self._claim,
             c.Commit: self._commit,
@@ -241,6 +242,12 @@ class Machine:
     def _begin_checkpoint(self, command: c.BeginCheckpoint) -> Reply:
         job, member = self.member(command.job, command.worker_id, command.incarnation)
         reply = job.checkpoints.begin(command, member, self._out)
+        job.roster.hear(member, self._out.now)
+        return reply
+
+    def _abandon_checkpoints(self, command: c.AbandonCheckpoints) -> Reply:
+        job, member = self.member(command.job, command.worker_id, command.incarnation)
+        reply = job.checkpoints.abandon(command, self._out)
         job.roster.hear(member, self._out.now)
         return reply
 

@@ -78,7 +78,8 @@ class Roster:
     def pulse(self) -> Pulse:
         """The answer to a heartbeat."""
         if self._pulse is None:
-            self._pulse = Pulse(self.generation, self.live_count, self.actions)
+            lost = self.losses.newest_generation
+            self._pulse = Pulse(self.generation, self.live_count, self.actions, lost)
         return self._pulse
 
     def is_present(self, rank: int) -> bool:

@@ -187,16 +187,18 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., job: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[WorkerState, str]] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., resources: _Optional[_Union[ResourceUsage, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., step_seconds: _Optional[float] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("generation", "heartbeat_interval_ms", "live_workers", "actions")
+    __slots__ = ("generation", "heartbeat_interval_ms", "live_workers", "actions", "lost_generation")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     LIVE_WORKERS_FIELD_NUMBER: _ClassVar[int]
     ACTIONS_FIELD_NUMBER: _ClassVar[int]
+    LOST_GENERATION_FIELD_NUMBER: _ClassVar[int]
     generation: int
     heartbeat_interval_ms: int
     live_workers: int
     actions: _containers.RepeatedCompositeFieldContainer[Action]
-    def __init__(self, generation: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., live_workers: _Optional[int] = ..., actions: _Optional[_Iterable[_Union[Action, _Mapping]]] = ...) -> None: ...
+    lost_generation: int
+    def __init__(self, generation: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., live_workers: _Optional[int] = ..., actions: _Optional[_Iterable[_Union[Action, _Mapping]]] = ..., lost_generation: _Optional[int] = ...) -> None: ...
 
 class DeregisterRequest(_message.Message):
     __slots__ = ("worker_id", "job", "incarnation", "reason")
@@ -650,18 +652,36 @@ class BarrierResponse(_message.Message):
     def __init__(self, outcome: _Optional[_Union[BarrierOutcome, str]] = ..., round: _Optional[int] = ..., generation: _Optional[int] = ..., participants: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[MissingWorker, _Mapping]]] = ..., missing_count: _Optional[int] = ..., lost: _Optional[_Iterable[_Union[LostWorker, _Mapping]]] = ..., survivors: _Optional[_Iterable[int]] = ..., values: _Optional[_Mapping[int, bytes]] = ...) -> None: ...
 
 class BeginCheckpointRequest(_message.Message):
-    __slots__ = ("job", "worker_id", "incarnation", "step", "ticket")
+    __slots__ = ("job", "worker_id", "incarnation", "step", "ticket", "ranks")
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker_id: str
     incarnation: int
     step: int
     ticket: int
-    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., step: _Optional[int] = ..., ticket: _Optional[int] = ...) -> None: ...
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., step: _Optional[int] = ..., ticket: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class AbandonRequest(_message.Message):
+    __slots__ = ("job", "worker_id", "incarnation")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    worker_id: str
+    incarnation: int
+    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class Abandoned(_message.Message):
+    __slots__ = ("count",)
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    def __init__(self, count: _Optional[int] = ...) -> None: ...
 
 class BeginCheckpointResponse(_message.Message):
     __slots__ = ("checkpoint_id", "generation", "ranks")
