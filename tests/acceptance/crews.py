@@ -62,6 +62,7 @@ class TrainingCrew:
         }
         self.size = workers
         self.trainers: list[Trainer] = []
+        self.traces = "trace/*.jsonl"
 
     def __enter__(self) -> Self:
         return self
@@ -95,13 +96,13 @@ class TrainingCrew:
             self.trainers.append(begun[-1])
         return begun
 
-    def wait(self) -> None:
-        """Wait until all processes have ended, and well unless they were killed."""
+    def wait(self, *also: int) -> None:
+        """Wait until all processes have ended: well, killed, or with one of these statuses."""
         deadline = time.monotonic() + PATIENCE
         while self.running:
             assert time.monotonic() < deadline, f"still training:\n{self.logs()}"
             time.sleep(0.05)
-        ended = [t for t in self.trainers if t.process.returncode not in (0, -9)]
+        ended = [t for t in self.trainers if t.process.returncode not in (0, -9, *also)]
         assert not ended, f"{len(ended)} failed:\n{self.logs()}"
 
     def until(self, what: str, condition: Callable[[], bool]) -> None:
@@ -120,7 +121,7 @@ class TrainingCrew:
     def steps(self) -> dict[int, list[dict[str, Any]]]:
         """What each step had, by step, of all processes and attempts."""
         found: dict[int, list[dict[str, Any]]] = {}
-        for file in sorted((self.folder / "trace").glob("*.jsonl")):
+        for file in sorted(self.folder.glob(self.traces)):
             for line in file.read_text().splitlines():
                 try:
                     entry = json.loads(line)

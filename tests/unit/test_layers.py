@@ -25,6 +25,7 @@ ALLOWED_IMPORTERS = {
         "checkpoint.torch_views",
         "checkpoint.trees.torch_leaves",
         "checkpoint.trees.torch_landing",
+        "run.process_group",
     },
     "jax": {
         "data.jax",

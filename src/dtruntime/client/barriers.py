@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 from .._loop import awaitable, blocking
@@ -75,10 +76,12 @@ class BarrierCalls(Member):
             ranks=None if ranks is None else [check_whole("rank", rank) for rank in ranks],
         )
         self._waiting += 1
+        began = time.monotonic()
         try:
             reply = await self._call("WaitBarrier", request, pb.BarrierResponse, hold_ms=timeout_ms)
         finally:
             self._waiting -= 1
+            self.waited_seconds += time.monotonic() - began
         self._told = max(self._told, reply.generation)
         wire.raise_barrier_outcome(barrier_id, timeout_ms, reply)
         return reply

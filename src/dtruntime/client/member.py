@@ -39,6 +39,8 @@ class Member:
         self._lost = 0
         self._waiting = 0
         """Calls that wait for other workers."""
+        self.waited_seconds = 0.0
+        """How long calls have waited for other workers, in all."""
         self._actions: tuple[Action, ...] = ()
         self._tickets = itertools.count(1)
         self._saves = itertools.count(1)

@@ -128,6 +128,7 @@ class Run:
         self._parts: Opened | None = None
         self._broken: BaseException | None = None
         self._step_seconds = 0.0
+        self._waited_here = 0.0
         self._samples = 0
         self._in_step = False
         self._welcomed = 0
@@ -315,11 +316,11 @@ class Run:
         stream = self._open.stream
         while stream.epoch < self.epochs and not self._is_over():
             for batch, self._samples in stream.batches():
-                began = time.perf_counter()
+                began = time.perf_counter() - self._waited
                 self._in_step = True
                 yield batch
                 self._in_step = False
-                self._after_step(time.perf_counter() - began)
+                self._after_step(time.perf_counter() - self._waited - began)
                 if self._ending or self._is_over():
                     return
 
@@ -386,6 +387,24 @@ class Run:
         """Say how training goes; heartbeats and checkpoints carry it."""
         self._metrics.update({name: float(value) for name, value in metrics.items()})
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Do not count the time of this block as the step's: it is spent waiting for others.
+
+        Step times tell which worker is slow only as far as they leave out such waits. Barriers,
+        `exchange` and `average_gradients` are left out by themselves.
+        """
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._waited_here += time.perf_counter() - began
+
+    @property
+    def _waited(self) -> float:
+        worker = self._orchestrator
+        return self._waited_here + (0.0 if worker is None else worker.waited_seconds)
+
     def average_gradients(self, module: Any) -> None:
         """Replace a module's gradients by their mean over the samples of all workers' batches.
 
@@ -394,7 +413,8 @@ class Run:
         from .process_group import average_gradients
 
         parameters: Iterable[Any] = module.parameters() if hasattr(module, "parameters") else module
-        average_gradients(parameters, self._samples, self.crew)
+        with self.waiting():
+            average_gradients(parameters, self._samples, self.crew)
 
     @contextmanager
     def guard(self) -> Iterator[None]:
@@ -459,9 +479,12 @@ class Run:
         if any(action.kind == "stop" for action in actions):
             self._ending = "stopped"
         leaving = {action.worker_id for action in actions if action.kind == "drain"}
-        if worker.worker_id in leaving:
-            self._ending = "preempted" if self._notices.look() else "drained"
+        noticed = self._notices.look()
+        if worker.worker_id in leaving or (leaving and noticed):
+            # With a notice of its own it need not wait for its turn: everything is saved.
+            self._ending = "preempted" if noticed else "drained"
         elif leaving and not self._ending:
+            self._change()
             raise _Regroup(f"{', '.join(sorted(leaving))} left")
         elif not self._ending and self._open.formation.has_changed(self.crew):
             raise _Regroup(self._change())

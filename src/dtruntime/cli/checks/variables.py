@@ -13,7 +13,15 @@ from .finding import Finding
 GROUP = "environment"
 VARIABLES = frozenset(
     {name for name in ENVIRONMENT if name.startswith("STRATA_")}
-    | {"STRATA_ATTEMPT", "STRATA_CACHE_DIR", "STRATA_JOB", "STRATA_LOG", "STRATA_LOG_FORMAT"}
+    | {
+        "STRATA_ATTEMPT",
+        "STRATA_CACHE_DIR",
+        "STRATA_JOB",
+        "STRATA_LOG",
+        "STRATA_LOG_FORMAT",
+        "STRATA_PREEMPTION_FILE",
+        "STRATA_WORLD_SIZE",
+    }
 )
 """Every variable of our own that is read anywhere."""
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")

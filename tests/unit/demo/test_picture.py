@@ -1,0 +1,65 @@
+"""The live picture: it fits a small terminal, and does not jump."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from dtruntime.demo.notes import Mark
+from dtruntime.demo.picture import picture
+from dtruntime.demo.plan import Plan
+from dtruntime.demo.progress import Members, Scene, Tally
+from dtruntime.types import Membership, WorkerState, WorkerStatus
+
+PLAN = Plan(root="/nowhere", epochs=1000)
+
+
+def draw(scene: Scene) -> list[str]:
+    console = Console(file=io.StringIO(), width=80, force_terminal=False)
+    console.print(picture(scene))
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+def worker(rank, membership=Membership.LIVE, state=WorkerState.WAITING, name=""):
+    return WorkerStatus(
+        name or f"worker-{rank}", rank, rank + 1, membership, state, 119_000, 2, 0.2,
+        process="4194304@host", metrics={"samples": 23_900_000},
+    )  # fmt: skip
+
+
+def scene(*workers, **fields):
+    tally = Tally()
+    tally.add(
+        Mark(at=float(s), generation=1, step=119_000 + s, rank=0, loss=0.123) for s in range(1, 4)
+    )
+    return Scene(PLAN, "run 1 of 2", 61.5, Members(workers, 118_000), tally, **fields)
+
+
+LIVE = [worker(rank) for rank in range(4)]
+DEAD = [*LIVE[:2], worker(2, Membership.DEAD), LIVE[3]]
+
+
+@pytest.mark.parametrize(
+    ("shown", "state"),
+    [
+        (scene(*LIVE), "training"),
+        (scene(), "starting"),
+        (scene(*LIVE, killed=frozenset({"worker-2"}), is_held=True), "killed"),
+        (scene(*DEAD, is_held=True), "dead"),
+        (scene(*DEAD, replacing=frozenset({2}), is_held=True), "replacing"),
+        (scene(*LIVE, is_alone=True), "coordinator is away"),
+    ],
+)
+def test_picture_keeps_its_height_within_80_columns(shown, state):
+    lines = draw(shown)
+
+    assert len(lines) == len(draw(scene(*LIVE))) == PLAN.workers + 4
+    assert max(len(line) for line in lines) <= 80
+    assert state in "\n".join(lines)
+
+
+def test_survivors_wait_while_somebody_is_missing():
+    text = "\n".join(draw(scene(*DEAD, is_held=True)))
+
+    assert text.count("waiting") == 3
+    assert "training" not in text
