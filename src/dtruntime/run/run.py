@@ -433,9 +433,10 @@ class Run:
 
     def _lost_somebody(self, error: Exception) -> bool:
         worker = self._orchestrator
-        if worker is None or self._has_foreign_group():
+        if worker is None or self.crew.size == 1 or self._has_foreign_group():
             return False
-        log.warning("run.step_failed", step=self.step, error=repr(error))
+        wait = f"up to {self.recovery.detect_seconds:g} s, in case a worker was lost"
+        log.warning("run.step_failed", step=self.step, error=repr(error), waits=wait)
         deadline = time.monotonic() + self.recovery.detect_seconds
         while not self._open.formation.has_lost(self.crew):
             if time.monotonic() > deadline:

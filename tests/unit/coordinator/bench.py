@@ -156,8 +156,17 @@ class Bench:
     def complete(self, action_id: str, outcome: str = "", **fields: Any) -> None:
         assert self.apply(c.CompleteAction(JOB, action_id, outcome, **fields)) is c.DONE
 
-    def begin(self, m: c.Registered, step: int = 1, ticket: int = 1) -> c.Begun:
-        reply = self.apply(c.BeginCheckpoint(m.job, m.worker_id, m.incarnation, step, ticket))
+    def abandon(self, m: c.Registered) -> int:
+        reply = self.apply(c.AbandonCheckpoints(JOB, m.worker_id, m.incarnation))
+        assert isinstance(reply, c.Abandoned)
+        return reply.count
+
+    def begin(
+        self, m: c.Registered, step: int = 1, ticket: int = 1, ranks: tuple[int, ...] = ()
+    ) -> c.Begun:
+        reply = self.apply(
+            c.BeginCheckpoint(m.job, m.worker_id, m.incarnation, step, ticket, ranks)
+        )
         assert isinstance(reply, c.Begun)
         return reply
 
