@@ -3,14 +3,15 @@
 Start a coordinator, and then two workers with torchrun:
 
     strata coordinator 127.0.0.1:50051 &
-    export COORDINATOR_URL=http://127.0.0.1:50051
+    export COORDINATOR_URL=http://127.0.0.1:50051 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     python -m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 3 \\
         examples/ddp_torchrun.py --folder /tmp/ddp-run
 
 Kill one of the workers with ``kill -9`` (each prints its process number). torchrun ends the other
 one and starts both again; the run resumes from its last checkpoint, and ends with the weights of a
 run that nobody disturbed. The process group is made here, from what torchrun puts into the
-environment: whoever restarts all workers together can make a group as ever.
+environment: whoever restarts all workers together can make a group as ever. (Without the second
+variable torchrun gives restarted workers the addresses of dead ones: see docs/launchers.md.)
 """
 
 import argparse

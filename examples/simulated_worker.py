@@ -216,7 +216,8 @@ class SimulatedWorker:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=8, help="1 to 1,000")
-    parser.add_argument("--coordinator", default="http://127.0.0.1:50051", metavar="URL")
+    url = os.environ.get("COORDINATOR_URL", "http://127.0.0.1:50051")
+    parser.add_argument("--coordinator", default=url, metavar="URL", help="default: %(default)s")
     parser.add_argument("--job", default="simulation")
     parser.add_argument("--seconds", type=float, default=30.0, help="how long to go on")
     parser.add_argument("--seed", type=int, default=0)

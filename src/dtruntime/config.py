@@ -35,6 +35,12 @@ class CoordinatorConfig:
 
     address: str = "0.0.0.0:50051"
     """HOST:PORT of the gRPC service; port 0 takes a free one."""
+    http_address: str = "0.0.0.0:3000"
+    """HOST:PORT of the HTTP API and the dashboard; port 0 takes a free one, empty: neither."""
+    http_origins: str = ""
+    """Further origins whose pages may ask for actions, as ``https://HOST``, with commas between."""
+    preview: Literal["auto", "on", "off"] = "auto"
+    """Whether the HTTP API shows rows of datasets; ``auto``: only when it is on loopback."""
     data_dir: str = "strata-data"
     """Where the coordinator keeps its state."""
     heartbeat_interval_ms: int = 1000
@@ -71,6 +77,8 @@ class CoordinatorConfig:
                 "heartbeat kills a healthy worker"
             )
         split_address(self.address)
+        if self.http_address:
+            split_address(self.http_address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +131,7 @@ ENVIRONMENT: Mapping[str, tuple[str, str]] = types.MappingProxyType(
         "CHECKPOINT_BUCKET": ("storage", "bucket"),
         "AWS_REGION": ("storage", "region"),
         "STRATA_ADDRESS": ("coordinator", "address"),
+        "STRATA_HTTP_ADDRESS": ("coordinator", "http_address"),
         "STRATA_DATA_DIR": ("coordinator", "data_dir"),
         "STRATA_HEARTBEAT_INTERVAL_MS": ("coordinator", "heartbeat_interval_ms"),
         "STRATA_HEARTBEAT_TIMEOUT_MS": ("coordinator", "heartbeat_timeout_ms"),

@@ -1,4 +1,4 @@
-"""The demonstration, as a user runs it: real processes, real data, a real verdict."""
+"""The demonstration, as a user runs it: real processes, real kills, a real proof."""
 
 import contextlib
 import dataclasses
@@ -17,51 +17,57 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from dtruntime.demo.incidents import WorkerLoss
 from dtruntime.demo.plan import Plan
-from dtruntime.demo.verdict import judge
+from dtruntime.demo.trial import Kill, Ran
+from dtruntime.demo.verdict import check_coverage, check_disturbance, judge
 from dtruntime.testing import eventually
-from dtruntime.types import CheckpointInfo, EpochCoverage
+from dtruntime.types import EpochCoverage
 
 STRATA = [sys.executable, "-m", "dtruntime.cli.main"]
-SMALL = ["demo", "--plain", "--workers", "3", "--epochs", "2", "--samples", "6500"]
-"""Thirteen shards for three workers: not all have the same number to read."""
+SMALL = ["demo", "--plain", "--workers", "2", "--epochs", "2", "--samples", "1000"]
 ENDLESS = ["demo", "--plain", "--workers", "2", "--epochs", "1000", "--samples", "3000"]
+PROVED = ["disturbance", "samples", "coverage", "checkpoints", "weights", "accuracy"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-    """A finished small run that kept its files."""
+class Demo:
+    """A demonstration that has ended."""
 
     output: str
     exit_code: int
     folder: Path
 
     @property
+    def checks(self) -> dict[str, tuple[bool, str]]:
+        """What was proved, or not."""
+        found = re.findall(r"^  ([✓✗]) (\w+) +(.*)$", self.output, re.MULTILINE)
+        return {name: (mark == "✓", text) for mark, name, text in found}
+
+    @property
+    def facts(self) -> dict[str, str]:
+        return dict(re.findall(r"^  · (\w+(?: \w+)?) +(.*)$", self.output, re.MULTILINE))
+
+    @property
+    def story(self) -> list[str]:
+        """The topics of what happened, in order."""
+        return re.findall(r"^ *[\d.]+ s  (\w+(?: back)?)", self.output, re.MULTILINE)
+
+    @property
     def plan(self) -> Plan:
-        return Plan.read(str(self.folder / "plan.json"))
-
-    @property
-    def last_checkpoint(self) -> Path:
-        return max((self.folder / "checkpoints").iterdir())
-
-    @property
-    def processes(self) -> list[int]:
-        return processes_in(self.output)
+        return Plan.read(self.folder / "plan.json")
 
 
-def run_small(folder: Path) -> Run:
+def show(folder: Path, *options: str) -> Demo:
     done = subprocess.run(
-        [*STRATA, *SMALL, "--seed", "7", "--dir", str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=60,
+        [*STRATA, *options, "--keep", str(folder)], capture_output=True, text=True, timeout=170
     )
     assert done.stderr == ""
-    return Run(done.stdout, done.returncode, folder)
+    return Demo(done.stdout, done.returncode, folder)
 
 
 def processes_in(output: str) -> list[int]:
-    """The process numbers of the coordinator and then of the workers."""
+    """The process numbers of the coordinator and then of the first workers."""
     coordinator = re.search(r"serves at \S+ process (\d+)", output)
     workers = re.search(r"workers, processes ([\d ]+)", output)
     assert coordinator, output
@@ -83,107 +89,157 @@ def assert_all_ended(pids: list[int]) -> None:
     )
 
 
+def in_order(wanted: list[str], found: list[str]) -> bool:
+    rest = iter(found)
+    return all(topic in rest for topic in wanted)
+
+
 @pytest.fixture(scope="module")
-def small_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return run_small(tmp_path_factory.mktemp("demo") / "run")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    """What ``make demo`` does."""
+    return show(tmp_path_factory.mktemp("demo") / "kept", "demo", "--plain")
 
 
-def test_demo_passes_its_own_checks_and_says_so(small_run: Run) -> None:
-    assert small_run.exit_code == 0, small_run.output
-    summary = dict(re.findall(r"^  [✓·] (\w+) +(.*)$", small_run.output, re.MULTILINE))
-    assert "✗" not in small_run.output
-    assert "\x1b" not in small_run.output
-    assert summary["workers"] == "3 of 3 ended well, with identical parameters after 88 steps"
-    assert summary["coverage"].startswith("13,000 reads: each of 6,500 samples exactly once")
-    assert summary["proof"] == "digests of 2 of 2 epochs: 0 lost, 0 repeated"
-    assert summary["checkpoint"] == "last of 2, step 88, 159.5 kB; loads and is the final model"
-    before, after = map(float, re.findall(r"([\d.]+)%", summary["accuracy"]))
-    assert before < 20 < 50 < after
-    assert re.match(r"8; .* p50 [\d.]+ [mµ]?s, p99 [\d.]+ [mµ]?s", summary["barriers"])
-    assert re.search(r"\d+ by the workers, 0 failed; .* WaitBarrier, 24$", summary["requests"])
-    assert_all_ended(small_run.processes)
+def test_killed_worker_costs_nothing_and_the_demo_proves_it(whole: Demo) -> None:
+    assert whole.exit_code == 0, whole.output
+    assert "\x1b" not in whole.output
+    assert list(whole.checks) == PROVED
+    assert all(passed for passed, _ in whole.checks.values())
+    assert whole.checks["samples"][1].startswith("0 lost, 0 repeated in 3 epochs")
+    assert whole.checks["coverage"][1].startswith("0 lost, 0 repeated in 3 epochs")
+    assert "equal bit for bit those of 4 undisturbed workers" in whole.checks["weights"][1]
+    before, after = map(float, re.findall(r"([\d.]+)%", whole.checks["accuracy"][1]))
+    assert before < 20 < 80 < after
+    assert_all_ended(processes_in(whole.output))
 
 
-def test_demo_trains_on_real_parquet_files_of_one_shard_each(small_run: Run) -> None:
-    files = sorted((small_run.folder / "data").iterdir())
-
-    assert [pq.read_metadata(file).num_rows for file in files] == [500] * 13
-
-
-def test_workers_together_read_every_sample_once_in_each_epoch(small_run: Run) -> None:
-    for epoch in range(2):
-        parts = [np.load(f) for f in small_run.folder.glob(f"workers/worker-*.epoch-{epoch}.npy")]
-
-        assert len(parts) == 3
-        assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(6500))
+def test_demo_tells_how_it_recovered_with_measured_times(whole: Demo) -> None:
+    tale = ["data", "training", "KILLED", "detected", "waiting", "replaced", "joined"]
+    assert in_order([*tale, "rolled back", "training", "finished", "again"], whole.story)
+    detected = float(re.match(r"([\d.]+) s after the kill", whole.facts["detected"])[1])  # type: ignore[index]
+    recovered = float(re.match(r"([\d.]+) s from the kill", whole.facts["recovered"])[1])  # type: ignore[index]
+    assert 1.7 <= detected < recovered
+    step, again = re.search(r"step (\d+); (\d+) steps", whole.facts["rolled back"]).groups()  # type: ignore[union-attr]
+    assert int(step) % whole.plan.save_steps == 0
+    assert int(again) > 0
 
 
-def test_same_seed_gives_the_same_model_bit_for_bit(small_run: Run, tmp_path: Path) -> None:
-    again = run_small(tmp_path / "again")
+def test_demo_trains_on_real_parquet_files(whole: Demo) -> None:
+    files = sorted((whole.folder / "data").iterdir())
 
-    with np.load(small_run.last_checkpoint) as first, np.load(again.last_checkpoint) as second:
-        assert np.array_equal(first["parameters"], second["parameters"])
-
-
-def lose_a_sample(run: Run) -> None:
-    file = run.folder / "workers" / "worker-1.epoch-1.npy"
-    np.save(file, np.load(file)[1:])
+    assert [pq.read_metadata(file).num_rows for file in files] == [500] * 48
 
 
-def repeat_a_sample(run: Run) -> None:
-    file = run.folder / "workers" / "worker-1.epoch-0.npy"
-    ids = np.load(file)
-    np.save(file, np.append(ids, ids[0]))
+def test_killed_coordinator_is_restarted_and_no_step_is_done_again(tmp_path: Path) -> None:
+    demo = show(tmp_path / "kept", *SMALL, "--kill", "coordinator")
+
+    assert demo.exit_code == 0, demo.output
+    assert all(passed for passed, _ in demo.checks.values())
+    assert in_order(["training", "KILLED", "restarted", "training", "finished"], demo.story)
+    assert demo.facts["carried on"].endswith("none was done again")
+    assert_all_ended(processes_in(demo.output))
 
 
-def cut_the_checkpoint(run: Run) -> None:
-    os.truncate(run.last_checkpoint, 1000)
+def test_without_a_kill_both_runs_are_the_same_bit_for_bit(tmp_path: Path) -> None:
+    demo = show(tmp_path / "kept", *SMALL, "--kill", "none", "--seed", "7")
+
+    assert demo.exit_code == 0, demo.output
+    assert list(demo.checks) == PROVED
+    assert "KILLED" not in demo.output
+    assert demo.checks["disturbance"][1].startswith("0 kills survived")
 
 
-def replace_the_checkpoint(run: Run) -> None:
-    shutil.copy(min((run.folder / "checkpoints").iterdir()), run.last_checkpoint)
+# The verdict is only worth something if it can be otherwise.
+
+
+def first_notes(demo: Demo) -> Path:
+    return min((demo.folder / "disturbed" / "notes").iterdir())
+
+
+def lose_a_step(demo: Demo) -> None:
+    lines = first_notes(demo).read_bytes().splitlines(keepends=True)
+    first_notes(demo).write_bytes(b"".join(lines[1:]))
+
+
+def repeat_a_sample(demo: Demo) -> None:
+    *lines, last = first_notes(demo).read_bytes().splitlines()
+    note = msgspec.json.decode(last)
+    note["ids"].append(note["ids"][0])
+    first_notes(demo).write_bytes(b"\n".join([*lines, msgspec.json.encode(note), b""]))
+
+
+def flip_a_bit_of_a_checkpoint(demo: Demo) -> None:
+    pack = max((demo.folder / "disturbed/checkpoints/packs").iterdir(), key=os.path.getsize)
+    data = bytearray(pack.read_bytes())
+    data[len(data) // 2] ^= 1
+    pack.write_bytes(data)
+
+
+def change_a_weight_by_a_bit(demo: Demo) -> None:
+    path = demo.folder / "disturbed" / "weights-1.npy"
+    weights = np.load(path)
+    weights.view(np.uint32)[5] ^= 1
+    np.save(path, weights)
 
 
 @pytest.mark.parametrize(
     ("damage", "failed"),
     [
-        (lose_a_sample, "coverage"),
-        (repeat_a_sample, "coverage"),
-        (cut_the_checkpoint, "checkpoint"),
-        (replace_the_checkpoint, "checkpoint"),
+        (lose_a_step, "samples"),
+        (repeat_a_sample, "samples"),
+        (flip_a_bit_of_a_checkpoint, "checkpoints"),
+        (change_a_weight_by_a_bit, "weights"),
     ],
 )
-def test_verdict_notices_what_went_wrong(small_run: Run, tmp_path: Path, damage, failed) -> None:
-    copy = Run("", 0, tmp_path / "run")
-    shutil.copytree(small_run.folder, copy.folder)
+def test_proof_notices_what_went_wrong(whole: Demo, tmp_path: Path, damage, failed) -> None:
+    copy = Demo("", 0, tmp_path / "kept")
+    shutil.copytree(whole.folder, copy.folder)
     damage(copy)
-
     plan = msgspec.structs.replace(copy.plan, root=str(copy.folder))
-    latest = CheckpointInfo("step-000088", 88, path=str(copy.last_checkpoint))
+    covered = tuple(EpochCoverage(e, 24_000, 24_000, 0, 0, complete=True) for e in range(3))
+    ran = Ran((), covered, 1.0)
 
-    proofs = [EpochCoverage(epoch, 6500, 6500, 0, 0, complete=True) for epoch in range(2)]
-    verdict = judge(plan, 2, latest, proofs)
+    checks = judge(plan, Kill.NONE, ran, ran)
 
-    assert not verdict.passed
-    assert [check.name for check in verdict.checks if not check.passed] == [failed]
+    assert failed in [check.name for check in checks if not check.passed]
 
 
 @pytest.mark.parametrize(
     "change", [{"missing": 1}, {"repeated": 1}, {"assumed": 5}, {"complete": False}]
 )
-def test_verdict_notices_an_epoch_without_proof(small_run: Run, change) -> None:
-    latest = CheckpointInfo("step-000088", 88, path=str(small_run.last_checkpoint))
-    proof = EpochCoverage(0, 6500, 6500, 0, 0, complete=True)
-    damaged = dataclasses.replace(proof, epoch=1, **change)
+def test_proof_notices_an_epoch_that_the_coordinator_cannot_prove(change) -> None:
+    plan = Plan(root="/nowhere", epochs=2)
+    good = EpochCoverage(0, 24_000, 24_000, 0, 0, complete=True)
 
-    verdict = judge(small_run.plan, 2, latest, [proof, damaged])
+    assert check_coverage(plan, Ran((), (good, dataclasses.replace(good, epoch=1)), 1.0)).passed
+    bad = dataclasses.replace(good, epoch=1, **change)
+    assert not check_coverage(plan, Ran((), (good, bad), 1.0)).passed
 
-    assert [check.name for check in verdict.checks if not check.passed] == ["proof"]
+
+def test_run_in_which_nobody_could_be_killed_proves_nothing() -> None:
+    plan, calm = Plan(root="/nowhere"), Ran((), (), 1.0)
+
+    check = check_disturbance(plan, Kill.WORKER, calm, calm)
+
+    assert not check.passed
+    assert "--epochs" in check.text
+
+
+def test_comparison_with_a_run_that_was_disturbed_too_proves_nothing() -> None:
+    plan, calm = Plan(root="/nowhere"), Ran((), (), 1.0)
+    survived = Ran((WorkerLoss("worker-2", 1, 2, 1.0, resumed_at=4.0),), (), 1.0)
+
+    assert check_disturbance(plan, Kill.WORKER, survived, calm).passed
+    assert check_disturbance(plan, Kill.NONE, survived, calm).passed
+    assert not check_disturbance(plan, Kill.WORKER, survived, survived).passed
+
+
+# Ending
 
 
 @contextlib.contextmanager
-def endless_run(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """A run that trains, with the process numbers of its coordinator and workers."""
+def endless_demo(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A demonstration that trains, with the process numbers of its coordinator and workers."""
     process = subprocess.Popen(
         [*STRATA, *ENDLESS],
         stdout=subprocess.PIPE,
@@ -196,7 +252,7 @@ def endless_run(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]
     try:
         for line in process.stdout:
             output += line
-            if "checkpoint  step" in line:
+            if "progress" in line:
                 break
         pids = processes_in(output)
         assert all(still_running(pid) for pid in pids)
@@ -207,39 +263,13 @@ def endless_run(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]
         process.stdout.close()
 
 
-def test_killed_worker_ends_the_demo_with_a_clear_message(tmp_path: Path) -> None:
-    with endless_run(tmp_path) as (demo, pids):
-        os.kill(pids[2], signal.SIGKILL)
-        output, _ = demo.communicate(timeout=30)
-
-    assert demo.returncode == 1
-    failure = f"✗ worker-1 (process {pids[2]}) was killed by SIGKILL in epoch "
-    assert failure in output
-    assert "the end of its log:" in output
-    assert "worker.registered worker=worker-1" in output.partition("the end of its log:")[2]
-    assert "Traceback" not in output
-    assert_all_ended(pids)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_killed_coordinator_ends_the_demo_with_a_clear_message(tmp_path: Path) -> None:
-    with endless_run(tmp_path) as (demo, pids):
-        os.kill(pids[0], signal.SIGKILL)
-        output, _ = demo.communicate(timeout=30)
-
-    assert demo.returncode == 1
-    assert f"✗ the coordinator (process {pids[0]}) does not answer any more" in output
-    assert "Traceback" not in output
-    assert_all_ended(pids)
-
-
 @pytest.mark.parametrize(
     ("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
 )
 def test_ended_demo_leaves_no_process_behind(
     tmp_path: Path, number: signal.Signals, exit_code: int
 ) -> None:
-    with endless_run(tmp_path) as (demo, pids):
+    with endless_demo(tmp_path) as (demo, pids):
         demo.send_signal(number)
         output, _ = demo.communicate(timeout=30)
 
@@ -251,13 +281,38 @@ def test_ended_demo_leaves_no_process_behind(
         assert list(tmp_path.iterdir()) == []
 
 
+def test_worker_that_fails_ends_the_demo_with_its_log(tmp_path: Path) -> None:
+    with endless_demo(tmp_path) as (demo, pids):
+        os.kill(pids[2], signal.SIGTERM)  # a notice: the worker saves, leaves, and says so
+        output, _ = demo.communicate(timeout=60)
+
+    assert demo.returncode == 1
+    assert f"✗ worker-1 (process {pids[2]}) ended with exit code 143" in output
+    assert "worker.registered worker=worker-1" in output.partition("the end of its log:")[2]
+    assert "--keep DIR" in output
+    assert "Traceback" not in output
+    assert_all_ended(pids)
+    assert list(tmp_path.iterdir()) == []
+
+
+# What it needs, and what it leaves alone
+
+
+def test_demo_needs_no_torch() -> None:
+    code = (
+        "import sys, dtruntime.demo.worker, dtruntime.demo.view; assert 'torch' not in sys.modules"
+    )
+
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_missing_pyarrow_is_named_with_its_remedy() -> None:
     without = "import sys; sys.modules['pyarrow'] = None; from dtruntime.cli.main import main; "
     done = subprocess.run(
         [sys.executable, "-c", without + "sys.exit(main(['demo']))"],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
     )
 
     assert done.returncode == 1
@@ -268,7 +323,7 @@ def test_folder_with_other_peoples_files_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
 
     done = subprocess.run(
-        [*STRATA, *SMALL, "--dir", str(tmp_path)], capture_output=True, text=True, timeout=30
+        [*STRATA, *SMALL, "--keep", str(tmp_path)], capture_output=True, text=True, timeout=60
     )
 
     assert done.returncode == 1

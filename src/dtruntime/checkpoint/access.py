@@ -11,13 +11,15 @@ from typing import Any, TypeVar, cast
 from ..errors import CheckpointDamagedError
 from ..types import check_whole
 from .codecs import Compressor
-from .commits import Coordinator, SharedCommits, announce
+from .commits import Coordinator, SharedCommits, Wanted, announce
 from .format import Manifest, Part, PartFile
 from .loads import Loads
 from .manager import CheckpointManager
 from .place import Place
+from .saving import SaveHandle
 from .staging import StagingPool
 from .tiers import Copy
+from .trees import Buffer
 
 R = TypeVar("R")
 
@@ -38,6 +40,10 @@ class Access:
     incremental: bool
     settle: Callable[[], None]
     """Waits for the saves of this manager that are under way."""
+    wanted: Callable[..., Wanted]
+    """What a save is asked for, as the arguments of `CheckpointManager.save` say it."""
+    take: Callable[[str, Callable[[], tuple[Any, list[Buffer]]], Wanted], SaveHandle]
+    """Saves a part of some kind in the background; a function tells its skeleton and memory."""
     submit: Callable[[Callable[[], None]], None]
     """Takes a job for the thread that saves."""
     before_save: Callable[[], None]
@@ -113,11 +119,18 @@ def access(manager: CheckpointManager) -> Access:
         isinstance(manager._commits, SharedCommits),
         manager._incremental,
         manager._settle,
+        manager._wanted,
+        pipeline.take_planned,
         pipeline.submit,
         pipeline.before_save,
         pipeline.committed,
         pipeline.upkeep.clean,
     )
+
+
+def has_kind(manager: CheckpointManager, step: int, kind: str) -> bool:
+    """Whether the checkpoint of a step is of a kind."""
+    return access(manager).loads.of_step(step, lambda copy: is_kind(copy.manifest, kind))
 
 
 def is_kind(manifest: Manifest, kind: str) -> bool:

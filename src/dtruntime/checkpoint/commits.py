@@ -32,6 +32,8 @@ log = EventLog("checkpoint")
 
 COMMIT_MS = 1_800_000
 """How long the ranks wait for the slowest one's part."""
+_USUAL = ("state", "bytes")
+"""Kinds of parts that a manifest does not name."""
 _PART = re.compile(r"(\d{5,})-s[0-9a-f]{12}-part\.json")
 
 
@@ -226,9 +228,9 @@ class SharedCommits(Commits):
             data = backend.read(file.name)
             part = open_part(data, backend.location(file.name))
             opened.append(part)
-            files.append(
-                PartFile(part.rank, file.name, digest_of(data), part.pack_files, part.length)
-            )
+            packs, kind = part.pack_files, "" if part.kind in _USUAL else part.kind
+            digest = digest_of(data)
+            files.append(PartFile(part.rank, file.name, digest, packs, part.length, kind))
         self._check_whole(checkpoint_id, opened, parts)
         first = opened[0]
         wanted = Wanted(wanted.step, wanted.epoch, wanted.is_full, first.metrics, first.metadata)

@@ -165,15 +165,7 @@ class CheckpointManager:
         before the handle is done. ``is_full=False`` stores only what has changed since the last
         checkpoint.
         """
-        self._place.check_usable()
-        self._pipeline.raise_failure()
-        wanted = Wanted(
-            check_whole("step", step),
-            check_whole("epoch", epoch),
-            is_full and not self._incremental,
-            {key: float(value) for key, value in (metrics or {}).items()},
-            {key: str(value) for key, value in (metadata or {}).items()},
-        )
+        wanted = self._wanted(step, epoch, is_full, metrics, metadata)
         handle = self._pipeline.take(state_dict, wanted)
         self.policy.saved(step)
         return handle
@@ -310,6 +302,25 @@ class CheckpointManager:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _wanted(
+        self,
+        step: int,
+        epoch: int,
+        is_full: bool,
+        metrics: Mapping[str, float] | None,
+        metadata: Mapping[str, str] | None,
+    ) -> Wanted:
+        """What a save is asked for; raises what an earlier one failed with."""
+        self._place.check_usable()
+        self._pipeline.raise_failure()
+        return Wanted(
+            check_whole("step", step),
+            check_whole("epoch", epoch),
+            is_full and not self._incremental,
+            {key: float(value) for key, value in (metrics or {}).items()},
+            {key: str(value) for key, value in (metadata or {}).items()},
+        )
 
     def _wait_for_saves(self, timeout: float | None) -> None:
         if not self._pipeline.wait(timeout):

@@ -75,16 +75,26 @@ class Pipeline:
 
     def take(self, state: Any, wanted: Wanted) -> SaveHandle:
         """Begin a save; returns when the state is not needed any more."""
-        handle = SaveHandle(wanted.step, self._commits.new_id(wanted.step), self._uploads)
+        handle = self._handle(wanted)
         view = _bytes_like(state)
         if view is None:
-            self._take_tree(state, wanted, handle)
+            tree = flatten(state)
+            self._take_buffers("state", tree.skeleton, tree.buffers, wanted, handle)
         else:
             groups = groups_of(view)
             if not view.readonly:
                 groups = watched(view, groups, f"the buffer saved at step {wanted.step}")
             handle.stall_seconds = time.perf_counter() - handle.started
             self._submit(handle, wanted, _Content(groups, "bytes"))
+        return handle
+
+    def take_planned(
+        self, kind: str, plan: Callable[[], tuple[Any, list[Buffer]]], wanted: Wanted
+    ) -> SaveHandle:
+        """As `take`, of a part of some kind, whose skeleton and memory ``plan`` tells."""
+        handle = self._handle(wanted)
+        skeleton, buffers = plan()
+        self._take_buffers(kind, skeleton, buffers, wanted, handle)
         return handle
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -105,27 +115,31 @@ class Pipeline:
 
     # Staging, in the caller's thread
 
-    def _take_tree(self, state: Any, wanted: Wanted, handle: SaveHandle) -> None:
-        tree = flatten(state)
-        layout = lay_out([buffer.nbytes for buffer in tree.buffers])
+    def _handle(self, wanted: Wanted) -> SaveHandle:
+        return SaveHandle(wanted.step, self._commits.new_id(wanted.step), self._uploads)
+
+    def _take_buffers(
+        self, kind: str, skeleton: Any, buffers: list[Buffer], wanted: Wanted, handle: SaveHandle
+    ) -> None:
+        layout = lay_out([buffer.nbytes for buffer in buffers])
         extents = tuple(
             Extent(offset, buffer.nbytes, buffer.dtype, buffer.key)
-            for offset, buffer in zip(layout.offsets, tree.buffers, strict=True)
+            for offset, buffer in zip(layout.offsets, buffers, strict=True)
         )
-        sources, kept = self._sources(tree.buffers)
+        sources, kept = self._sources(buffers)
         if kept:
             # The device has a copy of its own, which is fetched in the background.
             groups = staged(layout, sources, self.pool)
             handle.stall_seconds = time.perf_counter() - handle.started
-            self._submit(handle, wanted, _Content(groups, "state", extents, tree.skeleton))
+            self._submit(handle, wanted, _Content(groups, kind, extents, skeleton))
             return
         queue = GroupQueue()
-        self._submit(handle, wanted, _Content(iter(queue), "state", extents, tree.skeleton))
-        versions = [buffer.version() for buffer in tree.buffers]
+        self._submit(handle, wanted, _Content(iter(queue), kind, extents, skeleton))
+        versions = [buffer.version() for buffer in buffers]
         try:
             for group in staged(layout, sources, self.pool):
                 queue.put(group)
-            _check_versions(tree.buffers, versions, wanted.step)
+            _check_versions(buffers, versions, wanted.step)
         except BaseException as exc:
             handle.looked_at = True
             queue.end(exc)

@@ -1,8 +1,8 @@
-"""A small classifier in numpy: one hidden layer, trained by stochastic gradient descent."""
+"""A small classifier in numpy, with one hidden layer, and an optimizer for it."""
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,13 +21,6 @@ class Score:
     loss_sum: float = 0.0
     correct: int = 0
 
-    def __add__(self, other: Score) -> Score:
-        return Score(
-            self.samples + other.samples,
-            self.loss_sum + other.loss_sum,
-            self.correct + other.correct,
-        )
-
     @property
     def loss(self) -> float:
         """Mean cross-entropy."""
@@ -40,7 +33,7 @@ class Score:
 
 
 class Classifier:
-    """Pictures to classes; all parameters lie in one vector, which is what workers exchange."""
+    """Pictures to classes; all parameters lie in one vector."""
 
     def __init__(self, hidden: int, parameters: Floats) -> None:
         self.hidden = hidden
@@ -64,28 +57,27 @@ class Classifier:
         model._w2[:] = rng.standard_normal(model._w2.shape) * np.sqrt(1 / hidden)
         return model
 
-    def step(self, samples: Samples, rate: float) -> Score:
-        """Learn from one batch; the score is from before it."""
+    def gradient(self, samples: Samples) -> tuple[Floats, Score]:
+        """The sum of the samples' gradients, in the order of the parameters; how well it does."""
         inputs = _normalised(samples.pixels)
         activation, output = self._forward(inputs)
-        score = _score(output, samples.labels)
         error = np.exp(output)
         error[np.arange(len(samples)), samples.labels] -= 1
-        error *= np.float32(rate / len(samples))
         back = (error @ self._w2.T) * (activation > 0)
-        self._w2 -= activation.T @ error
-        self._b2 -= error.sum(0)
-        self._w1 -= inputs.T @ back
-        self._b1 -= back.sum(0)
-        return score
+        parts = (inputs.T @ back, back.sum(0), activation.T @ error, error.sum(0))
+        return np.concatenate([part.ravel() for part in parts]), _score(output, samples.labels)
 
     def score(self, samples: Samples) -> Score:
         """How well it does."""
         return _score(self._forward(_normalised(samples.pixels))[1], samples.labels)
 
-    def digest(self) -> str:
-        """A fingerprint of the exact parameters."""
-        return hashlib.sha256(self.parameters.tobytes()).hexdigest()
+    def state_dict(self) -> dict[str, Floats]:
+        """What has to be saved."""
+        return {"parameters": self.parameters}
+
+    def load_state_dict(self, state: Mapping[str, Floats]) -> None:
+        """Take over what was saved."""
+        self.parameters[:] = state["parameters"]
 
     def _forward(self, inputs: Floats) -> tuple[Floats, Floats]:
         """The hidden layer, and the logarithm of each class's probability."""
@@ -94,6 +86,29 @@ class Classifier:
         logits -= logits.max(1, keepdims=True)
         logits -= np.log(np.exp(logits).sum(1, keepdims=True))
         return activation, logits
+
+
+class Momentum:
+    """Gradient descent that keeps some of its speed from step to step."""
+
+    def __init__(self, model: Classifier, rate: float, kept: float = 0.9) -> None:
+        self._model = model
+        self._rate, self._kept = np.float32(rate), np.float32(kept)
+        self._speed = np.zeros_like(model.parameters)
+
+    def step(self, gradient: Floats) -> None:
+        """Change the model's parameters."""
+        self._speed *= self._kept
+        self._speed += gradient
+        self._model.parameters -= self._rate * self._speed
+
+    def state_dict(self) -> dict[str, Floats]:
+        """What has to be saved."""
+        return {"speed": self._speed}
+
+    def load_state_dict(self, state: Mapping[str, Floats]) -> None:
+        """Take over what was saved."""
+        self._speed[:] = state["speed"]
 
 
 def _normalised(pixels: NDArray[np.uint8]) -> Floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,10 @@ from ..errors import StrataError
 JOB = "demo"
 DATASET = "digits"
 PLAN_FILE = "plan.json"
+BATCH_MOST = 200
+STEPS_LEAST = 200
+"""Small batches make the steps of small datasets so many: time enough to see something."""
+SAVES = 24
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,15 +23,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     root: str
     workers: int = 4
-    epochs: int = 8
+    epochs: int = 3
     seed: int = 0
-    total_samples: int = 60_000
+    total_samples: int = 24_000
     shard_size: int = 500
-    batch_size: int = 50
-    steps_per_round: int = 20
-    """How many batches each worker learns from before all average their parameters."""
     hidden: int = 256
-    rate: float = 0.3
+    rate: float = 0.1
 
     def __post_init__(self) -> None:
         if self.workers > self.shard_count:
@@ -41,14 +43,26 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return -(-self.total_samples // self.shard_size)
 
     @property
-    def steps_per_epoch(self) -> int:
-        """Batches of each worker in an epoch."""
-        return -(-self.total_samples // (self.batch_size * self.workers))
+    def batch_size(self) -> int:
+        """Samples of one step, of all workers together."""
+        fitting = self.total_samples * self.epochs // STEPS_LEAST
+        return max(self.workers, min(BATCH_MOST, fitting))
 
     @property
     def total_steps(self) -> int:
-        """Batches of each worker in the whole run."""
-        return self.epochs * self.steps_per_epoch
+        """Steps of the whole run."""
+        return self.epochs * -(-self.total_samples // self.batch_size)
+
+    @property
+    def save_steps(self) -> int:
+        """How often the run is saved."""
+        return max(1, self.total_steps // SAVES)
+
+    @property
+    def kill_step(self) -> int:
+        """After which step somebody is killed: midway, and midway between two checkpoints."""
+        saves = self.total_steps * 9 // 20 // self.save_steps
+        return saves * self.save_steps + self.save_steps // 2
 
     @property
     def data_folder(self) -> Path:
@@ -61,50 +75,62 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return Path(self.root, "coordinator")
 
     @property
-    def exchange_folder(self) -> Path:
-        """Where the workers hand each other their parameters."""
-        return Path(self.root, "exchange")
+    def coordinator_pid_file(self) -> Path:
+        """The number of the coordinator's process."""
+        return self.coordinator_folder / "pid"
 
     @property
-    def cache_folder(self) -> Path:
-        """Where the workers keep the index of the dataset."""
-        return Path(self.root, "cache")
+    def disturbed(self) -> RunFiles:
+        """The run in which somebody is killed."""
+        return RunFiles(Path(self.root, "disturbed"), JOB)
 
     @property
-    def checkpoint_folder(self) -> Path:
-        """The checkpoints."""
-        return Path(self.root, "checkpoints")
+    def undisturbed(self) -> RunFiles:
+        """The same run again, in which nobody is."""
+        return RunFiles(Path(self.root, "undisturbed"), f"{JOB}-undisturbed")
 
-    def worker_file(self, rank: int, ending: str) -> Path:
-        """A file that one worker leaves: ``log``, ``json``, ``epoch-3.npy``."""
-        return Path(self.root, "workers", f"worker-{rank}.{ending}")
+    @property
+    def path(self) -> Path:
+        """Where `prepare` writes this plan."""
+        return Path(self.root, PLAN_FILE)
 
-    def prepare(self) -> Path:
-        """Make the folders and write the plan; returns its path."""
-        folders = (self.exchange_folder, self.checkpoint_folder, self.worker_file(0, "log").parent)
-        for folder in folders:
-            folder.mkdir(parents=True, exist_ok=True)
-        path = Path(self.root, PLAN_FILE)
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(self)))
-        return path
+    def prepare(self) -> None:
+        """Make the folders, and write the plan."""
+        for files in (self.disturbed, self.undisturbed):
+            for folder in (files.logs, files.notes, files.exchange):
+                folder.mkdir(parents=True, exist_ok=True)
+        self.coordinator_folder.mkdir(exist_ok=True)
+        self.path.write_bytes(msgspec.json.format(msgspec.json.encode(self)))
 
     @staticmethod
-    def read(path: str) -> Plan:
+    def read(path: str | Path) -> Plan:
         """The plan that `prepare` wrote."""
         return msgspec.json.decode(Path(path).read_bytes(), type=Plan)
 
 
-class WorkerResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker says when it is done."""
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """Where the workers of one run leave what they do."""
 
-    rank: int
-    steps: int
-    samples: int
-    barriers: int
-    loss: float
-    """Over the last epoch."""
-    accuracy: float
-    """On what it read in the last epoch."""
-    digest: str
-    """Of its final parameters."""
-    training_seconds: float
+    root: Path
+    job: str
+
+    @property
+    def checkpoints(self) -> Path:
+        """The run's checkpoints."""
+        return self.root / "checkpoints"
+
+    @property
+    def exchange(self) -> Path:
+        """Where the workers hand each other their gradients."""
+        return self.root / "exchange"
+
+    @property
+    def notes(self) -> Path:
+        """Where the workers note what each step used."""
+        return self.root / "notes"
+
+    @property
+    def logs(self) -> Path:
+        """The workers' logs."""
+        return self.root / "logs"

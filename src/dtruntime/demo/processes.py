@@ -1,4 +1,4 @@
-"""The demonstration's worker processes."""
+"""The demonstration's processes: a coordinator, and workers."""
 
 from __future__ import annotations
 
@@ -9,52 +9,102 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from ..errors import StrataError
-from .plan import Plan
-from .worker import LOST_A_PEER
+from ..testing import LocalCoordinator
+from .plan import Plan, RunFiles
 
-GRACE_SECONDS = 2.0
-POLL_SECONDS = 0.02
+HEARTBEAT_MS = 200
+SILENCE_MS = 2000
+"""After so much silence the coordinator takes a worker for dead."""
 TAIL_LINES = 12
 _ONE_THREAD = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """Workers share the machine, and one thread adds up in the same order every time."""
 
 
 class DemoFailed(StrataError):
-    """The demonstration could not go on; ``tail`` is the end of the log that says why."""
+    """The demonstration could not go on; ``log_path`` is the log that says why."""
 
     def __init__(self, message: str, log_path: Path) -> None:
         super().__init__(message)
+        self.log_path = log_path
         self.tail = tail_of(log_path)
 
 
-class DemoWorker:
-    """One worker."""
+class DemoCoordinator:
+    """The coordinator, which may be killed at any time and is started again."""
 
-    def __init__(self, plan: Plan, plan_path: Path, rank: int, url: str, coordinator: int) -> None:
-        """Start it; ``coordinator`` is the coordinator's process number."""
-        self.rank = rank
-        self.log_path = plan.worker_file(rank, "log")
-        command = [sys.executable, "-m", "dtruntime.demo.worker", "--plan", str(plan_path)]
-        command += ["--url", url, "--rank", str(rank), "--coordinator-pid", str(coordinator)]
-        settings = {"STRATA_CACHE_DIR": str(plan.cache_folder), **dict.fromkeys(_ONE_THREAD, "1")}
+    def __init__(self, plan: Plan) -> None:
+        self._pid_file = plan.coordinator_pid_file
+        self._process = LocalCoordinator(
+            plan.coordinator_folder,
+            heartbeat_interval_ms=HEARTBEAT_MS,
+            heartbeat_timeout_ms=SILENCE_MS,
+        )
+        self.log_path = self._process.log_path
+        self.pid = 0
+        """Its process number, also after it has ended."""
+
+    @property
+    def url(self) -> str:
+        """Where workers find it."""
+        return self._process.url
+
+    def start(self) -> None:
+        """Start it, or start it again on the same port with the same state."""
+        try:
+            self._process.start()
+        except StrataError as exc:
+            raise DemoFailed("the coordinator did not start", self.log_path) from exc
+        self.pid = self._process.pid
+        self._pid_file.write_text(str(self.pid))
+
+    def kill(self) -> None:
+        """Send it SIGKILL."""
+        self._process.send_signal(signal.SIGKILL)
+
+    def has_ended(self) -> bool:
+        """Whether its process is gone."""
+        try:
+            self._process.wait(0.0)
+        except StrataError:
+            return False
+        return True
+
+    def stop(self) -> None:
+        """End it in an orderly way."""
+        self._process.stop()
+
+
+class DemoWorker:
+    """One worker process."""
+
+    def __init__(
+        self, plan: Plan, files: RunFiles, url: str, number: int, rank: int | None
+    ) -> None:
+        """Start it; without a rank it takes one that is free."""
+        self.name = f"worker-{number}"
+        self.log_path = files.logs / f"{self.name}.log"
+        self.started_at = time.time()
+        place = {} if rank is None else {"RANK": str(rank)}
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
-                command,
+                [sys.executable, "-m", "dtruntime.demo.worker", str(plan.path), files.root.name],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **settings},
                 start_new_session=True,
+                env={
+                    **os.environ,
+                    **dict.fromkeys(_ONE_THREAD, "1"),
+                    **place,
+                    "COORDINATOR_URL": url,
+                    "STRATA_CACHE_DIR": str(Path(plan.root, "cache")),
+                    "STRATA_JOB": files.job,
+                    "WORKER_ID": self.name,
+                    "WORLD_SIZE": str(plan.workers),
+                },
             )
-
-    @property
-    def name(self) -> str:
-        """Its worker id."""
-        return f"worker-{self.rank}"
 
     @property
     def pid(self) -> int:
@@ -66,80 +116,16 @@ class DemoWorker:
         """How it ended, ``None`` while it runs."""
         return self._process.poll()
 
-    def terminate(self) -> None:
-        """Ask it to end."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
-
-    def reap(self) -> None:
-        """Make sure that it has ended."""
-        try:
-            self._process.wait(GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        finally:
-            if self._process.stdin is not None:
-                self._process.stdin.close()
-
-
-class Crew:
-    """All workers of a demonstration; leaving the ``with`` block leaves none behind."""
-
-    def __init__(self, plan: Plan, plan_path: Path, url: str, coordinator: int) -> None:
-        self._plan, self._plan_path = plan, plan_path
-        self._url, self._coordinator = url, coordinator
-        self.workers: list[DemoWorker] = []
-
-    def __enter__(self) -> Self:
-        try:
-            for rank in range(self._plan.workers):
-                self.workers.append(
-                    DemoWorker(self._plan, self._plan_path, rank, self._url, self._coordinator)
-                )
-        except BaseException:
-            self.end()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.end()
-
-    @property
-    def running(self) -> bool:
-        """Whether a worker has not ended yet."""
-        return any(worker.exit_code is None for worker in self.workers)
-
-    def failed(self) -> DemoWorker | None:
-        """The worker whose failure began it all, if one failed."""
-        if not any(worker.exit_code for worker in self.workers):
-            return None
-        deadline = time.monotonic() + GRACE_SECONDS
-        while True:
-            # Others stop because the first one is gone, and may be quicker to end.
-            failed = [worker for worker in self.workers if worker.exit_code]
-            causes = [worker for worker in failed if worker.exit_code != LOST_A_PEER]
-            if causes or not self.running or time.monotonic() > deadline:
-                return (causes or failed)[0]
-            time.sleep(POLL_SECONDS)
-
-    def end(self) -> None:
-        """End what still runs."""
-        for worker in self.workers:
-            worker.terminate()
-        for worker in self.workers:
-            worker.reap()
+    def kill(self) -> None:
+        """End it with SIGKILL."""
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
 
 
 def describe_exit(code: int) -> str:
     """An exit code in words."""
-    if code == LOST_A_PEER:
-        return "stopped because it lost another worker"
     if code >= 0:
         return f"ended with exit code {code}"
     with contextlib.suppress(ValueError):

@@ -1,13 +1,19 @@
-"""How far a demonstration is, as its coordinator sees it."""
+"""How far a run is: by what its coordinator says, and by what its workers note."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from ..client import Observer
-from ..display import size
-from ..types import CheckpointInfo, WorkerStatus
-from .plan import JOB
+from ..types import Membership, WorkerStatus
+from .notes import Mark
+from .plan import Plan
+
+RATE_SECONDS = 2.0
+RATE_LEAST = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,98 +27,98 @@ class Happening:
 
 
 @dataclass(frozen=True, slots=True)
-class MethodUse:
-    """How often the coordinator was asked something, and how long its answers took."""
-
-    method: str
-    calls: int = 0
-    errors: int = 0
-    p50: float = 0.0
-    p99: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The run at one moment."""
+class Members:
+    """A job as its coordinator sees it."""
 
     workers: tuple[WorkerStatus, ...] = ()
-    checkpoint_count: int = 0
-    latest_checkpoint: CheckpointInfo | None = None
-    methods: tuple[MethodUse, ...] = ()
+    checkpoint_step: int | None = None
+    """Of the last checkpoint that was committed."""
 
     @property
-    def barrier(self) -> MethodUse:
-        """What the barriers did."""
-        waits = (use for use in self.methods if use.method == "WaitBarrier")
-        return next(waits, MethodUse("WaitBarrier"))
+    def live(self) -> frozenset[str]:
+        """Who is a member."""
+        live = (w for w in self.workers if w.membership is Membership.LIVE)
+        return frozenset(worker.worker_id for worker in live)
 
-    @property
-    def accuracy(self) -> float | None:
-        """Of the latest checkpoint, on pictures held out from training."""
-        latest = self.latest_checkpoint
-        return float(latest.metadata["accuracy"]) if latest else None
-
-    @property
-    def step(self) -> int:
-        """The step that every worker has reached."""
-        return min((worker.step or 0 for worker in self.workers), default=0)
-
-    def worker(self, rank: int) -> WorkerStatus | None:
-        """A worker that has registered."""
+    def rank(self, rank: int) -> WorkerStatus | None:
+        """Who has a rank, or had it last."""
         return next((w for w in self.workers if w.rank == rank and w.incarnation), None)
 
 
-class Watch:
-    """Reads a coordinator again and again; ``began`` is the time (since 1970) of second 0."""
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A run at one moment."""
 
-    def __init__(self, observer: Observer, began: float) -> None:
+    plan: Plan
+    title: str
+    elapsed: float
+    members: Members
+    tally: Tally
+    killed: frozenset[str] = frozenset()
+    """Killed workers that the coordinator still takes for members."""
+    replacing: frozenset[int | None] = frozenset()
+    """Ranks for which a replacement is starting."""
+    is_held: bool = False
+    """Whether somebody is missing."""
+    is_alone: bool = False
+    """Whether the coordinator is away."""
+
+
+class Watch:
+    """Reads about one job again and again."""
+
+    def __init__(self, observer: Observer, job: str) -> None:
         self._observer = observer
-        self._began = began
+        self._job = job
         self._last_event = 0
 
-    def look(self) -> tuple[Progress, list[Happening]]:
-        """How far the run is, and what the journal has gained since the last look."""
-        # Events first: the checkpoint that one tells of is then known to the status, too.
-        events = self._observer.events(after_id=self._last_event)
-        progress = self._progress()
+    def look(self) -> tuple[Members, list[Any]]:
+        """The job, and what its journal has gained; raises `ConnectionError`."""
+        if self._job not in self._observer.jobs():
+            return Members(), []
+        # Events first: what one tells of is then known to the status, too.
+        events = self._observer.events(self._job, self._last_event)
+        status = self._observer.status(self._job)
         if events:
             self._last_event = events[-1].id
-        return progress, [
-            _tell(event.at - self._began, event.kind, dict(event.fields), progress)
-            for event in events
-        ]
-
-    def _progress(self) -> Progress:
-        methods = tuple(
-            MethodUse(m.method, m.calls, m.errors, m.p50_seconds, m.p99_seconds)
-            for m in self._observer.server_info().methods
-            if m.calls
-        )
-        if JOB not in self._observer.jobs():
-            return Progress(methods=methods)
-        status = self._observer.status(JOB)
-        return Progress(status.workers, status.checkpoint_count, status.latest_checkpoint, methods)
+        latest = status.latest_checkpoint
+        return Members(status.workers, None if latest is None else latest.step), events
 
 
-def _tell(elapsed: float, kind: str, fields: dict[str, str], progress: Progress) -> Happening:
-    """A journal entry in words."""
-    match kind, fields:
-        case "worker.registered", {"worker": worker, "rank": rank, "generation": generation}:
-            return Happening(elapsed, "joined", f"{worker} as rank {rank}, generation {generation}")
-        case "worker.left", {"worker": worker, "reason": reason}:
-            return Happening(elapsed, "left", f"{worker}{f': {reason}' if reason else ''}", "dim")
-        case "worker.dead", {"worker": worker, "reason": reason}:
-            return Happening(elapsed, "dead", f"{worker}: {reason}", "red")
-        case "dataset.registered", {"dataset": dataset, "samples": samples, "shards": shards}:
-            text = f"{dataset}: {int(samples):,} samples in {int(shards):,} shards"
-            return Happening(elapsed, "dataset", text)
-        case "epoch.completed", {"epoch": epoch}:
-            return Happening(elapsed, "epoch", f"{int(epoch) + 1} completed by all workers")
-        case "checkpoint.committed", {"step": step, "bytes": bytes_}:
-            text = f"step {int(step):,} committed, {size(int(bytes_))}"
-            latest = progress.latest_checkpoint
-            if latest is not None and latest.step == int(step):
-                text += f", accuracy {progress.accuracy:.1%}"
-            return Happening(elapsed, "checkpoint", text, "green")
-    details = ", ".join(f"{name} {value}" for name, value in fields.items())
-    return Happening(elapsed, kind, details, "yellow")
+class Tally:
+    """What the workers' notes say so far."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        """Done last."""
+        self.furthest = 0
+        """The highest that was ever done."""
+        self.loss: float | None = None
+        self.first_at = 0.0
+        self.last_at = 0.0
+        self._times: deque[tuple[float, int]] = deque()
+        """When steps were done, of the present crew."""
+        self.generation = 0
+        """Of the crew that trains."""
+
+    def add(self, marks: Iterable[Mark]) -> None:
+        """Count more notes."""
+        for mark in marks:
+            if mark.generation > self.generation:
+                self.generation = mark.generation
+                self._times.clear()
+            self.furthest = max(self.furthest, mark.step)
+            self.first_at = self.first_at or mark.at
+            self.loss, self.last_at = mark.loss, mark.at
+            if not self._times or mark.step > self.step:
+                self._times.append((mark.at, mark.step))
+            self.step = mark.step
+        while self._times and self._times[0][0] < self.last_at - RATE_SECONDS:
+            self._times.popleft()
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """How fast it goes; ``None`` when there is too little to tell by."""
+        if not self._times or (seconds := self._times[-1][0] - self._times[0][0]) < RATE_LEAST:
+            return None
+        return (self._times[-1][1] - self._times[0][1]) / seconds

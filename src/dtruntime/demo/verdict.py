@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..display import size
+from ..checkpoint import CheckpointManager
+from ..checkpoint.catalog import Catalog
+from ..checkpoint.verifying import Verifier
+from ..display import count, size
 from ..errors import StorageError
-from ..types import CheckpointInfo, EpochCoverage
+from ..storage import open_backend
 from .dataset import HELD_OUT, held_out, read_ids
-from .files import load_checkpoint
-from .model import Classifier
-from .plan import Plan, WorkerResult
+from .model import Classifier, Floats
+from .notes import kept, read_notes
+from .plan import Plan, RunFiles
+from .trial import Kill, Ran
+
+Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,99 +30,129 @@ class Check:
     name: str
     passed: bool
     text: str
+    where: Path | None = None
+    """The folder to look into when it does not hold."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """All claims, and what the workers counted."""
-
-    checks: tuple[Check, ...]
-    results: tuple[WorkerResult, ...]
-
-    @property
-    def passed(self) -> bool:
-        """Whether every claim holds."""
-        return all(check.passed for check in self.checks)
-
-
-def judge(
-    plan: Plan,
-    checkpoints: int,
-    latest: CheckpointInfo | None,
-    proofs: Sequence[EpochCoverage],
-) -> Verdict:
-    """Check a run whose workers have all ended well; the rest is what the coordinator says."""
-    results = tuple(_result(plan, rank) for rank in range(plan.workers))
-    checks = [
-        _agreement(plan, results),
-        _coverage(plan),
-        _proof(plan, proofs),
-        *_checkpoint(plan, checkpoints, latest, results),
-    ]
-    return Verdict(tuple(checks), results)
+def judge(plan: Plan, kill: Kill, disturbed: Ran, undisturbed: Ran) -> tuple[Check, ...]:
+    """Check two runs whose workers have all ended well."""
+    return (
+        check_disturbance(plan, kill, disturbed, undisturbed),
+        check_samples(plan, plan.disturbed),
+        check_coverage(plan, disturbed),
+        check_checkpoints(plan.disturbed),
+        check_weights(plan),
+        check_learning(plan),
+    )
 
 
-def _result(plan: Plan, rank: int) -> WorkerResult:
-    return msgspec.json.decode(plan.worker_file(rank, "json").read_bytes(), type=WorkerResult)
+def check_disturbance(plan: Plan, kill: Kill, disturbed: Ran, undisturbed: Ran) -> Check:
+    """Whether what was to be shown was to be seen: a kill in one run, and none in the other."""
+    survived = [incident for incident in disturbed.incidents if incident.is_over]
+    is_wanted = kill is not Kill.NONE
+    text = f"{count(len(survived), 'kill')} survived by the first run, "
+    text += f"{count(len(undisturbed.incidents), 'kill')} in the second"
+    if is_wanted and not survived:
+        text += "; it was over before anybody could be killed: give it more --epochs"
+    passed = (bool(survived) or not is_wanted) and not undisturbed.incidents
+    return Check("disturbance", passed, text, plan.disturbed.logs)
 
 
-def _agreement(plan: Plan, results: tuple[WorkerResult, ...]) -> Check:
-    digests = {result.digest for result in results}
-    steps = {result.steps for result in results}
-    passed = len(digests) == 1 and steps == {plan.total_steps}
-    text = f"{plan.workers} of {plan.workers} ended well, with "
-    text += "identical parameters" if len(digests) == 1 else f"{len(digests)} different models"
-    text += f" after {' or '.join(f'{n:,}' for n in sorted(steps))} steps"
-    return Check("workers", passed, text)
-
-
-def _coverage(plan: Plan) -> Check:
-    """Compare the ids that the training steps have used with those in the files."""
+def check_samples(plan: Plan, files: RunFiles) -> Check:
+    """Compare the ids that the workers noted with those in the dataset's files."""
+    steps = kept(read_notes(files.notes))
+    used: list[list[int]] = [[] for _ in range(plan.epochs)]
+    for notes in steps.values():
+        for note in notes:
+            used[note.epoch] += note.ids
     expected = read_ids(plan.data_folder)
-    lost = repeated = read = 0
-    for epoch in range(plan.epochs):
-        used = _used_ids(plan, epoch)
-        ids, counts = np.unique(used, return_counts=True)
-        read += len(used)
-        lost += len(np.setdiff1d(expected, ids))
-        repeated += int((counts - np.isin(ids, expected)).sum())
-    if lost or repeated:
-        text = f"{lost:,} samples lost and {repeated:,} repeated in {plan.epochs} epochs"
-    else:
-        text = f"{read:,} reads: each of {len(expected):,} samples exactly once in each epoch"
-    return Check("coverage", not lost and not repeated, text)
+    lost, repeated = np.sum([_compare(np.array(ids), expected) for ids in used], axis=0)
+    text = f"{lost:,} lost, {repeated:,} repeated in {count(plan.epochs, 'epoch')}, by the ids "
+    text += "that the workers noted"
+    missing = set(range(1, plan.total_steps + 1)) - steps.keys()
+    if missing:
+        text += f"; {count(len(missing), 'step')} not noted"
+    passed = not (lost or repeated or missing)
+    return Check("samples", passed, text, files.notes)
 
 
-def _proof(plan: Plan, proofs: Sequence[EpochCoverage]) -> Check:
-    """What the coordinator can prove from the digests that the loaders reported."""
-    lost = sum(proof.missing for proof in proofs)
-    repeated = sum(proof.repeated for proof in proofs)
-    complete = sum(proof.complete and not proof.assumed for proof in proofs)
-    passed = complete == plan.epochs and not lost and not repeated
-    text = f"digests of {complete} of {plan.epochs} epochs: {lost:,} lost, {repeated:,} repeated"
-    return Check("proof", passed, text)
+def _compare(used: Ids, expected: Ids) -> tuple[int, int]:
+    """How many samples are missing, and how many are there more than once or out of nowhere."""
+    ids, counts = np.unique(used, return_counts=True)
+    lost = len(np.setdiff1d(expected, ids))
+    return lost, int((counts - np.isin(ids, expected)).sum())
 
 
-def _used_ids(plan: Plan, epoch: int) -> NDArray[np.int64]:
-    files = (plan.worker_file(rank, f"epoch-{epoch}.npy") for rank in range(plan.workers))
-    return np.concatenate([np.load(file, allow_pickle=False) for file in files])
+def check_coverage(plan: Plan, ran: Ran) -> Check:
+    """What the coordinator can prove by the digests that the loaders sent to it."""
+    lost = sum(epoch.missing for epoch in ran.coverage)
+    repeated = sum(epoch.repeated for epoch in ran.coverage)
+    exact = sum(epoch.exact for epoch in ran.coverage)
+    text = f"{lost:,} lost, {repeated:,} repeated in {count(plan.epochs, 'epoch')}, by the "
+    text += "coordinator's digests"
+    if exact != plan.epochs:
+        text += f", which prove {exact}"
+    passed = exact == plan.epochs == len(ran.coverage)
+    return Check("coverage", passed, text, plan.coordinator_folder)
 
 
-def _checkpoint(
-    plan: Plan, count: int, latest: CheckpointInfo | None, results: tuple[WorkerResult, ...]
-) -> list[Check]:
-    """Load what the coordinator calls the latest checkpoint, and judge that model."""
-    if latest is None:
-        return [Check("checkpoint", False, "the coordinator knows of no checkpoint")]
+def check_checkpoints(files: RunFiles) -> Check:
+    """Read every byte of every checkpoint, and compare it with its digests."""
+    with open_backend(str(files.checkpoints)) as backend:
+        catalog = Catalog(backend)
+        verifier = Verifier(catalog, catalog.entries())
+        verdicts = list(verifier.run())
+        stored = verifier.stored_bytes
+    damaged = [verdict for verdict in verdicts if not verdict.good]
+    text = f"{len(verdicts) - len(damaged)} of {len(verdicts)} whole, every byte verified "
+    text += f"({size(stored)})"
+    if damaged:
+        first = damaged[0]
+        text += f"; step {first.entry.step:,}: {first.damages[0].file} {first.damages[0].detail}"
+    return Check("checkpoints", bool(verdicts) and not damaged, text, files.checkpoints)
+
+
+def check_weights(plan: Plan) -> Check:
+    """Compare what all workers of both runs have in the end, bit for bit."""
+    where = plan.disturbed.root
     try:
-        model, step = load_checkpoint(Path(latest.path), plan.hidden)
-    except StorageError as exc:
-        return [Check("checkpoint", False, str(exc))]
-    same = step == latest.step and all(model.digest() == result.digest for result in results)
-    text = f"last of {count}, step {step:,}, {size(latest.size_bytes)}; "
-    text += "loads and is the final model" if same else "loads, but is not the final model"
+        (name, wanted), *others = [
+            *_final_weights(plan, plan.undisturbed),
+            *_final_weights(plan, plan.disturbed),
+        ]
+    except (OSError, StorageError) as exc:
+        return Check("weights", False, str(exc), where)
+    for other, weights in others:
+        if weights.tobytes() != wanted.tobytes():
+            differ = int((weights.view(np.uint32) != wanted.view(np.uint32)).sum())
+            text = f"{differ:,} of {wanted.size:,} in {other} differ from those in {name}"
+            return Check("weights", False, text, where)
+    text = f"all {wanted.size:,} equal bit for bit those of {plan.workers} undisturbed workers"
+    return Check("weights", True, text, where)
+
+
+def _final_weights(plan: Plan, files: RunFiles) -> list[tuple[str, Floats]]:
+    """What each worker had in the end, and what the last checkpoint has."""
+    paths = [files.root / f"weights-{rank}.npy" for rank in range(plan.workers)]
+    found: list[tuple[str, Floats]] = [(str(path), np.load(path)) for path in paths]
+    return [*found, (str(files.checkpoints), _saved_weights(files))]
+
+
+def _saved_weights(files: RunFiles) -> Floats:
+    with CheckpointManager(files.checkpoints) as manager:
+        state = manager.load_state(rank=0, keys=["shared/objects/model/parameters"])
+    weights: Floats = state["shared/objects/model/parameters"]
+    return weights
+
+
+def check_learning(plan: Plan) -> Check:
+    """Judge the last checkpoint's model by pictures that nobody was trained on."""
     judged = held_out(plan.seed)
     before = Classifier.initial(plan.hidden, plan.seed).score(judged).accuracy
+    try:
+        model = Classifier(plan.hidden, _saved_weights(plan.disturbed))
+    except StorageError as exc:
+        return Check("accuracy", False, str(exc), plan.disturbed.checkpoints)
     after = model.score(judged).accuracy
-    learned = f"{before:.1%} → {after:.1%} on {HELD_OUT:,} digits held out from training"
-    return [Check("checkpoint", same, text), Check("accuracy", after > before, learned)]
+    text = f"{before:.1%} → {after:.1%} on {HELD_OUT:,} digits held out from training"
+    return Check("accuracy", after > before, text, plan.disturbed.root)

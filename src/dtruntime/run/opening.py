@@ -93,6 +93,12 @@ def open_run(
     notices: Notices,
 ) -> Opened:
     """Register with the coordinator, and open checkpoints and data."""
+    if group[0] is not None and tracked.is_sharded:
+        raise ConfigError(
+            "a sharded model is tied to the process group that it was sharded in, and cannot go on "
+            "in another: leave out process_group=, make the group with torch.distributed."
+            "init_process_group(), and let a launcher restart all workers together (torchrun)"
+        )
     membership: Membership = Alone()
     agreements = watch = None
     if worker is not None:

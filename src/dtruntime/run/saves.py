@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import CheckpointManager
+from ..checkpoint.access import has_kind
 from ..checkpoint.saving import SaveHandle
 from ..client import TrainingOrchestrator
 from ..errors import CheckpointAbortedError, StorageError
@@ -17,6 +19,9 @@ from .batches import Stream
 from .crew import Crew
 from .tracking import Tracked
 
+if TYPE_CHECKING:
+    from .sharded import ShardedStates
+
 log = EventLog("run")
 
 FAILED_SAVES = 3
@@ -26,6 +31,8 @@ RANKS_READ = 128
 """Of more ranks a rank reads only its own part and the first one: coverage then counts what was
 consumed before by the position alone."""
 FINISHED = "finished"
+DISTRIBUTED = "dcp"
+"""The kind of parts that checkpoints of sharded models have."""
 
 
 class CrewCommits:
@@ -58,7 +65,7 @@ class Saves:
     """Saves and restores a run.
 
     The crew's first rank saves what is the same on all of them, and every rank its random numbers
-    and its position in the data.
+    and its position in the data. Of sharded models every rank saves its share.
     """
 
     def __init__(
@@ -93,17 +100,19 @@ class Saves:
         """Begin to save; returns when training may go on."""
         if self._commits is not None:
             self._commits.ranks = crew.ranks
-        state: dict[str, Any] = {"own": {"data": self._stream.state(), "rng": rng.capture()}}
-        if crew.leads:
-            state["shared"] = self._tracked.capture()
-        handle = self._manager.save(
-            state,
-            step,
-            self._stream.epoch,
-            is_full=is_full,
-            metrics=metrics,
-            metadata={FINISHED: "yes"} if finished else {},
-        )
+        own = {"data": self._stream.state(), "rng": rng.capture()}
+        options: dict[str, Any] = {
+            "is_full": is_full,
+            "metrics": metrics,
+            "metadata": {FINISHED: "yes"} if finished else {},
+        }
+        if self._tracked.is_sharded:
+            handle = self._sharded.save(crew, own, step, self._stream.epoch, **options)
+        else:
+            state: dict[str, Any] = {"own": own}
+            if crew.leads:
+                state["shared"] = self._tracked.capture()
+            handle = self._manager.save(state, step, self._stream.epoch, **options)
         self._under_way.append(handle)
         self._saved(step)
         return handle
@@ -152,16 +161,10 @@ class Saves:
 
     def restore(self, crew: Crew, info: CheckpointInfo) -> None:
         """Put everything into the state of a checkpoint, for a crew of any size."""
-        ranks = self._manager.ranks(info.step)
-        wanted = range(len(ranks)) if len(ranks) <= RANKS_READ else {0, crew.index}
-        own: list[Any] = [None] * len(ranks)
-        for place in wanted:
-            if place < len(ranks):
-                keys = ["own"] if place else ["own", "shared"]
-                part = self._load(info.step, ranks[place], keys)
-                own[place] = part["own"]
-                if not place:
-                    self._tracked.restore(part["shared"])
+        if self._is_distributed(info):
+            own = self._sharded.own(self._sharded.restore(info.step), crew.index, RANKS_READ)
+        else:
+            own = self._restore_whole(crew, info)
         self._stream.restore([part and part["data"] for part in own], crew.index)
         if crew.index < len(own):
             rng.restore(own[crew.index]["rng"])
@@ -172,9 +175,40 @@ class Saves:
 
     def share(self, crew: Crew, info: CheckpointInfo) -> None:
         """Take over from the first rank what is the same on all."""
-        if not crew.leads:
+        if self._is_distributed(info):
+            self._sharded.restore(info.step)
+        elif not crew.leads:
             first = self._load(info.step, self._manager.ranks(info.step)[0], ["shared"])
             self._tracked.restore(first["shared"])
+
+    def _restore_whole(self, crew: Crew, info: CheckpointInfo) -> list[Any]:
+        """Restore what the first rank saved for all; returns what ranks saved of their own."""
+        if self._tracked.is_sharded:
+            raise ValueError(
+                f"the checkpoint of step {info.step} was saved by a run whose model was not "
+                "sharded, and cannot be loaded into one that is: start with another folder for "
+                "checkpoints, or load the weights yourself before the model is sharded"
+            )
+        ranks = self._manager.ranks(info.step)
+        wanted = range(len(ranks)) if len(ranks) <= RANKS_READ else {0, crew.index}
+        own: list[Any] = [None] * len(ranks)
+        for place in wanted:
+            if place < len(ranks):
+                keys = ["own"] if place else ["own", "shared"]
+                part = self._load(info.step, ranks[place], keys)
+                own[place] = part["own"]
+                if not place:
+                    self._tracked.restore(part["shared"])
+        return own
+
+    @cached_property
+    def _sharded(self) -> ShardedStates:
+        from .sharded import ShardedStates
+
+        return ShardedStates(self._manager, self._tracked)
+
+    def _is_distributed(self, info: CheckpointInfo) -> bool:
+        return has_kind(self._manager, info.step, DISTRIBUTED)
 
     def _saved(self, step: int) -> None:
         self.last_step, self.last_time = step, time.monotonic()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
+
+_SHARDING = ("torch.distributed.tensor", "torch.distributed.fsdp")
+"""Without one of these modules of torch no model is sharded."""
 
 
 class Tracked:
@@ -30,6 +34,20 @@ class Tracked:
                 raise ValueError(f"{name!r} is tracked already")
             self._objects[name] = _bare(thing)
 
+    @property
+    def objects(self) -> Mapping[str, Any]:
+        """The objects by name."""
+        return self._objects
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a model or an optimizer is spread over the workers, by FSDP or as DTensors."""
+        if not any(name in sys.modules for name in _SHARDING):
+            return False
+        from .sharded import is_sharded
+
+        return is_sharded(self._objects.values())
+
     def capture(self) -> dict[str, Any]:
         """The states of all, by reference: save them before the next step changes them."""
         objects = {name: thing.state_dict() for name, thing in self._objects.items()}
@@ -38,6 +56,13 @@ class Tracked:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put everything into the state that was captured."""
         kept = state["objects"]
+        self.check(kept)
+        for name, thing in self._objects.items():
+            thing.load_state_dict(kept[name])
+        self.values.update(state["values"])
+
+    def check(self, kept: Mapping[str, Any]) -> None:
+        """Make sure that there is a state of every object."""
         missing = sorted(self._objects.keys() - kept.keys())
         if missing:
             raise ValueError(
@@ -45,9 +70,6 @@ class Tracked:
                 f"{', '.join(sorted(kept)) or 'none'}): track what was tracked when it was saved, "
                 "or start with another folder for checkpoints"
             )
-        for name, thing in self._objects.items():
-            thing.load_state_dict(kept[name])
-        self.values.update(state["values"])
 
 
 def _bare(thing: Any) -> Any:

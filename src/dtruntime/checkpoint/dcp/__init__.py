@@ -5,10 +5,20 @@
     dcp.save(state, storage_writer=StrataWriter("checkpoints", step=100))
     dcp.load(state, storage_reader=StrataReader("checkpoints"))
 
-Sharded tensors (FSDP, DTensor) are split and resharded by torch's own planners.
+Sharded tensors (FSDP, DTensor) are split and resharded by torch's own planners. `save_sharded`
+leaves writing and the commit to a manager, in the background.
 """
 
+from .planning import Planning
 from .reader import StrataReader
+from .sharded import ShardedCheckpoint, load_sharded, save_sharded
 from .writer import StrataWriter
 
-__all__ = ["StrataReader", "StrataWriter"]
+__all__ = [
+    "Planning",
+    "ShardedCheckpoint",
+    "StrataReader",
+    "StrataWriter",
+    "load_sharded",
+    "save_sharded",
+]

@@ -10,6 +10,9 @@ from torch.distributed.checkpoint.planner import WriteItemType
 
 from ...errors import StorageError
 from ..saving import DeviceSource
+from ..trees import Buffer
+from ..trees.bytes_leaves import BytesBuffer
+from ..trees.torch_leaves import TorchBuffer
 from .metadata import name_of_dtype
 
 
@@ -37,7 +40,6 @@ class TensorSource(DeviceSource):
         properties, sizes = item.tensor_data.properties, item.tensor_data.chunk.sizes
         self.dtype = name_of_dtype(properties.dtype, self.key)
         self.nbytes = prod(sizes) * properties.dtype.itemsize
-        self._expected = properties.dtype, tuple(sizes)
         self._item = item
         self._planner = planner
         self._bytes: Any = None
@@ -55,14 +57,7 @@ class TensorSource(DeviceSource):
         """Do nothing: the bytes were copied at once."""
 
     def _resolve(self) -> Any:
-        tensor = self._planner.resolve_data(self._item).detach()
-        if (tensor.dtype, tuple(tensor.shape)) != self._expected:
-            dtype, shape = self._expected
-            raise StorageError(
-                f"{self.key} was planned as {list(shape)} of {dtype}, and is now "
-                f"{list(tensor.shape)} of {tensor.dtype}: do not change the state while it is saved"
-            )
-        return tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+        return _in_order(self._item, self._planner).view(-1).view(torch.uint8)
 
 
 def source_of(item: Any, planner: Any) -> BytesSource | TensorSource:
@@ -70,6 +65,44 @@ def source_of(item: Any, planner: Any) -> BytesSource | TensorSource:
     if item.type == WriteItemType.BYTE_IO:
         return BytesSource(item, planner)
     return TensorSource(item, planner)
+
+
+def check_item(item: Any) -> None:
+    """Make sure that `buffer_of` can take an item; ``TypeError`` when it is not such a tensor."""
+    if item.type == WriteItemType.BYTE_IO:
+        raise TypeError(
+            f"{item.index.fqn} is no tensor: save plain values with CheckpointManager.save, or "
+            "through torch.distributed.checkpoint with StrataWriter"
+        )
+    name_of_dtype(item.tensor_data.properties.dtype, item.index.fqn)
+
+
+def buffer_of(item: Any, planner: Any) -> Buffer:
+    """The memory of an item that is a tensor, as the pipeline takes it."""
+    tensor = _in_order(item, planner)
+    dtype = name_of_dtype(tensor.dtype, item.index.fqn)
+    buffer: Buffer
+    if tensor.numel():
+        size, device = tensor.nbytes, str(tensor.device)
+        start = tensor.data_ptr()
+        buffer = TorchBuffer(tensor, 0, dtype, tensor.element_size(), device, start, size)
+    else:
+        buffer = BytesBuffer(b"", 0)
+        buffer.dtype = dtype
+    buffer.key = name_of(item.index)
+    return buffer
+
+
+def _in_order(item: Any, planner: Any) -> Any:
+    """The tensor of an item, as it was planned and in C order."""
+    tensor = planner.resolve_data(item).detach()
+    dtype, sizes = item.tensor_data.properties.dtype, tuple(item.tensor_data.chunk.sizes)
+    if (tensor.dtype, tuple(tensor.shape)) != (dtype, sizes):
+        raise StorageError(
+            f"{name_of(item.index)} was planned as {list(sizes)} of {dtype}, and is now "
+            f"{list(tensor.shape)} of {tensor.dtype}: do not change the state while it is saved"
+        )
+    return tensor.resolve_conj().resolve_neg().contiguous()
 
 
 def name_of(index: Any) -> str:

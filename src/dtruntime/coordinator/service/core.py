@@ -67,6 +67,7 @@ class CoordinatorService:
             self.config.heartbeat_timeout_ms / 1000,
             store.events(),
             self.config.max_workers_per_job,
+            time.perf_counter,
         )
         self._restore()
         self._queries = Queries(self.machine, store, self._limits, self.config)
@@ -179,6 +180,19 @@ class CoordinatorService:
             if not future.done():
                 future.set_exception(self._shutting_down())
         self._held.clear()
+
+    @property
+    def closing(self) -> bool:
+        """Whether it is shutting down."""
+        return self._closing
+
+    async def settled(self) -> None:
+        """Wait until everything that can be seen of the state is stored.
+
+        Raises `StorageError` when that will never be.
+        """
+        if self._store.dirty:
+            await self._store.flush()
 
     @property
     def failure(self) -> StorageError | None:

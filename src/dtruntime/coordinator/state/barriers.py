@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from ...telemetry import Histogram
 from .commands import (
     HELD,
     Arrive,
@@ -100,6 +101,13 @@ class Barriers:
         self._calls: dict[int, tuple[Round, Arrival]] = {}
         self._sequence = 0
         self._values_kept = 0
+        self.latency = Histogram()
+        """From the opening of a round to its completion, in seconds, since the start."""
+
+    @property
+    def completed_total(self) -> int:
+        """How many rounds have been completed, over all restarts."""
+        return self._sequence
 
     @property
     def held_calls(self) -> set[int]:
@@ -261,6 +269,7 @@ class Barriers:
                 if call != answered:
                     out.release(call, passed)
         del self.open[round_.barrier_id]
+        self.latency.observe(max(0.0, out.now - round_.opened_at))
         self._remember(
             RoundRecord(
                 barrier_id=round_.barrier_id,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ...sharding import Permutation, SlotTable
 from .commands import DatasetRegistered, Refused, RegisterDataset
-from .layouts import Layout, Shard, differences
+from .layouts import Layout, Shard, differences, unpack
 from .outbox import Outbox
 from .records import DatasetRecord, IndexRecord
 from .roster import Roster
@@ -18,6 +18,11 @@ from .roster import Roster
 DATASETS_LIMIT = 10_000
 SHARDS_LIMIT = 100_000_000
 ORDERS_KEPT = 4096
+
+View = tuple[int, frozenset[int]]
+"""How many slots there are, and which of them are holes."""
+Timer = Callable[[], float]
+"""Seconds from any beginning, to measure with; nothing is decided by it."""
 
 _PARAMETERS = (
     "path",
@@ -35,13 +40,27 @@ _PARAMETERS = (
 class Dataset:
     """A registered dataset and its assignment to slots."""
 
-    def __init__(self, record: DatasetRecord) -> None:
+    def __init__(self, record: DatasetRecord, timer: Timer = lambda: 0.0) -> None:
         self.record = record
+        self.assignment_seconds: float | None = None
+        """How long it took to deal the shards to the newest slots; none: nobody has asked."""
+        self._timer = timer
+        self._dealt_to: View | None = None
         self._table = SlotTable(record.shard_count, seed=record.seed)
         self._orders: dict[tuple[int, int], NDArray[np.int64]] = {}
-        self._orders_of: tuple[int, frozenset[int]] | None = None
+        self._orders_of: View | None = None
 
-    def order(self, rank: int, epoch: int, view: tuple[int, frozenset[int]]) -> NDArray[np.int64]:
+    def owners(self, view: View) -> NDArray[np.int32]:
+        """The slot of every shard. Other threads may ask too."""
+        if view == self._dealt_to:
+            return self._table.owners(*view)
+        started = self._timer()
+        owners = self._table.owners(*view)
+        self.assignment_seconds = self._timer() - started
+        self._dealt_to = view
+        return owners
+
+    def order(self, rank: int, epoch: int, view: View) -> NDArray[np.int64]:
         """The shards of a rank in the order of an epoch."""
         if view != self._orders_of or len(self._orders) > ORDERS_KEPT:
             self._orders.clear()
@@ -72,11 +91,18 @@ class Dataset:
         end = min(start + record.shard_size, record.total_samples)
         return Shard(shard_id, start, end, self._files(shard_id))
 
-    def _compute(
-        self, rank: int, epoch: int, view: tuple[int, frozenset[int]]
-    ) -> NDArray[np.int64]:
-        slot_count, holes = view
-        shards = self._table.shards_of(rank, slot_count, holes)
+    def shard_samples(self) -> NDArray[np.int64]:
+        """How many samples each shard has."""
+        record = self.record
+        if record.layout is not None:
+            return unpack(record.layout.shard_samples, record.layout.shard_count)
+        counts = np.full(record.shard_count, record.shard_size, dtype=np.int64)
+        counts[-1] = record.total_samples - record.shard_size * (record.shard_count - 1)
+        return counts
+
+    def _compute(self, rank: int, epoch: int, view: View) -> NDArray[np.int64]:
+        self.owners(view)
+        shards = self._table.shards_of(rank, *view)
         if not self.record.shuffle:
             return shards
         permutation = Permutation(len(shards), self.record.seed, epoch, rank)
@@ -92,8 +118,9 @@ class Dataset:
 class Datasets:
     """The datasets of one job."""
 
-    def __init__(self, roster: Roster) -> None:
+    def __init__(self, roster: Roster, timer: Timer = lambda: 0.0) -> None:
         self._roster = roster
+        self._timer = timer
         self._by_id: dict[str, Dataset] = {}
 
     def __len__(self) -> int:
@@ -133,6 +160,7 @@ class Datasets:
             metadata=c.metadata,
             exact=c.exact,
             layout=c.layout,
+            registered_at=out.now,
         )
         known = self._by_id.get(c.dataset_id)
         if known is not None:
@@ -170,7 +198,7 @@ class Datasets:
 
     def restore(self, record: DatasetRecord) -> None:
         """Take back a dataset that was stored."""
-        self._by_id[record.dataset_id] = Dataset(record)
+        self._by_id[record.dataset_id] = Dataset(record, self._timer)
 
     def _check_limits(self, record: DatasetRecord) -> None:
         if len(self._by_id) >= DATASETS_LIMIT:

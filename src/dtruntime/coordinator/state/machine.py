@@ -20,7 +20,7 @@ from .barriers import Barriers
 from .checkpoints import Checkpoints
 from .commands import Lost, Refused, Reply
 from .coverage import Coverages
-from .datasets import Datasets
+from .datasets import Datasets, Timer
 from .epochs import Epochs
 from .journal import Journal
 from .member import Member
@@ -64,13 +64,19 @@ class Job:
     """One job: its members and what they share."""
 
     def __init__(
-        self, name: str, record: JobRecord | None = None, max_workers: int = MAX_WORKERS
+        self,
+        name: str,
+        record: JobRecord | None = None,
+        max_workers: int = MAX_WORKERS,
+        timer: Timer = lambda: 0.0,
     ) -> None:
         self.name = name
+        self.heartbeats = 0
+        """How many came since the start."""
         self.roster = Roster(name, record, max_workers)
         self.barriers = Barriers(self.roster)
         self.checkpoints = Checkpoints(self.roster)
-        self.datasets = Datasets(self.roster)
+        self.datasets = Datasets(self.roster, timer)
         self.epochs = Epochs(self.roster, self.datasets)
         self.coverages = Coverages(self.roster, self.datasets)
         self.actions = Actions(self.roster)
@@ -91,9 +97,11 @@ class Machine:
         heartbeat_timeout: float,
         events: Iterable[Event] = (),
         max_workers: int = MAX_WORKERS,
+        timer: Timer = lambda: 0.0,
     ) -> None:
         self.heartbeat_timeout = heartbeat_timeout
         self._max_workers = max_workers
+        self._timer = timer
         self.jobs: dict[str, Job] = {}
         self.journal = Journal(events)
         self._out = Outbox(self.journal)
@@ -169,7 +177,7 @@ class Machine:
         rows = list(records)
         for _, name, _, record in rows:
             if isinstance(record, JobRecord):
-                self.jobs[name] = Job(name, record, self._max_workers)
+                self.jobs[name] = Job(name, record, self._max_workers, self._timer)
                 by_job[name] = []
         for kind, name, key, record in rows:
             if name in by_job:
@@ -205,6 +213,7 @@ class Machine:
         job.roster.hear(member, self._out.now)
         member.pulse = command
         member.beat_at = self._out.now
+        job.heartbeats += 1
         if command.step_seconds:
             job.speeds.reported = True
         if command.epoch != member.epoch:
@@ -396,7 +405,7 @@ class Machine:
                 f"this coordinator remembers {JOBS_LIMIT} jobs and takes no new name: use one of "
                 "them again, or start a coordinator with another --data-dir",
             )
-        return job or Job(name, max_workers=self._max_workers)
+        return job or Job(name, None, self._max_workers, self._timer)
 
     def _spread_loss(self, job: Job, lost: list[Lost]) -> None:
         if lost:

@@ -71,6 +71,7 @@ class DatasetRecord(Record, frozen=True):
     """Whether shards have exactly ``shard_size`` samples, also where that cuts row groups."""
     layout: LayoutRecord | None = None
     """Absent: nobody has seen the files, and shards follow from the numbers alone."""
+    registered_at: float = 0.0
 
     @property
     def shard_count(self) -> int:

@@ -1,0 +1,87 @@
+/** Round values that cover a range, at most about `wanted` of them. */
+export function niceTicks(low: number, high: number, wanted: number): number[] {
+  if (!(high > low)) return [low];
+  const raw = (high - low) / Math.max(1, wanted);
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const unit = raw / power;
+  const step = (unit <= 1 ? 1 : unit <= 2 ? 2 : unit <= 2.5 ? 2.5 : unit <= 5 ? 5 : 10) * power;
+  const first = Math.ceil(low / step - 1e-9);
+  const last = Math.floor(high / step + 1e-9);
+  return Array.from({ length: last - first + 1 }, (_, index) => Number(((first + index) * step).toPrecision(12)));
+}
+
+/** The end of an axis that starts at 0: the first round value at or above `high`. */
+export function niceMax(high: number, wanted = 4): number {
+  if (!(high > 0)) return 1;
+  const ticks = niceTicks(0, high, wanted);
+  const step = (ticks[1] ?? high) - (ticks[0] ?? 0);
+  const last = ticks.at(-1) ?? high;
+  return last >= high - 1e-12 ? last : last + step;
+}
+
+const TIME_STEPS = [5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400];
+
+/** Full minutes and hours between two times (seconds), so that axes read like a clock. */
+export function timeTicks(from: number, to: number, wanted: number): number[] {
+  const step = TIME_STEPS.find((candidate) => (to - from) / candidate <= wanted) ?? 86_400;
+  const ticks: number[] = [];
+  for (let at = Math.ceil(from / step) * step; at <= to; at += step) ticks.push(at);
+  return ticks;
+}
+
+export type Scale = (value: number) => number;
+
+export function linear(from: number, to: number, start: number, end: number): Scale {
+  const span = to - from || 1;
+  return (value) => start + ((value - from) / span) * (end - start);
+}
+
+/** An SVG path through the points; unknown values leave gaps. */
+export function linePath(xs: number[], ys: (number | null)[]): string {
+  let path = "";
+  let drawing = false;
+  for (let index = 0; index < xs.length; index += 1) {
+    const y = ys[index];
+    if (y === null || y === undefined) {
+      drawing = false;
+      continue;
+    }
+    path += `${drawing ? "L" : "M"}${(xs[index] ?? 0).toFixed(1)},${y.toFixed(1)}`;
+    drawing = true;
+  }
+  return path;
+}
+
+/** The line, closed along the baseline, piece by piece between gaps. */
+export function areaPath(xs: number[], ys: (number | null)[], baseline: number): string {
+  let path = "";
+  let start: number | null = null;
+  const close = (end: number) => {
+    if (start === null) return;
+    path += `L${(xs[end] ?? 0).toFixed(1)},${baseline}L${(xs[start] ?? 0).toFixed(1)},${baseline}Z`;
+    start = null;
+  };
+  ys.forEach((y, index) => {
+    if (y === null) {
+      close(index - 1);
+      return;
+    }
+    path += `${start === null ? "M" : "L"}${(xs[index] ?? 0).toFixed(1)},${y.toFixed(1)}`;
+    start ??= index;
+  });
+  close(ys.length - 1);
+  return path;
+}
+
+/** The index of the value nearest to `wanted` in an ascending list. */
+export function nearestIndex(sorted: number[], wanted: number): number {
+  let low = 0;
+  let high = sorted.length - 1;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if ((sorted[middle] ?? 0) < wanted) low = middle + 1;
+    else high = middle;
+  }
+  const before = sorted[low - 1];
+  return before !== undefined && wanted - before < (sorted[low] ?? 0) - wanted ? low - 1 : low;
+}

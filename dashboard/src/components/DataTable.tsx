@@ -1,0 +1,189 @@
+import { type KeyboardEvent, type ReactNode, useMemo, useRef, useState } from "react";
+import { useSize } from "../charts/useSize";
+
+export interface TableColumn<T> {
+  key: string;
+  title: string;
+  render: (row: T) => ReactNode;
+  /** Sortable when given; null sorts last either way. */
+  sortBy?: (row: T) => number | string | null;
+  /** A CSS grid track. */
+  width: string;
+  align?: "end";
+  /** Left out where the table is narrower than this. */
+  from?: number;
+}
+
+export interface Sort {
+  key: string;
+  descending: boolean;
+}
+
+interface DataTableProps<T> {
+  label: string;
+  columns: TableColumn<T>[];
+  rows: T[];
+  rowKey: (row: T) => string;
+  initialSort: Sort;
+  onOpen?: (row: T) => void;
+  rowClass?: (row: T) => string;
+  empty: ReactNode;
+  /** CSS height of the scrolling part; without it the table is as high as its rows. */
+  height?: string;
+}
+
+const ROW_HEIGHT = 44;
+const OVERSCAN = 6;
+
+export function sortRows<T>(rows: T[], columns: TableColumn<T>[], sort: Sort): T[] {
+  const by = columns.find((column) => column.key === sort.key)?.sortBy;
+  if (!by) return rows;
+  const sign = sort.descending ? -1 : 1;
+  return [...rows].sort((a, b) => {
+    const x = by(a);
+    const y = by(b);
+    if (x === null || y === null) return x === y ? 0 : x === null ? 1 : -1;
+    if (typeof x === "string" && typeof y === "string") return sign * x.localeCompare(y, "en", { numeric: true });
+    return sign * (Number(x) - Number(y));
+  });
+}
+
+/** A sortable table that draws only the rows in sight. Arrow keys move, Enter opens. */
+export function DataTable<T>(props: DataTableProps<T>) {
+  const { label, columns, rows, rowKey, initialSort, onOpen, rowClass, empty, height } = props;
+  const [ref, size] = useSize<HTMLDivElement>();
+  const [sort, setSort] = useState(initialSort);
+  const [scrollTop, setScrollTop] = useState(0);
+  const [focused, setFocused] = useState(0);
+  // Keys can come faster than frames: the next one goes on from here.
+  const latest = useRef(0);
+  const body = useRef<HTMLDivElement>(null);
+  const shown = columns.filter((column) => size.width >= (column.from ?? 0));
+  const sorted = useMemo(() => sortRows(rows, columns, sort), [rows, columns, sort]);
+  const template = { gridTemplateColumns: shown.map((column) => column.width).join(" ") };
+  const bounded = height !== undefined;
+  const first = bounded ? Math.max(0, Math.floor(scrollTop / ROW_HEIGHT) - OVERSCAN) : 0;
+  const visible = bounded ? Math.ceil(size.height / ROW_HEIGHT) + 2 * OVERSCAN : sorted.length;
+  const slice = sorted.slice(first, first + visible);
+
+  const focusRow = (wanted: number) => {
+    const index = Math.max(0, Math.min(sorted.length - 1, wanted));
+    latest.current = index;
+    setFocused(index);
+    const scroller = ref.current;
+    if (scroller && bounded) {
+      const top = index * ROW_HEIGHT;
+      const inside = scroller.clientHeight - ROW_HEIGHT;
+      if (top < scroller.scrollTop) scroller.scrollTop = top;
+      else if (top + ROW_HEIGHT > scroller.scrollTop + inside) scroller.scrollTop = top + ROW_HEIGHT - inside;
+    }
+    requestAnimationFrame(() => {
+      if (latest.current === index) body.current?.querySelector<HTMLElement>(`[data-index="${index}"]`)?.focus();
+    });
+  };
+  const onKey = (event: KeyboardEvent) => {
+    const page = Math.max(1, Math.floor(size.height / ROW_HEIGHT) - 1);
+    const moves: Record<string, number> = {
+      ArrowDown: 1,
+      ArrowUp: -1,
+      PageDown: page,
+      PageUp: -page,
+      Home: -sorted.length,
+      End: sorted.length,
+    };
+    const move = moves[event.key];
+    const row = sorted[latest.current];
+    if (move !== undefined) {
+      event.preventDefault();
+      focusRow(latest.current + move);
+    } else if (
+      event.key === "Enter" &&
+      row !== undefined &&
+      event.target instanceof HTMLElement &&
+      event.target.role === "row"
+    ) {
+      onOpen?.(row);
+    }
+  };
+
+  return (
+    <div className="table" role="grid" aria-label={label} aria-rowcount={sorted.length + 1} tabIndex={-1}>
+      <div
+        className="table-scroll"
+        ref={ref}
+        style={bounded ? { height } : undefined}
+        onScroll={(event) => setScrollTop(event.currentTarget.scrollTop)}
+      >
+        <div className="table-head" role="row" aria-rowindex={1} style={template}>
+          {shown.map((column) => (
+            <HeaderCell key={column.key} column={column} sort={sort} onSort={setSort} />
+          ))}
+        </div>
+        {sorted.length === 0 && <div className="table-empty">{empty}</div>}
+        <div
+          ref={body}
+          className="table-body"
+          role="rowgroup"
+          style={bounded ? { height: sorted.length * ROW_HEIGHT } : undefined}
+          onKeyDown={onKey}
+        >
+          {slice.map((row, offset) => {
+            const index = first + offset;
+            const place = bounded ? { ...template, position: "absolute" as const, top: index * ROW_HEIGHT } : template;
+            return (
+              <div
+                key={rowKey(row)}
+                role="row"
+                data-index={index}
+                aria-rowindex={index + 2}
+                tabIndex={index === Math.min(focused, sorted.length - 1) ? 0 : -1}
+                className={`table-row ${onOpen ? "opens" : ""} ${rowClass?.(row) ?? ""}`}
+                style={place}
+                onClick={() => onOpen?.(row)}
+                onFocus={() => {
+                  latest.current = index;
+                  setFocused(index);
+                }}
+              >
+                {shown.map((column) => (
+                  <div key={column.key} role="gridcell" className={`table-cell ${column.align ?? ""}`}>
+                    {column.render(row)}
+                  </div>
+                ))}
+              </div>
+            );
+          })}
+        </div>
+      </div>
+    </div>
+  );
+}
+
+interface HeaderCellProps<T> {
+  column: TableColumn<T>;
+  sort: Sort;
+  onSort: (sort: Sort) => void;
+}
+
+function HeaderCell<T>({ column, sort, onSort }: HeaderCellProps<T>) {
+  const active = sort.key === column.key;
+  const direction = sort.descending ? "descending" : "ascending";
+  return (
+    <div role="columnheader" className={`table-cell ${column.align ?? ""}`} aria-sort={active ? direction : "none"}>
+      {column.sortBy ? (
+        <button
+          type="button"
+          className="sort"
+          onClick={() => onSort({ key: column.key, descending: active ? !sort.descending : false })}
+        >
+          {column.title}
+          <span aria-hidden="true" className="sort-mark">
+            {active ? (sort.descending ? "↓" : "↑") : ""}
+          </span>
+        </button>
+      ) : (
+        column.title
+      )}
+    </div>
+  );
+}

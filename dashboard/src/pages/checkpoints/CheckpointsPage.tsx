@@ -1,0 +1,221 @@
+import { useMemo } from "react";
+import type { Checkpoint } from "../../api/types";
+import { useFormat } from "../../app/settings";
+import { CheckpointTimeline } from "../../charts/CheckpointTimeline";
+import { CheckpointButton } from "../../components/ActionButtons";
+import { DataTable, type TableColumn } from "../../components/DataTable";
+import { EmptyState, PageHead, Panel } from "../../components/Panel";
+import { Stat, StatStrip } from "../../components/Stat";
+import { count, percent, plural } from "../../format/numbers";
+import { ago, duration } from "../../format/time";
+import { useJob, useServerNow } from "../../store/hooks";
+
+export function CheckpointsPage() {
+  const checkpoints = useJob((data) => data.checkpoints);
+  const now = useServerNow();
+  const hasWorkers = useJob((data) => data.metrics.workers_live > 0);
+  if (checkpoints.length === 0) {
+    return (
+      <>
+        <PageHead title="Checkpoints" actions={hasWorkers ? <CheckpointButton primary /> : undefined} />
+        <EmptyState
+          title="No checkpoint is committed yet"
+          code={'with CheckpointManager("checkpoints") as manager:\n    manager.save(state, step=step)'}
+        >
+          It appears here once every rank's part is stored.
+        </EmptyState>
+      </>
+    );
+  }
+  return (
+    <>
+      <PageHead
+        title="Checkpoints"
+        summary={`${plural(checkpoints.length, "checkpoint")} kept`}
+        actions={<CheckpointButton primary />}
+      />
+      <Figures checkpoints={checkpoints} now={now} />
+      <Panel
+        title="Along time"
+        note="height: what was written"
+        end={
+          <p className="legend">
+            <span>
+              <i className="key accent" /> full
+            </span>
+            <span>
+              <i className="key second" /> incremental
+            </span>
+            <span>
+              <i className="key hatched" /> dropped next
+            </span>
+          </p>
+        }
+      >
+        <CheckpointTimeline checkpoints={checkpoints} now={now} />
+      </Panel>
+      <CheckpointTable checkpoints={checkpoints} now={now} />
+    </>
+  );
+}
+
+function Figures({ checkpoints, now }: { checkpoints: Checkpoint[]; now: number }) {
+  const format = useFormat();
+  const last = checkpoints[0];
+  const parts = checkpoints.filter((checkpoint) => !checkpoint.is_full && checkpoint.written_bytes !== null);
+  const written = parts.reduce((sum, checkpoint) => sum + (checkpoint.written_bytes ?? 0), 0);
+  const whole = parts.reduce((sum, checkpoint) => sum + checkpoint.size_bytes, 0);
+  const durations = checkpoints.flatMap((checkpoint) => checkpoint.duration_seconds ?? []).sort((a, b) => a - b);
+  const dropped = checkpoints.filter((checkpoint) => checkpoint.will_be_dropped);
+  return (
+    <StatStrip label="Checkpoint figures">
+      {last && (
+        <Stat
+          label="Last checkpoint"
+          value={duration(Math.floor(Math.max(0, now - last.committed_at)))}
+          unit="ago"
+          note={`step ${count(last.step)}, ${format.bytes(last.size_bytes)}`}
+        />
+      )}
+      <Stat
+        label="Typical duration"
+        value={duration(durations[Math.floor(durations.length / 2)])}
+        note={`longest ${duration(durations.at(-1))}`}
+      />
+      <Stat
+        label="Saved by increments"
+        value={whole > 0 ? percent(1 - written / whole) : "—"}
+        note={whole > 0 ? `${format.bytes(written)} written of ${format.bytes(whole)}` : "no incremental one yet"}
+      />
+      <Stat
+        label="Dropped next"
+        value={count(dropped.length)}
+        note={
+          dropped.length
+            ? `${format.bytes(dropped.reduce((sum, c) => sum + (c.written_bytes ?? c.size_bytes), 0))} freed`
+            : "retention keeps all"
+        }
+      />
+    </StatStrip>
+  );
+}
+
+function Verified({ checkpoint }: { checkpoint: Checkpoint }) {
+  if (checkpoint.verified === null) return <span className="muted">not checked</span>;
+  return checkpoint.verified ? <span className="good">verified</span> : <span className="bad">damaged</span>;
+}
+
+function CheckpointTable({ checkpoints, now }: { checkpoints: Checkpoint[]; now: number }) {
+  const format = useFormat();
+  const columns = useMemo<TableColumn<Checkpoint>[]>(
+    () => [
+      {
+        key: "step",
+        title: "Checkpoint",
+        width: "minmax(100px, 1.6fr)",
+        sortBy: (checkpoint) => checkpoint.step,
+        render: (checkpoint) => (
+          <span className="cell-name" title={checkpoint.path}>
+            <b className="num">step {count(checkpoint.step)}</b>
+            <small className="truncate">{checkpoint.checkpoint_id}</small>
+          </span>
+        ),
+      },
+      {
+        key: "committed",
+        title: "Committed",
+        width: "minmax(100px, 0.8fr)",
+        sortBy: (checkpoint) => checkpoint.committed_at,
+        render: (checkpoint) => (
+          <span className="num" title={format.dateTime(checkpoint.committed_at)}>
+            {ago(checkpoint.committed_at, now)}
+          </span>
+        ),
+      },
+      {
+        key: "kind",
+        title: "Kind",
+        width: "112px",
+        from: 560,
+        sortBy: (checkpoint) => (checkpoint.is_full ? "full" : "incremental"),
+        render: (checkpoint) => (
+          <span className={checkpoint.is_full ? "badge accent" : "badge"}>
+            {checkpoint.is_full ? "full" : "incremental"}
+          </span>
+        ),
+      },
+      {
+        key: "size",
+        title: "Size",
+        width: "92px",
+        align: "end",
+        from: 640,
+        sortBy: (checkpoint) => checkpoint.size_bytes,
+        render: (checkpoint) => <span className="num">{format.bytes(checkpoint.size_bytes)}</span>,
+      },
+      {
+        key: "written",
+        title: "Written",
+        width: "minmax(72px, 92px)",
+        align: "end",
+        sortBy: (checkpoint) => checkpoint.written_bytes,
+        render: (checkpoint) => <span className="num">{format.bytes(checkpoint.written_bytes)}</span>,
+      },
+      {
+        key: "duration",
+        title: "Took",
+        width: "80px",
+        align: "end",
+        from: 460,
+        sortBy: (checkpoint) => checkpoint.duration_seconds,
+        render: (checkpoint) => <span className="num">{duration(checkpoint.duration_seconds)}</span>,
+      },
+      {
+        key: "parts",
+        title: "Parts",
+        width: "68px",
+        align: "end",
+        from: 820,
+        sortBy: (checkpoint) => checkpoint.parts,
+        render: (checkpoint) => <span className="num">{count(checkpoint.parts)}</span>,
+      },
+      {
+        key: "verified",
+        title: "Contents",
+        width: "104px",
+        from: 720,
+        sortBy: (checkpoint) => String(checkpoint.verified),
+        render: (checkpoint) => <Verified checkpoint={checkpoint} />,
+      },
+      {
+        key: "retention",
+        title: "Retention",
+        width: "112px",
+        from: 920,
+        sortBy: (checkpoint) => String(checkpoint.will_be_dropped),
+        render: (checkpoint) =>
+          checkpoint.will_be_dropped === null ? (
+            <span className="muted">—</span>
+          ) : checkpoint.will_be_dropped ? (
+            <span className="warn">dropped next</span>
+          ) : (
+            <span className="muted">kept</span>
+          ),
+      },
+    ],
+    [format, now],
+  );
+  return (
+    <section className="panel" aria-label="Checkpoints">
+      <DataTable
+        label="Checkpoints"
+        columns={columns}
+        rows={checkpoints}
+        rowKey={(checkpoint) => checkpoint.checkpoint_id}
+        initialSort={{ key: "committed", descending: true }}
+        rowClass={(checkpoint) => (checkpoint.will_be_dropped ? "faded" : "")}
+        empty="None."
+      />
+    </section>
+  );
+}

@@ -1,0 +1,65 @@
+import type { Task } from "../../api/types";
+import { CheckpointButton } from "../../components/ActionButtons";
+import { ProgressBar, TaskBadge } from "../../components/states";
+import { count, figure, percent } from "../../format/numbers";
+import { ago, duration } from "../../format/time";
+import { useJob, useServerNow } from "../../store/hooks";
+import { currentTask } from "../../store/selectors";
+
+/** The run that is going on, in one line and a bar. */
+export function CurrentRun() {
+  const task = useJob(currentTask);
+  if (!task) {
+    return (
+      <section className="run-hero" aria-label="Current run">
+        <p className="soft">Workers have joined; the run appears with the first step that one reports.</p>
+      </section>
+    );
+  }
+  return <Running task={task} />;
+}
+
+function Running({ task }: { task: Task }) {
+  const now = useServerNow();
+  const ended = task.state === "finished" || task.state === "stopped";
+  const epoch =
+    task.epochs === null
+      ? `epoch ${count(task.epoch + 1)}`
+      : `epoch ${count(Math.min(task.epoch + 1, task.epochs))} of ${count(task.epochs)}`;
+  return (
+    <section className="run-hero" aria-label="Current run">
+      <div className="run-line">
+        <h2 className="truncate">{task.task_id}</h2>
+        <TaskBadge state={task.state} />
+        <span className="run-facts num">
+          <span>step {count(task.step)}</span>
+          <span>{epoch}</span>
+          {Object.entries(task.metrics)
+            .slice(0, 1)
+            .map(([name, value]) => (
+              <span key={name}>
+                {name} {figure(value)}
+              </span>
+            ))}
+          <span>started {ago(task.started_at, now)}</span>
+        </span>
+        <CheckpointButton />
+      </div>
+      <div className="run-progress">
+        <b className="num">{percent(task.progress)}</b>
+        <ProgressBar
+          fraction={task.progress}
+          label="Progress of the run"
+          tone={task.state === "recovering" ? "warn" : "accent"}
+        />
+        <span className="num muted">
+          {ended
+            ? task.state
+            : task.eta_seconds === null
+              ? "time left not known"
+              : `${duration(Math.round(task.eta_seconds))} left`}
+        </span>
+      </div>
+    </section>
+  );
+}
