@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 ARGS ?=
+MINUTES ?= 30
 TESTS ?= $(wildcard tests/unit tests/integration tests/acceptance)
 
 VENV := .venv
@@ -45,8 +46,8 @@ bench-checkpoints: $(VENV)/.bench ## measure saves and loads beside the disk and
 	@scripts/ensure-system-package.sh fio fio || echo "going on without fio: the benchmark writes by itself"
 	@$(BIN)/python -m benchmarks.checkpoint_throughput $(ARGS)
 
-chaos: $(VENV)/.dev ## torture tests: kills, pauses, partitions; takes long
-	@$(BIN)/python -m pytest tests/chaos --timeout=1800 -o faulthandler_timeout=1790 $(ARGS)
+chaos: $(VENV)/.dev ## torture tests: kills, pauses, partitions, full disks; MINUTES=30 for whole runs
+	@STRATA_CHAOS_MINUTES=$(MINUTES) $(BIN)/python -m pytest tests/chaos --timeout=1800 -o faulthandler_timeout=1790 $(ARGS)
 
 proto: $(VENV)/.dev ## regenerate src/dtruntime/rpc/gen/ from proto/coordinator.proto
 	@$(BIN)/python scripts/generate-proto.py

@@ -36,13 +36,12 @@ LENGTH, SYMBOLS, WIDTH = 12, 8, 32
 class Transformer(nn.Module):
     """Reads a sequence of symbols, and says which comes next at each place."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float) -> None:
         super().__init__()
         self.symbols = nn.Embedding(SYMBOLS, WIDTH)
         self.places = nn.Embedding(LENGTH, WIDTH)
         self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(WIDTH, 4, 64, dropout=0.1, batch_first=True)
-            for _ in range(2)
+            nn.TransformerEncoderLayer(WIDTH, 4, 64, dropout, batch_first=True) for _ in range(2)
         )
         self.out = nn.Linear(WIDTH, SYMBOLS)
 
@@ -68,6 +67,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=4_096)
     parser.add_argument("--batch-size", type=int, default=64, help="of all workers together")
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--save-steps", type=int, default=10)
     parser.add_argument("--step-seconds", type=float, default=0.0, help="make steps this slow")
     parser.add_argument("--stop-after", type=int, help="leave after so many steps, and save")
@@ -80,7 +80,7 @@ def main() -> None:
     # On GPUs: backend "nccl", torch.cuda.set_device(LOCAL_RANK), and a mesh of "cuda".
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    model = Transformer()
+    model = Transformer(options.dropout)
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)

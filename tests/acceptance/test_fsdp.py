@@ -21,6 +21,8 @@ from tests.acceptance.crews import EXAMPLES, TrainingCrew, sequence
 PATIENCE = 150.0
 SIZES = ("--samples", "2048", "--batch-size", "64", "--epochs", "1", "--save-steps", "8")
 STEPS = 32
+CERTAIN = ("--dropout", "0")
+"""Without chance, weights differ by the order of sums alone when numbers of workers do."""
 
 
 class Torchrun(TrainingCrew):
@@ -122,9 +124,11 @@ def test_checkpoint_of_two_workers_is_resumed_by_one_and_that_by_two(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = Torchrun(tmp_path / "resized", coordinator.url)
-    run.run(2, "--stop-after", "11")
-    run.run(1, "--stop-after", "21")
-    run.run(2)
+    alone = Torchrun(tmp_path / "alone", coordinator.url)
+    alone.run(1, *CERTAIN)
+    run.run(2, *CERTAIN, "--stop-after", "11")
+    run.run(1, *CERTAIN, "--stop-after", "21")
+    run.run(2, *CERTAIN)
     assert [(workers, step) for _, workers, _, step in run.begun()] == [
         (2, 0),
         (2, 0),
@@ -136,14 +140,13 @@ def test_checkpoint_of_two_workers_is_resumed_by_one_and_that_by_two(
     assert sequence(run) == sequence(calm)
     assert len(sequence(run)) == STEPS
     assert "epoch 0: every sample once" in run.log, run.log
-    assert np.allclose(run.weights(), calm.weights(), atol=0.5)
+    difference = np.abs(run.weights() - alone.weights()).max()
+    print("DIFF", difference)
+    assert difference < 1e-3
 
     kept = {info.step: info for info in run.manifests()}
-    assert {step: info.parts for step, info in kept.items()} == {
-        **{0: 2, 8: 2, 11: 2},
-        **{16: 1, 21: 1},
-        **{24: 2, 32: 2},
-    }
+    parts = {step: info.parts for step, info in kept.items()}
+    assert parts == {16: 1, 21: 1, 24: 2, 32: 2}, "the newest are kept"
     assert kept[32].metadata == {"finished": "yes"}
     assert main(["checkpoints", "verify", str(run.folder / "checkpoints")]) == 0
     assert main(["checkpoints", "ls", str(run.folder / "checkpoints")]) == 0

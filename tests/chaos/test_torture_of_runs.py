@@ -4,6 +4,7 @@
 `STRATA_CHAOS_REPORT` says where the report goes.
 """
 
+import faulthandler
 import os
 import random
 import time
@@ -42,6 +43,7 @@ def s3(request: pytest.FixtureRequest) -> dict[str, str] | None:
 def test_tortured_runs_end_as_if_nothing_had_happened(
     s3: dict[str, str] | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    faulthandler.cancel_dump_traceback_later()  # that it takes long does not mean that it is stuck
     places: list[Place] = ["folder"]
     left_out = []
     if why := why_no_small_disk(tmp_path / "probe"):

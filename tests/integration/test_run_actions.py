@@ -158,3 +158,25 @@ def test_run_that_fails_over_and_over_gives_up(coordinator, job, tmp_path):
         assert survivor.process.wait(60) == 1, survivor.log
         assert "max_failures=1" in survivor.log
         assert "start it again" in survivor.log
+
+
+def test_ranks_without_samples_in_a_last_batch_stay_in_step(coordinator, job, tmp_path):
+    """21 samples in batches of 10: the last one is too small for three ranks, also after a kill."""
+    options = {"samples": 21, "batch": 10, "epochs": 3, "save_steps": 1, "pause": 0.2}
+    with crew_of(tmp_path, coordinator, job, 3, **options) as crew:
+        crew.until("step 2", lambda: crew.last_step >= 2)
+        crew.trainers[2].kill()
+        crew.start(1)
+        crew.wait()
+    assert {outcome(crew, n)["step"] for n in (0, 1, 3)} == {9}
+    assert {outcome(crew, n)["total"] for n in (0, 1, 3)} == {3 * 21 * 20 / 2}
+    assert all(found.exact for found in DatasetRegistry(coordinator.url, job=job).coverage("train"))
+
+
+def test_notice_is_heard_while_a_run_waits_for_others(coordinator, job, tmp_path):
+    with crew_of(tmp_path, coordinator, job, 2) as crew:
+        crew.trainers[1].kill()
+        waiting = crew.trainers[0]
+        crew.until("registration", lambda: "worker.registered" in waiting.log)
+        waiting.process.send_signal(signal.SIGTERM)
+        assert waiting.process.wait(60) == 143, waiting.log

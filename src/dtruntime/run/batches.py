@@ -1,16 +1,24 @@
-"""Where a run's batches come from: a dataset, a loader of the user's own, or just numbers."""
+"""Where a run's batches come from; datasets are in `datasets`, since they need pyarrow."""
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from ..data.loading import Loader
-from ..data.loading.state import merge_states
 from .crew import Crew
+
+
+@dataclass(frozen=True, slots=True)
+class DataOptions:
+    """What to read, and how."""
+
+    data: Any
+    format: str | None
+    dataset: str
+    loader: Mapping[str, Any]
 
 
 class Stream(ABC):
@@ -27,8 +35,12 @@ class Stream(ABC):
         """Batches up to the end of the epoch, each with how many samples it has."""
 
     @abstractmethod
+    def used(self) -> None:
+        """The batch that was given last has been used: the position is behind it now."""
+
+    @abstractmethod
     def state(self) -> Any:
-        """The position behind the last batch."""
+        """The position behind the last batch that was used."""
 
     @abstractmethod
     def restore(self, states: Sequence[Any], index: int) -> None:
@@ -39,58 +51,6 @@ class Stream(ABC):
 
     def close(self) -> None:  # noqa: B027 - some have nothing to close
         """Stop reading ahead."""
-
-
-class DatasetStream(Stream):
-    """A dataset read by `Loader`."""
-
-    def __init__(self, make: Callable[[Crew], Loader]) -> None:
-        self._make = make
-        self._loader: Loader | None = None
-
-    @property
-    def loader(self) -> Loader:
-        """The loader of the present crew."""
-        assert self._loader is not None, "the stream is not open"
-        return self._loader
-
-    @property
-    def epoch(self) -> int:  # type: ignore[override]
-        """The epoch that is read."""
-        return self.loader.epoch
-
-    def open(self, crew: Crew) -> None:
-        """Make a loader for the crew."""
-        self.close()
-        self._loader = self._make(crew)
-
-    def batches(self) -> Iterator[tuple[Any, int]]:
-        """Batches up to the end of the epoch; all ranks have the same number of them."""
-        loader = self.loader
-        last: Any = None
-        for step in loader.deliveries():
-            loader.accept(step)
-            if step.batch is None and last is None:
-                continue
-            batch = _none_of(last) if step.batch is None else step.batch
-            last = batch
-            yield batch, len(step.numbers)
-        loader.end_epoch()
-
-    def state(self) -> Any:
-        """The loader's state."""
-        return json.dumps(self.loader.state_dict())
-
-    def restore(self, states: Sequence[Any], index: int) -> None:
-        """Join the states, so that coverage is proved across the interruption."""
-        positions = [json.loads(state) for state in states if state is not None]
-        complete = len(positions) == positions[0]["world"]
-        self.loader.load_state_dict(merge_states(positions) if complete else positions[0])
-
-    def close(self) -> None:
-        """Stop reading ahead."""
-        if self._loader is not None:
-            self._loader.close()
 
 
 class OwnStream(Stream):
@@ -116,10 +76,13 @@ class OwnStream(Stream):
         for number, batch in enumerate(self._batches):
             if number < skip:
                 continue
-            self._read += 1
             yield batch, _length(batch)
         self.epoch += 1
         self._read = 0
+
+    def used(self) -> None:
+        """Count the batch."""
+        self._read += 1
 
     def state(self) -> Any:
         """The position, and the loader's own state where it has one."""
@@ -155,8 +118,11 @@ class Numbers(Stream):
     def batches(self) -> Iterator[tuple[Any, int]]:
         """Steps from where it is."""
         for number in count(self._next):
-            self._next = number + 1
             yield number, 1
+
+    def used(self) -> None:
+        """Go to the next."""
+        self._next += 1
 
     def state(self) -> Any:
         """The next number."""
@@ -165,15 +131,6 @@ class Numbers(Stream):
     def restore(self, states: Sequence[Any], index: int) -> None:
         """Go on with it."""
         self._next = states[0]["next"]
-
-
-def _none_of(batch: Any) -> Any:
-    """A batch of the same form without samples."""
-    if isinstance(batch, Mapping):
-        return {name: _none_of(column) for name, column in batch.items()}
-    if isinstance(batch, tuple | list):
-        return type(batch)(_none_of(part) for part in batch)
-    return batch[:0]
 
 
 def _length(batch: Any) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..client import TrainingOrchestrator
@@ -16,6 +16,12 @@ log = EventLog("run")
 
 POLL_SECONDS = 0.1
 ROUND_MS = 30_000
+ASSEMBLE_MS = 5_000
+"""After so long a worker that waits for others looks whether it has been told to go."""
+
+
+class Leaving(Exception):
+    """This worker was told to go while it waited for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +91,15 @@ class Alone(Membership):
 class Together(Membership):
     """The members of a job, as the coordinator knows them."""
 
-    def __init__(self, orchestrator: TrainingOrchestrator, recovery: Recovery) -> None:
+    def __init__(
+        self,
+        orchestrator: TrainingOrchestrator,
+        recovery: Recovery,
+        noticed: Callable[[], bool],
+    ) -> None:
+        """``noticed`` says whether this worker has been told to go."""
         self._orchestrator = orchestrator
+        self._noticed = noticed
         self._recovery = recovery
         self._wanted = orchestrator.config.world_size or recovery.min_workers
         """How many workers the run had, or is to have."""
@@ -96,11 +109,12 @@ class Together(Membership):
         """Register if need be, wait for the others by the policy, and come together."""
         deadline = time.monotonic() + self._recovery.assemble_seconds
         while True:
+            self._check_notice()
             self._orchestrator.register()
             try:
                 if self._formed:
                     self._wait_for_replacements()
-                values = self._orchestrator.exchange("run:assemble", b"", timeout_ms=ROUND_MS)
+                values = self._orchestrator.exchange("run:assemble", b"", timeout_ms=ASSEMBLE_MS)
             except SyncError as exc:
                 if exc.reason == "timeout" and time.monotonic() > deadline:
                     raise
@@ -133,6 +147,10 @@ class Together(Membership):
             return True
         return self._orchestrator.lost_generation > crew.generation
 
+    def _check_notice(self) -> None:
+        if self._noticed():
+            raise Leaving
+
     def _wait_for_replacements(self) -> None:
         deadline = time.monotonic() + self._recovery.wait_seconds
         live = self._wait_until(self._wanted, deadline)
@@ -143,6 +161,7 @@ class Together(Membership):
         """Wait until so many workers are there, or time is up; returns how many there are."""
         announced = False
         while (live := self._orchestrator.live_workers()) < workers:
+            self._check_notice()
             if time.monotonic() > deadline:
                 return live
             if not announced:

@@ -5,38 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..checkpoint import CheckpointManager
-from ..client import DatasetRegistry, TrainingOrchestrator, WorkerConfig
-from ..data import build_index
-from ..data.index import DatasetIndex
-from ..data.loading import FileSource, Loader, NumberSource, Source
-from ..data.loading.mixture import Mixture
+from ..client import TrainingOrchestrator, WorkerConfig
 from ..errors import ConfigError
 from .actions import Agreements, Watch
-from .batches import DatasetStream, Numbers, OwnStream, Stream
-from .crew import Alone, Crew, Membership, Together
+from .batches import DataOptions, Numbers, OwnStream, Stream
+from .crew import Alone, Membership, Together
 from .formation import Formation
 from .gate import Gate
 from .notices import Notices
 from .recovery import Recovery
 from .saves import CrewCommits, Saves
 from .tracking import Tracked
-
-_SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv"}
-_SOURCE_OPTIONS = ("columns", "skip", "cache", "shard_size", "exact")
-
-
-@dataclass(frozen=True, slots=True)
-class DataOptions:
-    """What to read, and how."""
-
-    data: Any
-    format: str | None
-    dataset: str
-    loader: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +46,11 @@ class Opened:
 
 
 def worker_of(
-    url: str | None, job: str | None, rank: int | None, world_size: int | None
+    url: str | None,
+    job: str | None,
+    rank: int | None,
+    world_size: int | None,
+    worker_id: str | None = None,
 ) -> TrainingOrchestrator | None:
     """The worker that takes part in a job, or ``None`` for a run of one process."""
     if url is None and not os.environ.get("COORDINATOR_URL"):
@@ -76,7 +62,9 @@ def worker_of(
                 "coordinator_url="
             )
         return None
-    return TrainingOrchestrator(coordinator_url=url, job=job, rank=rank, world_size=world_size)
+    return TrainingOrchestrator(
+        coordinator_url=url, job=job, rank=rank, world_size=world_size, worker_id=worker_id
+    )
 
 
 def open_run(
@@ -103,7 +91,7 @@ def open_run(
     agreements = watch = None
     if worker is not None:
         worker.register()
-        membership = Together(worker, recovery)
+        membership = Together(worker, recovery, notices.look)
         agreements = Agreements(worker, gate)
         watch = Watch(worker, lambda: notices.reason if notices.look() else "")
     commits = None if worker is None else CrewCommits(worker)
@@ -131,73 +119,9 @@ def open_stream(options: DataOptions, worker: TrainingOrchestrator | None) -> St
     data = options.data
     if data is None:
         return Numbers()
-    if isinstance(data, str | os.PathLike) or _is_count(data):
-        if worker is not None:
-            return _registered(options, worker)
-        reading = dict(options.loader)
-        return _loaded(_source(data, options.format, reading), reading)
-    if isinstance(data, Source | DatasetIndex | Mixture):
-        return _loaded(data, options.loader)
+    ours = type(data).__module__.partition(".")[0] == __name__.partition(".")[0]
+    if ours or isinstance(data, str | os.PathLike | int):
+        from .datasets import dataset_stream
+
+        return dataset_stream(options, worker)
     return OwnStream(data)
-
-
-def _registered(options: DataOptions, worker: TrainingOrchestrator) -> Stream:
-    """A dataset of the job; every worker registers it, which is the same as one doing so."""
-    registry = DatasetRegistry(worker.config.coordinator_url, job=worker.job)
-    reading = dict(options.loader)
-    size = reading.pop("shard_size", 10_000)
-    shuffle, seed = reading.get("shuffle", True), reading.get("seed", 0)
-    if _is_count(options.data):
-        registry.register_dataset(options.dataset, options.data, size, shuffle)
-    else:
-        registry.register(
-            options.dataset,
-            os.fspath(options.data),
-            options.format or _format_of(options.data),
-            shard_size=size,
-            shuffle=shuffle,
-            seed=seed,
-        )
-
-    def make(crew: Crew) -> Loader:
-        return registry.loader(
-            options.dataset, **{**reading, "rank": crew.index, "world_size": crew.size}
-        )
-
-    return DatasetStream(make)
-
-
-def _loaded(source: Source | DatasetIndex | Mixture, reading: Mapping[str, Any]) -> Stream:
-    def make(crew: Crew) -> Loader:
-        return Loader(source, **{**reading, "rank": crew.index, "world_size": crew.size})
-
-    return DatasetStream(make)
-
-
-def _source(data: Any, format: str | None, reading: dict[str, Any]) -> Source:
-    chosen = {name: reading.pop(name) for name in _SOURCE_OPTIONS if name in reading}
-    if _is_count(data):
-        return NumberSource(data, **chosen)
-    return FileSource(build_index(os.fspath(data), format or _format_of(data)), **chosen)
-
-
-def _is_count(data: Any) -> bool:
-    return isinstance(data, int) and not isinstance(data, bool)
-
-
-def _format_of(data: str | os.PathLike[str]) -> str:
-    """The format that the name tells, or else that of the files in the folder."""
-    path = Path(os.fspath(data))
-    names = [path.name]
-    if path.is_dir():
-        names = sorted(entry.name for entry in path.iterdir())
-    for name in names:
-        for suffix in Path(name).suffixes:
-            if suffix in _SUFFIXES:
-                return _SUFFIXES[suffix]
-        if "tfrecord" in name:
-            return "tfrecord"
-    raise ConfigError(
-        f"the format of {os.fspath(data)} is not clear from its name: give format='parquet', "
-        "'csv' or 'tfrecord'"
-    )

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,19 +14,19 @@ from ..checkpoint import CheckpointManager
 from ..client import DatasetRegistry, TrainingOrchestrator
 from ..errors import CheckpointAbortedError, StrataError, SyncError
 from ..telemetry import EventLog
-from ..types import Action, EpochCoverage, WorkerState, check_whole
-from .crew import Crew
+from ..types import Action, CheckpointInfo, EpochCoverage, WorkerState, check_whole
+from .batches import DataOptions
+from .crew import Crew, Leaving
 from .gate import Gate
 from .notices import Notices
-from .opening import DataOptions, Opened, open_run, worker_of
+from .opening import Opened, open_run, worker_of
+from .pace import Pace
 from .recovery import Failures, Recovery
 from .tracking import Tracked
 
 log = EventLog("run")
 
 LOOK_SECONDS = 0.1
-SMOOTH = 0.2
-"""Weight of the newest step in the mean of step times."""
 PREEMPTED = 143
 """The exit status of a process that SIGTERM has ended."""
 
@@ -72,6 +72,7 @@ class Run:
         job: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        worker_id: str | None = None,
         recovery: Recovery | None = None,
         process_group: str | None = None,
         collective_seconds: float = 60.0,
@@ -113,7 +114,7 @@ class Run:
             **(checkpoint or {}),
         }
         self._save_seconds = save_seconds
-        self._orchestrator = worker_of(coordinator_url, job, rank, world_size)
+        self._orchestrator = worker_of(coordinator_url, job, rank, world_size, worker_id)
         sizes = {"batch_size": batch_size, "global_batch_size": global_batch_size}
         given = {name: size for name, size in sizes.items() if size is not None}
         options = {"seed": self._seed, **given, **(loader or {})}
@@ -127,10 +128,9 @@ class Run:
         self._crew: Crew | None = None
         self._parts: Opened | None = None
         self._broken: BaseException | None = None
-        self._step_seconds = 0.0
-        self._waited_here = 0.0
+        self._pace = Pace(self._orchestrator)
         self._samples = 0
-        self._in_step = False
+        self._in_step = self._guarded = False
         self._welcomed = 0
         """The generation with newcomers that were noticed last."""
         self._ending = ""
@@ -218,6 +218,8 @@ class Run:
                 notices=self._notices,
             )
             self._begin()
+        except Leaving:
+            self._ending = "preempted"
         except BaseException as exc:
             self._close(f"failed to open: {type(exc).__name__}")
             raise
@@ -238,9 +240,14 @@ class Run:
             raise SystemExit(PREEMPTED)
 
     def _keep_unfinished(self) -> None:
-        """Save when the loop was left early; the batch it was left with counts as used."""
-        if self._in_step:
+        """Save when the loop was left early, if what was done with its last batch is clear."""
+        if self._in_step and self._guarded:
+            self._open.stream.used()
             self._gate.pass_step()
+        elif self._in_step:
+            last = self._open.saves.last_step
+            log.warning("run.left_in_a_step", step=self.step + 1, resumes_after=last)
+            return
         if self.step > self._open.saves.last_step:
             self._save().wait()
 
@@ -252,7 +259,7 @@ class Run:
 
     def _begin(self) -> None:
         finished = self._open.saves.finished()
-        if finished is None:
+        if finished is None or not self._reaches(finished):
             self._assemble()
             return
         # Nobody has to come: there is nothing left to do.
@@ -261,6 +268,12 @@ class Run:
         self._open.saves.restore(self._crew, finished)
         self._gate.reset(finished.step)
         self._ending = "finished"
+
+    def _reaches(self, finished: CheckpointInfo) -> bool:
+        """Whether a checkpoint is where this run ends; it may be longer than it was."""
+        if self.max_steps is not None and finished.step >= self.max_steps:
+            return True
+        return self._data.data is not None and finished.epoch >= self.epochs
 
     def _close(self, reason: str) -> None:
         self._notices.remove()
@@ -283,6 +296,12 @@ class Run:
             self._open.agreements.begin(crew)
         log.info("run.training", step=self.step, workers=crew.size, place=crew.index)
 
+    def _regroup_or_leave(self, reason: str) -> None:
+        try:
+            self._regroup(reason)
+        except Leaving:
+            self._ending = "preempted"
+
     def _regroup(self, reason: str) -> None:
         """Come together again and go back to the last checkpoint."""
         log.warning("run.regrouping", step=self.step, reason=reason)
@@ -301,8 +320,9 @@ class Run:
     def __iter__(self) -> Iterator[Any]:
         """Batches up to the end of the last epoch.
 
-        Whoever leaves the loop early has used the batch that it was left with: that is saved, and
-        the next time the run goes on with the one after it. All workers leave after the same step.
+        A batch has been used when the next one is asked for, or when its `guard` block has ended.
+        Whoever leaves the loop early after that finds everything saved; in the middle of a step
+        nothing is, and the next time the run goes on from its last checkpoint.
         """
         while not self._ending:
             try:
@@ -310,28 +330,29 @@ class Run:
                 if not self._ending:
                     self._finish()
             except _Regroup as why:
-                self._regroup(str(why))
+                self._regroup_or_leave(str(why))
 
     def _steps(self) -> Iterator[Any]:
         stream = self._open.stream
         while stream.epoch < self.epochs and not self._is_over():
             for batch, self._samples in stream.batches():
-                began = time.perf_counter() - self._waited
-                self._in_step = True
+                self._pace.begin()
+                self._in_step, self._guarded = True, False
                 yield batch
                 self._in_step = False
-                self._after_step(time.perf_counter() - self._waited - began)
+                self._after_step()
                 if self._ending or self._is_over():
                     return
 
     def _is_over(self) -> bool:
         return self.max_steps is not None and self.step >= self.max_steps
 
-    def _after_step(self, seconds: float) -> None:
+    def _after_step(self) -> None:
         if self._broken is not None:
             raise _Regroup(f"{type(self._broken).__name__}: {self._broken}")
+        self._open.stream.used()
         due = self._gate.pass_step()
-        self._note(seconds)
+        self._note()
         if due:
             self._obey(due)
         elif self._is_time_to_save():
@@ -370,16 +391,15 @@ class Run:
             self._orchestrator.request_action("checkpoint", reason=reason)
         return self._orchestrator is None
 
-    def _note(self, seconds: float) -> None:
+    def _note(self) -> None:
         """Report how far this worker is."""
-        mean = self._step_seconds
-        self._step_seconds = seconds if not mean else mean + SMOOTH * (seconds - mean)
+        self._pace.end()
         if self._orchestrator is not None:
             self._orchestrator.report(
                 step=self.step,
                 epoch=self.epoch,
                 state=WorkerState.TRAINING,
-                step_seconds=self._step_seconds,
+                step_seconds=self._pace.step_seconds,
                 **self._metrics,
             )
 
@@ -387,23 +407,13 @@ class Run:
         """Say how training goes; heartbeats and checkpoints carry it."""
         self._metrics.update({name: float(value) for name, value in metrics.items()})
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Do not count the time of this block as the step's: it is spent waiting for others.
+    def waiting(self) -> AbstractContextManager[None]:
+        """Do not count the time of a block as the step's: it is spent waiting for others.
 
         Step times tell which worker is slow only as far as they leave out such waits. Barriers,
         `exchange` and `average_gradients` are left out by themselves.
         """
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._waited_here += time.perf_counter() - began
-
-    @property
-    def _waited(self) -> float:
-        worker = self._orchestrator
-        return self._waited_here + (0.0 if worker is None else worker.waited_seconds)
+        return self._pace.waiting()
 
     def average_gradients(self, module: Any) -> None:
         """Replace a module's gradients by their mean over the samples of all workers' batches.
@@ -426,6 +436,7 @@ class Run:
         """
         try:
             yield
+            self._guarded = True
         except (RuntimeError, OSError, SyncError) as exc:
             if not self._lost_somebody(exc):
                 raise

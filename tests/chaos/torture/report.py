@@ -64,8 +64,12 @@ class Report:
             "steps_repeated": sum(r.repeated for r in self.results),
             "seconds_lost": sum(_lost(r.outages) for r in self.results),
             "seconds_to_training": {
-                kind: _quantiles([o.seconds or 0.0 for o in self.outages if o.kind == kind])
-                for kind in sorted({o.kind for o in self.outages})
+                kind: _quantiles([o.seconds or 0.0 for o in found])
+                for kind, found in self._by_kind().items()
+            },
+            "seconds_after_the_cause_was_gone": {
+                kind: _quantiles([o.after_seconds for o in found if o.after_seconds is not None])
+                for kind, found in self._by_kind().items()
             },
             "simple_kills": {
                 "total": _quantiles([o.seconds or 0.0 for o in simple]),
@@ -76,6 +80,10 @@ class Report:
             "ended_by_themselves": [error for r in self.results for error in r.errors],
             "each": [_round(r) for r in self.results],
         }
+
+    def _by_kind(self) -> dict[str, list[Outage]]:
+        kinds = sorted({outage.kind for outage in self.outages})
+        return {kind: [o for o in self.outages if o.kind == kind] for kind in kinds}
 
     def write(self, path: Path) -> None:
         """Leave it as JSON."""
@@ -115,13 +123,18 @@ class Report:
 def _faults_table(data: dict[str, Any]) -> Table:
     made = Table(box=box.SIMPLE_HEAD, header_style="dim")
     made.add_column("fault")
-    for heading in ("times", "p50 s", "p99 s", "max s"):
+    for heading in ("times", "training again: p50 s", "p99", "max", "after its cause: p50", "max"):
         made.add_column(heading, justify="right")
     for kind, times in data["faults"].items():
-        found = data["seconds_to_training"].get(kind)
-        numbers = [f"{found[name]:.2f}" for name in ("p50", "p99", "max")] if found else ["–"] * 3
-        made.add_row(kind, str(times), *numbers)
+        total = data["seconds_to_training"].get(kind)
+        after = data["seconds_after_the_cause_was_gone"].get(kind)
+        cells = [*_cells(total, "p50", "p99", "max"), *_cells(after, "p50", "max")]
+        made.add_row(kind, str(times), *cells)
     return made
+
+
+def _cells(found: dict[str, float] | None, *names: str) -> list[str]:
+    return [f"{found[name]:.2f}" if found else "–" for name in names]
 
 
 def _round(result: Result) -> dict[str, Any]:

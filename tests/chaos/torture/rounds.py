@@ -23,7 +23,7 @@ from .plan import Fault, RoundPlan
 from .proof import prove
 from .traces import Traces
 
-HEARTBEAT = {"heartbeat_interval_ms": 200, "heartbeat_timeout_ms": 2000}
+HEARTBEAT: dict[str, Any] = {"heartbeat_interval_ms": 200, "heartbeat_timeout_ms": 2000}
 TIMEOUT = HEARTBEAT["heartbeat_timeout_ms"] / 1000
 TICK = 0.02
 STALLED_SECONDS = 20.0

@@ -43,7 +43,8 @@ def train(run: Run, walk: Walk, stop_after: int | None = None) -> list[list[int]
     batches = []
     with run:
         for batch in itertools.islice(run, stop_after):
-            walk.step(batch["sample"])
+            with run.guard():
+                walk.step(batch["sample"])
             batches.append(batch["sample"].tolist())
     return batches
 
@@ -76,6 +77,27 @@ def test_run_that_was_stopped_ends_with_the_same_bits(tmp_path, cut):
     after = train(make(tmp_path / "cut", second), second)
     assert before + after == expected
     assert np.array_equal(second.place, whole.place)
+
+
+def test_batch_that_the_loop_was_left_with_unused_is_read_again(tmp_path):
+    with Run(tmp_path, data=40, batch_size=10, save_steps=1, loader={"shuffle": False}) as run:
+        for batch in run:
+            if run.step == 2:
+                break
+            used = batch["sample"][-1]
+    assert used == 19
+    with Run(tmp_path, data=40, batch_size=10, loader={"shuffle": False}) as run:
+        assert [int(batch["sample"][0]) for batch in run] == [20, 30]
+
+
+def test_finished_run_may_be_made_longer(tmp_path):
+    walk = Walk()
+    train(make(tmp_path, walk, epochs=1), walk)
+    assert len(train(make(tmp_path, walk, epochs=3), walk)) == 40
+    with Run(tmp_path / "steps", max_steps=3) as run:
+        assert list(run) == [0, 1, 2]
+    with Run(tmp_path / "steps", max_steps=5) as run:
+        assert list(run) == [3, 4]
 
 
 def test_finished_run_has_nothing_more_to_do(tmp_path):
@@ -115,7 +137,10 @@ def test_max_steps_and_no_data(tmp_path):
 def test_batches_of_ones_own_are_read_up_to_the_position(tmp_path):
     batches = [np.full(3, i) for i in range(10)]
     with Run(tmp_path, batches, epochs=2) as run:
-        seen = [int(batch[0]) for batch in itertools.islice(run, 13)]
+        seen = []
+        for batch in itertools.islice(run, 13):
+            with run.guard():
+                seen.append(int(batch[0]))
     with Run(tmp_path, batches, epochs=2) as run:
         seen += [int(batch[0]) for batch in run]
     assert seen == [*range(10), *range(10)]
@@ -139,7 +164,10 @@ def test_loader_with_a_state_of_its_own_goes_on_from_it(tmp_path):
             self.at = state["at"]
 
     with Run(tmp_path, Counting(), epochs=1) as run:
-        seen = [int(b[0]) for b in itertools.islice(run, 4)]
+        seen = []
+        for batch in itertools.islice(run, 4):
+            with run.guard():
+                seen.append(int(batch[0]))
     with Run(tmp_path, Counting(), epochs=1) as run:
         seen += [int(b[0]) for b in run]
     assert seen == list(range(1, 11))

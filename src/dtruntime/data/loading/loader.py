@@ -325,6 +325,10 @@ class Loader:
             yield Delivery(batch, position, block.numbers)
             filler = block if len(block) else filler
 
+    def example(self) -> Any:
+        """A batch of one sample, to see what batches are like; it does not count as consumed."""
+        return self._batches.make(self._any_sample(), 0, None)
+
     def _any_sample(self) -> Block:
         source = self._source.sources[0]
         shard = int(np.argmax(np.diff(source.starts) > 0))

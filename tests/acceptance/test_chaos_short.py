@@ -1,0 +1,31 @@
+"""The torture of `make chaos`, in short: two runs that everything happens to once."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.torture.plan import Place, plan_round
+from tests.chaos.torture.rounds import TIMEOUT, Round
+from tests.integration.s3_server import s3_server
+
+__all__ = ["s3_server"]
+
+SEED = 20_261_132
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("number", "place", "kinds"),
+    [
+        (0, "folder", ("kill one", "cut", "ghost", "kill coordinator")),
+        (1, "s3", ("break s3", "preempt", "silence", "request checkpoint", "kill some")),
+    ],
+)
+def test_tortured_run_ends_as_if_nothing_had_happened(
+    s3_server: dict[str, str], tmp_path: Path, number: int, place: Place, kinds: tuple[str, ...]
+) -> None:
+    plan = plan_round(SEED, number, [place], TIMEOUT, kinds)
+    result = Round(plan, tmp_path / "round", s3_server).run()
+    assert not result.failure, result.failure
+    assert {kind for kind in kinds if result.faults[kind]} == set(kinds)
