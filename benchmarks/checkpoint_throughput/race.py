@@ -1,0 +1,134 @@
+"""Contenders measured in turn, round after round."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ..data_loading.isolated import ProcessFailed
+from . import fio, seaweed, turn
+from .contenders import Kind, of_part
+from .profiles import GIB, Profile
+from .report import title_of
+from .results import FIO_BUFFERED, FIO_DIRECT, Runner
+
+Announce = Callable[[str], None]
+
+
+def saves(profile: Profile, scratch: Path, announce: Announce) -> list[Runner]:
+    """Saves into a folder, beside what the disk and the memory can do."""
+    found = []
+    for size in profile.save_sizes:
+        runners = _runners("local", size)
+        limits = _fio_runners(size)
+        for number in range(_rounds(profile, size)):
+            for runner in runners:
+                announce(f"local, {title_of(size)}, round {number + 1}: {runner.name}")
+                _turn(runner, scratch, saves=1 + _repeats(profile, size))
+            for limit in limits:
+                announce(f"local, {title_of(size)}, round {number + 1}: {limit.name}")
+                _fio_turn(limit, scratch)
+        found += runners + limits
+    return found
+
+
+def loads(profile: Profile, scratch: Path, announce: Announce) -> list[Runner]:
+    """Loads from a folder, with and without the page cache."""
+    found = []
+    for size in profile.load_sizes:
+        runners = _runners("load", size)
+        repeats = _repeats(profile, size)
+        for number in range(_rounds(profile, size)):
+            for runner in runners:
+                announce(f"load, {title_of(size)}, round {number + 1}: {runner.name}")
+                _turn(runner, scratch, saves=1, loads=repeats, cold_loads=repeats)
+        found += runners
+    return found
+
+
+def peaks(profile: Profile, scratch: Path, announce: Announce) -> list[Runner]:
+    """The memory of a first save."""
+    runners = _runners("memory", profile.memory_bytes)
+    for number in range(profile.rounds):
+        for runner in runners:
+            announce(f"memory, round {number + 1}: {runner.name}")
+            _turn(runner, scratch, saves=1)
+    return runners
+
+
+def objects(profile: Profile, scratch: Path, announce: Announce) -> list[Runner]:
+    """Saves to an S3 server and loads from it; each round has a server of its own."""
+    found: list[Runner] = []
+    for size in profile.s3_sizes:
+        runners = _runners("s3", size)
+        repeats = _repeats(profile, size)
+        for number in range(_rounds(profile, size)):
+            announce("s3: starting SeaweedFS")
+            with seaweed.server(scratch / "seaweedfs") as environment:
+                for runner in runners:
+                    announce(f"s3, {title_of(size)}, round {number + 1}: {runner.name}")
+                    _turn(
+                        runner,
+                        scratch,
+                        saves=1 + repeats,
+                        loads=repeats,
+                        bucket=seaweed.BUCKET,
+                        environment=environment,
+                    )
+            shutil.rmtree(scratch / "seaweedfs")
+        found += runners
+    return found
+
+
+def _runners(part: str, size: int) -> list[Runner]:
+    return [Runner(part, entry.name, entry.kind, size) for entry in of_part(part)]
+
+
+def _fio_runners(size: int) -> list[Runner]:
+    if fio.version() is None or size < fio.LEAST:
+        return []
+    return [Runner("local", name, Kind.LIMIT, size) for name in (FIO_DIRECT, FIO_BUFFERED)]
+
+
+def _turn(runner: Runner, scratch: Path, **wanted: Any) -> None:
+    folder = scratch / "turn"
+    runner.error = runner.error or _lack(runner.size, wanted["saves"], scratch)
+    if runner.error:
+        return
+    try:
+        runner.add(turn.take(runner.name, runner.size, folder, **wanted))
+    except ProcessFailed as exc:
+        runner.error = str(exc)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _fio_turn(runner: Runner, scratch: Path) -> None:
+    runner.error = runner.error or _lack(runner.size, 1, scratch)
+    if not runner.error:
+        os.sync()
+        direct = runner.name == FIO_DIRECT
+        runner.durables.append(fio.write_seconds(scratch / "fio", runner.size, direct=direct))
+
+
+def _lack(size: int, saves: int, scratch: Path) -> str:
+    """Why so much cannot be saved here, if so: a state, its copy, and one more for the library."""
+    if psutil.virtual_memory().available < 3 * size + GIB:
+        return f"skipped: it needs {(3 * size + GIB) / GIB:.0f} GiB of free memory"
+    if shutil.disk_usage(scratch).free < (saves + 1) * size + GIB:
+        return f"skipped: it needs {((saves + 1) * size + GIB) / GIB:.0f} GiB of free disk"
+    return ""
+
+
+def _repeats(profile: Profile, size: int) -> int:
+    """Large states are saved once more only, so that a run ends on the same day."""
+    return profile.repeats if size < GIB else 1
+
+
+def _rounds(profile: Profile, size: int) -> int:
+    return profile.rounds if size <= GIB else min(2, profile.rounds)
