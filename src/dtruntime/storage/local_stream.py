@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -27,23 +28,55 @@ from .local_files import PartialFile
 _RESERVED_AT_ONCE = 64 * BLOCK
 
 
-class _BlockWrite(threading.Thread):
-    """Writes one full block while the next is filled."""
+class _BlockWrite:
+    """A full block that is to be written."""
 
-    def __init__(self, write: Callable[[memoryview, int], None], block: mmap.mmap, at: int) -> None:
-        super().__init__(name="strata-io")
-        self._put = write
-        self._at = at
+    __slots__ = ("at", "block", "done", "error")
+
+    def __init__(self, block: mmap.mmap, at: int) -> None:
         self.block = block
+        self.at = at
+        self.done = threading.Event()
         self.error: BaseException | None = None
-        self.start()
 
-    def run(self) -> None:
-        try:
-            with memoryview(self.block) as view:
-                self._put(view, self._at)
-        except BaseException as exc:
-            self.error = exc
+
+class _Lanes:
+    """Threads that write full blocks while the next is filled.
+
+    They serve a whole file: starting one for each block would take longer than writing it.
+    """
+
+    def __init__(self, write: Callable[[memoryview, int], None]) -> None:
+        self._put = write
+        self._waiting: queue.SimpleQueue[_BlockWrite | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def write(self, block: mmap.mmap, at: int) -> _BlockWrite:
+        """Begin to write a block."""
+        if len(self._threads) < LANES - 1:
+            thread = threading.Thread(target=self._run, name="strata-io", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        job = _BlockWrite(block, at)
+        self._waiting.put(job)
+        return job
+
+    def close(self) -> None:
+        """End when everything is written."""
+        for _ in self._threads:
+            self._waiting.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+
+    def _run(self) -> None:
+        while (job := self._waiting.get()) is not None:
+            try:
+                with memoryview(job.block) as view:
+                    self._put(view, job.at)
+            except BaseException as exc:
+                job.error = exc
+            job.done.set()
 
 
 class LocalStreamWriter(StreamWriter):
@@ -61,6 +94,7 @@ class LocalStreamWriter(StreamWriter):
         self._started = 0
         """How many bytes are in blocks that are written, or being written."""
         self._running: deque[_BlockWrite] = deque()
+        self._lanes = _Lanes(self._put)
 
     def _write(self, view: memoryview) -> None:
         with storage_errors("write", self.location):
@@ -79,13 +113,13 @@ class LocalStreamWriter(StreamWriter):
         with storage_errors("write", self.location):
             while self._running:
                 self._wait()
+            self._lanes.close()
             self._write_rest()
             self._file.publish()
         self._release()
 
     def _abort(self) -> None:
-        for block in self._running:
-            block.join()
+        self._lanes.close()
         self._running.clear()
         self._release()
 
@@ -96,7 +130,7 @@ class LocalStreamWriter(StreamWriter):
                 reserve(self._file.handle, self._started, _RESERVED_AT_ONCE)
         if len(self._running) == LANES - 1:
             self._wait()
-        self._running.append(_BlockWrite(self._put, self._block, self._started))
+        self._running.append(self._lanes.write(self._block, self._started))
         self._started += BLOCK
         self._block, self._filled = None, 0
 
@@ -113,7 +147,7 @@ class LocalStreamWriter(StreamWriter):
 
     def _wait(self) -> None:
         first = self._running.popleft()
-        first.join()
+        first.done.wait()
         self._bounce.give(first.block)
         if first.error is not None:
             raise first.error
