@@ -102,13 +102,14 @@ def main() -> None:
         print(f"{who} begins after step {run.step}", flush=True)
         trace = open_trace(options.trace)
         for batch in run:
-            given = sequences(batch["sample"])
-            loss = nn.functional.cross_entropy(model(given[:, :-1]), given[:, 1:].flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            scheduler.step()
-            run.report(loss=loss.item())
+            with run.guard():
+                given = sequences(batch["sample"])
+                loss = nn.functional.cross_entropy(model(given[:, :-1]), given[:, 1:].flatten())
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                scheduler.step()
+                run.report(loss=loss.item())
             time.sleep(options.step_seconds)
             if trace is not None:
                 line = {"step": run.step + 1, "world": run.world_size}

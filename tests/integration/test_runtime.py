@@ -10,7 +10,8 @@ from tests.integration.raw import RawClient
 
 
 def config_of(folder: Path, address: str = "127.0.0.1:0") -> Config:
-    return Config().override("coordinator", "test", address=address, data_dir=str(folder))
+    places = {"address": address, "http_address": "", "data_dir": str(folder)}
+    return Config().override("coordinator", "test", **places)
 
 
 def test_runtime_serves_workers_of_the_same_process(tmp_path: Path) -> None:
@@ -37,7 +38,9 @@ def test_runtime_keeps_its_state_in_the_data_directory(tmp_path: Path) -> None:
 
 def test_runtime_reads_a_file(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
-    path.write_text(f'[coordinator]\naddress = "127.0.0.1:0"\ndata_dir = "{tmp_path}/data"\n')
+    path.write_text(
+        f'[coordinator]\naddress = "127.0.0.1:0"\nhttp_address = ""\ndata_dir = "{tmp_path}/data"\n'
+    )
     runtime = Runtime(path).start()
     assert runtime.start() is runtime, "starting twice is starting once"
     with RawClient(runtime.url) as client:

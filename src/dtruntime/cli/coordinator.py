@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..config import Config
+from ..config import Config, split_address
 from ..coordinator import server
 from ..telemetry import configure_logging
 
@@ -21,6 +21,14 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "address", nargs="?", metavar="HOST:PORT", help="default 0.0.0.0:50051; port 0: a free one"
     )
+    serving = parser.add_mutually_exclusive_group()
+    serving.add_argument(
+        "--http",
+        metavar="HOST:PORT",
+        help="where the HTTP API and the dashboard are served (default 0.0.0.0:3000; port 0: a "
+        "free one)",
+    )
+    serving.add_argument("--no-http", action="store_true", help="serve neither of them")
     parser.add_argument("--data-dir", help="where the state is kept (default strata-data)")
     parser.add_argument("--config", metavar="FILE", help="TOML configuration")
     parser.add_argument(
@@ -36,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
     configure_logging()
     given = {
         "address": options.address,
+        "http_address": "" if options.no_http else options.http,
         "data_dir": options.data_dir,
         "transport": options.transport,
     }
@@ -45,5 +54,10 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _announce(address: str) -> None:
-    print(f"coordinator listening on {address}", flush=True)
+def _announce(address: str, http_address: str) -> None:
+    lines = [f"coordinator listening on {address}"]
+    if http_address:
+        host, port = split_address(http_address)
+        shown = "localhost" if host in ("0.0.0.0", "[::]") else host
+        lines.append(f"dashboard and API on http://{shown}:{port}")
+    print("\n".join(lines), flush=True)

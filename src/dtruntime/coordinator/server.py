@@ -8,6 +8,7 @@ import gc
 import signal
 from collections.abc import Callable
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from ..config import CoordinatorConfig, split_address
 from ..errors import StrataError
@@ -16,11 +17,17 @@ from .service import CoordinatorService
 from .sqlite import SqliteStore
 from .transport import Transport, open_transport
 
+if TYPE_CHECKING:
+    from .http.server import HttpServer
+
 log = EventLog("server")
 
 TICK_SECONDS = 0.05
 HOUSEKEEPING_SECONDS = 1.0
 GRACE_SECONDS = 2.0
+
+Started = Callable[[str, str], None]
+"""Is told the addresses of gRPC and of HTTP, once both are served."""
 
 
 class CoordinatorServer:
@@ -31,6 +38,7 @@ class CoordinatorServer:
         self._store: SqliteStore | None = None
         self._service: CoordinatorService | None = None
         self._transport: Transport | None = None
+        self._http: HttpServer | None = None
         self._timers: list[asyncio.Task[None]] = []
         self._stop = asyncio.Event()
 
@@ -39,6 +47,11 @@ class CoordinatorServer:
         """HOST:PORT that is served; the port is the real one when 0 was asked for."""
         host, port = split_address(self.config.address)
         return f"{host}:{self._transport.port if self._transport else port}"
+
+    @property
+    def http_address(self) -> str:
+        """HOST:PORT of the HTTP API and the dashboard; empty when there is none."""
+        return self._http.address if self._http else ""
 
     @property
     def service(self) -> CoordinatorService:
@@ -50,23 +63,27 @@ class CoordinatorServer:
     async def start(self) -> None:
         """Load the state, bind the port, serve.
 
-        Raises `StorageError` when the state cannot be used and `ConnectionError` when the
+        Raises `StorageError` when the state cannot be used and `ConnectionError` when a
         port is taken; nothing is left behind then.
         """
         config = self.config
         self._store = SqliteStore(config.data_dir)
         try:
             service = CoordinatorService(self._store, config)
-            self._transport = open_transport(
+            transport = open_transport(
                 service,
                 config.address,
                 config.transport,
                 config.data_dir,
             )
-            service.transport = self._transport.name
-            await self._transport.start()
+            service.transport = transport.name
+            await transport.start()
+            self._transport = transport
+            if config.http_address:
+                self._http = _open_http(service)
+                await self._http.start(self.address)
         except BaseException:
-            await self._store.close()
+            await self._abandon()
             raise
         self._service = service
         self._timers = [
@@ -76,6 +93,7 @@ class CoordinatorServer:
         log.info(
             "coordinator.started",
             address=self.address,
+            http=self.http_address,
             data_dir=config.data_dir,
             transport=self._transport.name,
             term=self._store.term,
@@ -89,13 +107,26 @@ class CoordinatorServer:
         await asyncio.gather(*self._timers, return_exceptions=True)
         if self._service is not None:
             self._service.close()
+        if self._http is not None:
+            await self._http.stop(GRACE_SECONDS)
         if self._transport is not None:
             await self._transport.stop(GRACE_SECONDS)
         if self._store is not None:
             await self._store.close()
         log.info("coordinator.stopped", address=self.address)
 
-    async def serve_until_stopped(self, on_started: Callable[[str], None] | None = None) -> None:
+    async def _abandon(self) -> None:
+        """Let go of everything after a start that failed."""
+        if self._http is not None:
+            await self._http.stop(0.0)
+            self._http = None
+        if self._transport is not None:
+            await self._transport.stop(0.0)
+            self._transport = None
+        if self._store is not None:
+            await self._store.close()
+
+    async def serve_until_stopped(self, on_started: Started | None = None) -> None:
         """Start, serve until SIGTERM or SIGINT (or a storage failure), stop."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -103,7 +134,7 @@ class CoordinatorServer:
         await self.start()
         try:
             if on_started is not None:
-                on_started(self.address)
+                on_started(self.address, self.http_address)
             await self._stop.wait()
         finally:
             with contextlib.suppress(StrataError):
@@ -139,7 +170,14 @@ class CoordinatorServer:
                 log.error("timer.failed", action=action.__name__, error=repr(exc))
 
 
-def run(config: CoordinatorConfig, on_started: Callable[[str], None] | None = None) -> None:
+def _open_http(service: CoordinatorService) -> HttpServer:
+    """Bind the HTTP port; its libraries are only loaded where it is served."""
+    from .http.server import HttpServer
+
+    return HttpServer(service)
+
+
+def run(config: CoordinatorConfig, on_started: Started | None = None) -> None:
     """Run a coordinator in the foreground, on uvloop when it is installed."""
     try:
         from uvloop import new_event_loop
@@ -149,11 +187,11 @@ def run(config: CoordinatorConfig, on_started: Callable[[str], None] | None = No
         runner.run(_serve(config, on_started))
 
 
-async def _serve(config: CoordinatorConfig, on_started: Callable[[str], None] | None) -> None:
-    def settle(address: str) -> None:
+async def _serve(config: CoordinatorConfig, on_started: Started | None) -> None:
+    def settle(address: str, http_address: str) -> None:
         _tame_collector()
         if on_started is not None:
-            on_started(address)
+            on_started(address, http_address)
 
     await CoordinatorServer(config).serve_until_stopped(settle)
 

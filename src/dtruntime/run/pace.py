@@ -27,7 +27,8 @@ class Pace:
 
     def end(self) -> None:
         """A step has ended."""
-        seconds, mean = self._now() - self._began, self.step_seconds
+        # Waits in the background, for an agreement, may overlap with the step's own.
+        seconds, mean = max(0.0, self._now() - self._began), self.step_seconds
         self.step_seconds = mean + SMOOTH * (seconds - mean) if mean else seconds
 
     @contextmanager

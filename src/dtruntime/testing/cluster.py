@@ -38,11 +38,15 @@ class LocalCoordinator:
         *,
         heartbeat_interval_ms: int = 1000,
         heartbeat_timeout_ms: int = 30000,
+        http: bool = False,
         options: Sequence[str] = (),
         settings: dict[str, str | int | float] | None = None,
         log_path: str | os.PathLike[str] | None = None,
     ) -> None:
-        """``settings`` are further keys of ``[coordinator]``, ``options`` further arguments."""
+        """``settings`` are further keys of ``[coordinator]``, ``options`` further arguments.
+
+        With ``http`` it also serves the HTTP API and the dashboard, at `http_url`.
+        """
         self._own = tempfile.TemporaryDirectory(prefix="strata-test-") if data_dir is None else None
         self.data_dir = Path(self._own.name if self._own else str(data_dir))
         self.data_dir.mkdir(parents=True, exist_ok=True)
@@ -54,12 +58,21 @@ class LocalCoordinator:
         }
         self._options = list(options)
         self._port = 0
+        self._http_port = 0
+        self._has_http = http
         self._process: subprocess.Popen[str] | None = None
 
     @property
     def url(self) -> str:
         """Where workers find it."""
         return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def http_url(self) -> str:
+        """Where its HTTP API is; only with ``http=True``."""
+        if not self._has_http:
+            raise StrataError("this coordinator serves no HTTP: give LocalCoordinator http=True")
+        return f"http://127.0.0.1:{self._http_port}"
 
     @property
     def pid(self) -> int:
@@ -80,7 +93,8 @@ class LocalCoordinator:
         config.write_text("[coordinator]\n" + "\n".join(lines) + "\n", encoding="utf-8")
         command = [sys.executable, "-m", "dtruntime.cli.main", "coordinator"]
         command += [f"127.0.0.1:{self._port}", "--data-dir", str(self.data_dir)]
-        command += ["--config", str(config), *self._options]
+        http = ["--http", f"127.0.0.1:{self._http_port}"] if self._has_http else ["--no-http"]
+        command += ["--config", str(config), *http, *self._options]
         with self.log_path.open("a", encoding="utf-8") as log:
             self._process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
@@ -99,6 +113,9 @@ class LocalCoordinator:
             ready, _, _ = select.select([process.stdout], [], [], 0.1)
             line = process.stdout.readline() if ready else ""
             if line.startswith("coordinator listening on "):
+                if self._has_http:
+                    # Both lines are written at once.
+                    self._http_port = int(process.stdout.readline().rsplit(":", 1)[1])
                 return int(line.rsplit(":", 1)[1])
             if process.poll() is not None:
                 break

@@ -62,6 +62,8 @@ class RoundPlan:
     epochs: int
     reading: dict[str, Any]
     pause: float
+    direct: bool
+    """Whether workers add up over connections of their own, not through the coordinator."""
     faults: tuple[Fault, ...]
 
     @property
@@ -73,7 +75,8 @@ class RoundPlan:
         going_on = "waits" if self.wait_seconds > 1 else "shrinks"
         stored = "incremental" if self.incremental else "full"
         each = f"{self.steps} steps, saves every {self.save_steps} {stored}"
-        return f"{self.world} workers, {self.place}, {going_on}, {each}"
+        how = f"{self.world} workers{', direct' if self.direct else ''}"
+        return f"{how}, {self.place}, {going_on}, {each}"
 
 
 def plan_round(
@@ -113,6 +116,7 @@ def plan_round(
             "shuffle": True,
         },
         pause=rng.choice((0.01, 0.02)),
+        direct=rng.random() < 0.5,
         faults=faults,
     )
 

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from dtruntime.testing import LocalCoordinator, WorkerProcess
@@ -29,6 +30,7 @@ TICK = 0.02
 STALLED_SECONDS = 20.0
 """After so long without progress the next fault comes all the same."""
 ROUND_SECONDS = 240.0
+MOST_ERRORS = 40
 NETWORK = "from tests.chaos.torture.network import main; main()"
 
 
@@ -65,6 +67,7 @@ class Round:
         self.disk: SmallDisk | None = None
         self.coordinator = LocalCoordinator(folder / "coordinator", **HEARTBEAT)
         self.crew: Crew
+        self.sockets: Path
         self.traces = Traces(folder / "traces")
         self.traces.folder.mkdir(parents=True)
         self._s3 = dict(s3 or {})
@@ -132,6 +135,8 @@ class Round:
     @contextmanager
     def _started(self) -> Iterator[None]:
         with ExitStack() as stack:
+            # The path of a socket must be short.
+            self.sockets = Path(stack.enter_context(TemporaryDirectory(prefix="strata-chaos-")))
             if self.plan.place in ("disk", "tiers"):
                 self.disk = stack.enter_context(SmallDisk(self.folder / "disk"))
             stack.enter_context(self.coordinator)
@@ -164,6 +169,8 @@ class Round:
             self._look()
             if time.monotonic() > deadline:
                 raise TortureError(f"not finished after {ROUND_SECONDS:g} s")
+            if len(self.crew.errors) > MOST_ERRORS:
+                raise TortureError(f"workers end over and over: {self.crew.errors[-1]}")
             if not left or self.crew.finished:
                 continue
             stalled = time.monotonic() - since > STALLED_SECONDS
@@ -209,6 +216,7 @@ class Round:
         return {
             "traces": str(self.traces.folder),
             "pause": plan.pause,
+            "sockets": str(self.sockets) if plan.direct else "",
             "recovery": {"wait_seconds": plan.wait_seconds, "max_failures": 100_000},
             "run": {
                 "checkpoints": main,

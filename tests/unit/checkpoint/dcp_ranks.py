@@ -6,6 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -16,7 +17,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from dtruntime.checkpoint import CheckpointManager
-from dtruntime.checkpoint.dcp import StrataReader, StrataWriter
+from dtruntime.checkpoint.dcp import Planning, StrataReader, StrataWriter
+from dtruntime.errors import StorageError
 
 
 def model_and_optimizer(seed: int, sharded: bool):
@@ -147,6 +149,36 @@ def interrupted(folder: Path, name: str, meddle) -> None:
         raise AssertionError("the save did not fail")
 
 
+def planned() -> None:
+    """Plan together: both are told of one that cannot, and plans are used again."""
+    planning, rank = Planning(), dist.get_rank()
+    for _ in range(2):
+        with pytest.raises(StorageError, match="rank 1: TypeError: x is no tensor"):
+            planning.plan({"x": "a text" if rank else torch.ones(1)}, rank)
+    names = []
+    for step in range(4):
+        state = {
+            "m": grid([Shard(0)]),
+            "same": torch.full((3,), step),
+            f"own-{rank}": torch.ones(2),
+        }
+        if step > 1 and rank == 1:
+            state["late"] = torch.ones(5)
+        skeleton, buffers = planning.plan(state, 7 + rank)
+        assert (skeleton is not None) == (rank == 0)
+        names.append([buffer.key for buffer in buffers])
+        if skeleton is not None:
+            assert {placed[2] for placed in skeleton["placed"]} == {7, 8}
+            assert [e["name"] for e in skeleton["entries"]].count("late") == (step > 1)
+        for buffer in buffers:
+            if buffer.key == "same":
+                memory = torch.frombuffer(bytearray(buffer.memory()), dtype=torch.int64)
+                assert memory.tolist() == [step] * 3
+    assert names[0] == names[1]
+    assert names[2] == names[3]
+    assert ("late" in names[2]) == (rank == 1)
+
+
 def main() -> None:
     scenario, folder, rank, world = sys.argv[1:]
     dist.init_process_group(
@@ -157,6 +189,7 @@ def main() -> None:
     else:
         reshard(Path(folder))
         failing(Path(folder))
+        planned()
         dist.destroy_process_group()
 
 

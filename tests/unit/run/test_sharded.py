@@ -78,8 +78,9 @@ def make(folder: Path, training: Training, **options: object) -> Run:
 def train(run: Run, training: Training, stop_after: int | None = None) -> torch.Tensor:
     with run:
         for batch in itertools.islice(run, stop_after):
-            run.report(loss=training.step(batch["sample"]))
-            run.state["seen"] += len(batch["sample"])
+            with run.guard():
+                run.report(loss=training.step(batch["sample"]))
+                run.state["seen"] += len(batch["sample"])
     return training.weights
 
 

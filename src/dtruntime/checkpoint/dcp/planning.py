@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.checkpoint import DefaultSavePlanner
+from torch.distributed.tensor import DTensor
+from torch.nn import Parameter
 
 from ...errors import StorageError
 from ..trees import Buffer
@@ -44,6 +47,8 @@ class Planning:
     """
 
     def __init__(self) -> None:
+        self._shape: Any = None
+        """Of the state that was planned last."""
         self._wished: Any = None
         self._final: Any = None
         self._ranks: list[int] = []
@@ -72,7 +77,7 @@ class Planning:
 
     def forget(self) -> None:
         """Plan the next save from scratch."""
-        self._wished = self._final = self._skeleton = None
+        self._shape = self._wished = self._final = self._skeleton = None
         self._ranks, self._wishes = [], []
 
     def _wish(
@@ -80,11 +85,15 @@ class Planning:
     ) -> tuple[_Wish, Exception | None]:
         try:
             planner.set_up_planner(state, is_coordinator=_is_first())
+            shape = _shape(planner.state_dict)
+            if shape is not None and shape == self._shape:
+                return _Wish(rank), None  # which spares the making of plans, too
             plan = planner.create_local_plan()
             for item in plan.items:
                 check_item(item)
         except Exception as exc:
             return _Wish(rank, error=f"rank {rank}: {type(exc).__name__}: {exc}"), exc
+        self._shape = shape
         if plan == self._wished:
             return _Wish(rank), None
         self._wished = plan
@@ -107,6 +116,19 @@ class Planning:
             return [_Answer(error=f"{type(exc).__name__}: {exc}")] * len(wishes)
         self._ranks, self._wishes = ranks, told
         return [_Answer(plan) for plan in plans]
+
+
+def _shape(state: dict[str, Any]) -> list[Any] | None:
+    """What a plan depends on, as far as that is clear; else none."""
+    found: list[Any] = []
+    for name, value in state.items():
+        if isinstance(value, DTensor):
+            found.append((name, value.shape, value.dtype, value.placements, value.device_mesh))
+        elif type(value) in (Tensor, Parameter):
+            found.append((name, value.shape, value.dtype))
+        else:
+            return None
+    return found
 
 
 def _placed(plans: Sequence[Any], ranks: Sequence[int]) -> Iterator[tuple[Any, Location]]:

@@ -54,10 +54,10 @@ class Rings:
     def add(self, point: Point) -> None:
         """One more second."""
         self.fine.append(point)
-        self._gathered.append(point)
-        if point.at - self._gathered[0].at >= COARSE_SECONDS - FINE_SECONDS / 2:
+        if self._gathered and _slot(self._gathered[0]) != _slot(point):
             self.coarse.append(_average(self._gathered))
             self._gathered = []
+        self._gathered.append(point)
 
     def read(self, seconds: float, now: float, recoveries: list[Recovery]) -> History:
         """The last ``seconds``, as fine as they are kept."""
@@ -70,6 +70,10 @@ class Rings:
             points=points[-POINTS_SENT:],
             recoveries=[r for r in recoveries if r.detected_at >= since],
         )
+
+
+def _slot(point: Point) -> int:
+    return int(point.at / COARSE_SECONDS)
 
 
 def _average(points: list[Point]) -> Point:

@@ -47,9 +47,7 @@ class RecentQuantiles:
             self._kept.append((at, [0] * len(histogram.counts)))
         before = self._kept[0][1]
         recent = Histogram(histogram.bounds)
-        recent.counts = [
-            now - then for now, then in zip(histogram.counts, before, strict=True)
-        ]
+        recent.counts = [now - then for now, then in zip(histogram.counts, before, strict=True)]
         if at - self._kept[-1][0] >= self._every:
             self._kept.append((at, list(histogram.counts)))
         if not any(recent.counts):

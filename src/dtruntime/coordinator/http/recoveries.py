@@ -16,15 +16,15 @@ KEPT = 256
 class Recoveries:
     """The newest losses of one job.
 
-    A job trains again when a live worker, in state training, reports a higher step than it did
-    in its first heartbeat after the loss was noticed.
+    A job trains again when a live worker that is not recovering reports a higher step than in an
+    earlier heartbeat after the loss was noticed.
     """
 
     def __init__(self, known: Iterable[Recovery] = ()) -> None:
         self.known: list[Recovery] = list(known)[-KEPT:]
         """Oldest first."""
-        self._first_steps: dict[int, int] = {}
-        """By incarnation, the step in its first heartbeat after the newest loss."""
+        self._steps: dict[int, int] = {}
+        """By incarnation, the step in its last heartbeat since the newest loss."""
 
     @property
     def open(self) -> bool:
@@ -35,7 +35,7 @@ class Recoveries:
         """A worker was lost."""
         self.known.append(Recovery(lost_at, detected_at, None, worker_id))
         del self.known[:-KEPT]
-        self._first_steps.clear()
+        self._steps.clear()
 
     def look(self, members: Iterable[Member]) -> None:
         """See whether the members train again."""
@@ -46,13 +46,13 @@ class Recoveries:
             pulse = member.pulse
             if not member.live or pulse is None or pulse.step is None or member.beat_at <= since:
                 continue
-            if pulse.state != WorkerState.TRAINING:
+            if pulse.state == WorkerState.RECOVERING:
                 continue
-            first = self._first_steps.setdefault(member.incarnation, pulse.step)
+            first = self._steps.setdefault(member.incarnation, pulse.step)
             if pulse.step > first:
                 self._trains(member.beat_at)
                 return
-            self._first_steps[member.incarnation] = pulse.step
+            self._steps[member.incarnation] = pulse.step
 
     def _trains(self, at: float) -> None:
         self.known = [
@@ -61,7 +61,7 @@ class Recoveries:
             else recovery
             for recovery in self.known
         ]
-        self._first_steps.clear()
+        self._steps.clear()
 
     def done_since(self, at: float) -> int:
         """How many losses were made up for since then."""

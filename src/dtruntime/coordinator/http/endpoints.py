@@ -1,0 +1,273 @@
+"""What each path answers with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, TypeVar, cast
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from ..._version import __version__
+from ...rpc.gen import coordinator_pb2 as pb
+from ..state import Job
+from . import journal, sections, views
+from . import queries as q
+from .answers import Answer, Failure
+from .feeds import Feeds
+from .looks import Lookout, encode
+from .origins import Origins
+from .preview import Previews
+from .prometheus import Exporter
+from .workers import Crew, muster, see, select
+
+T = TypeVar("T")
+
+BODY_MOST = 64 * 1024
+STREAMS_MOST = 256
+
+
+class Endpoints:
+    """The handlers of all paths; raise `Failure` or `Refused`."""
+
+    def __init__(
+        self,
+        lookout: Lookout,
+        feeds: Feeds,
+        exporter: Exporter,
+        previews: Previews,
+        origins: Origins,
+    ) -> None:
+        self._lookout = lookout
+        self._service = lookout.service
+        self._feeds = feeds
+        self._exporter = exporter
+        self._previews = previews
+        self._origins = origins
+
+    # The process
+
+    async def health(self, query: q.NoQuery, request: Request) -> Answer:
+        """Whether the coordinator works."""
+        service = self._service
+        state: Any = "ok"
+        if service.failure is not None:
+            state = "cannot_store"
+        elif service.closing:
+            state = "shutting_down"
+        uptime = max(0.0, service.clock() - service.started_at)
+        return Answer.json(views.Health(state, __version__, uptime), 200 if state == "ok" else 503)
+
+    async def coordinator(self, query: q.NoQuery, request: Request) -> Answer:
+        """The process."""
+        return Answer.json(self._lookout.coordinator())
+
+    async def prometheus(self, query: q.NoQuery, request: Request) -> Answer:
+        """Prometheus."""
+        text, media_type = await self._exporter.expose(request.headers.get("accept", ""))
+        return Answer(text, media_type)
+
+    # Everything
+
+    async def dashboard(self, query: q.JobQuery, request: Request) -> Answer:
+        """Everything about one job, in one consistent snapshot."""
+        feed = self._feeds.feed(self._lookout.resolve(query.job))
+        return (await feed.snapshot()).answer
+
+    async def events(self, query: q.JobQuery, request: Request) -> Response:
+        """Server-sent events: a snapshot, then changes."""
+        job = self._lookout.resolve(query.job)
+        if self._feeds.readers >= STREAMS_MOST:
+            raise Failure(
+                503,
+                "too_many_streams",
+                f"{STREAMS_MOST} streams of events are open: close a dashboard, or ask "
+                "/api/dashboard now and then",
+            )
+        last = request.headers.get("last-event-id", "")
+        last_id = int(last) if last.isascii() and last.isdigit() and len(last) < 17 else None
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        if request.method == "HEAD":
+            return Response(headers=headers, media_type="text/event-stream")
+        await self._service.settled()
+        stream = self._feeds.stream(job, last_id)
+        return StreamingResponse(stream, headers=headers, media_type="text/event-stream")
+
+    # Lists
+
+    async def jobs(self, query: q.PageQuery, request: Request) -> Answer:
+        """All jobs."""
+        return _page(self._lookout.jobs.show(), query)
+
+    async def workers(self, query: q.WorkerQuery, request: Request) -> Answer:
+        """Workers, page by page."""
+        job = self._job(query.job)
+        crew = muster(job, self._service.clock()) if job else Crew([], 0.0, 0.0)
+        found = select(crew, query.state, query.search, query.sort)
+        part, following = _cut(found, query)
+        rest = {"total": len(found), "next_cursor": following}
+        return Answer(await encode(rest, "items", crew, part))
+
+    async def worker(self, query: q.JobQuery, request: Request) -> Answer:
+        """One worker."""
+        job, worker_id = self._job(query.job), request.path_params["worker_id"]
+        member = job.roster.by_id.get(worker_id) if job else None
+        if job is None or member is None:
+            raise Failure(
+                404,
+                "no_such_worker",
+                f"there is no worker {worker_id[:200]!r} in job {job.name if job else ''!r}: "
+                "/api/workers lists them",
+            )
+        crew = Crew([see(job, member)], job.speeds.median, self._service.clock())
+        return Answer.json(crew.show(crew.members)[0])
+
+    async def datasets(self, query: q.PageQuery, request: Request) -> Answer:
+        """Datasets with the coverage of their epochs and shards per rank."""
+        job = self._job(query.job)
+        if job is None:
+            return _page([], query)
+        await self._lookout.figures(job)
+        return _page(self._lookout.sampler.board(job.name).rows, query)
+
+    async def preview(self, query: q.PreviewQuery, request: Request) -> Answer:
+        """The first rows of the registered files, as text."""
+        self._origins.check_host(request.headers)
+        job, dataset_id = self._job(query.job), request.path_params["dataset_id"]
+        record = job.datasets.find(dataset_id) if job else None
+        if record is None:
+            raise Failure(
+                404,
+                "unknown_dataset",
+                f"there is no dataset {dataset_id[:200]!r} in job {job.name if job else ''!r}: "
+                "/api/datasets lists them",
+            )
+        return Answer.json(await self._previews.read(record, query.rows))
+
+    async def checkpoints(self, query: q.PageQuery, request: Request) -> Answer:
+        """Committed checkpoints, newest first."""
+        job = self._job(query.job)
+        if job is None:
+            return _page([], query)
+        durations, total = self._durations(job), len(job.checkpoints.committed)
+        rows = sections.checkpoints(job, durations, query.limit, skip=query.start)
+        end = query.start + query.limit
+        return Answer.json(views.Page(rows, total, str(end) if end < total else None))
+
+    async def tasks(self, query: q.JobQuery, request: Request) -> Answer:
+        """Runs with their progress."""
+        job = self._job(query.job)
+        if job is None:
+            return Answer.json(views.Page[views.Task]([], 0, None))
+        figures = await self._lookout.figures(job)
+        rows = sections.tasks(job, figures, self._lookout.sampler.board(job.name).rows)
+        return Answer.json(views.Page(rows, len(rows), None))
+
+    async def logs(self, query: q.LogQuery, request: Request) -> Answer:
+        """The journal, newest first."""
+        job = self._lookout.machine.job(query.job).name if query.job else ""
+        events = self._lookout.machine.journal.after(query.after)
+        found = await asyncio.to_thread(
+            journal.find,
+            events,
+            job=job,
+            search=query.search,
+            level=query.level,
+            kind=query.event,
+            before=query.before,
+        )
+        rows = found[: query.limit]
+        if query.format != "json":
+            write = journal.as_csv if query.format == "csv" else journal.as_jsonl
+            kind = "text/csv" if query.format == "csv" else "application/jsonl"
+            name = f'attachment; filename="strata-journal.{query.format}"'
+            body = await asyncio.to_thread(write, rows)
+            return Answer(body, kind, headers={"Content-Disposition": name})
+        following = str(rows[-1].id) if len(found) > len(rows) else None
+        return Answer.json(views.Page(rows, len(found), following))
+
+    # Figures
+
+    async def barriers(self, query: q.JobQuery, request: Request) -> Answer:
+        """Open barriers with who is missing, and a histogram of latencies."""
+        job = self._job(query.job)
+        if job is None:
+            return Answer.json(sections.NO_BARRIERS)
+        figures = await self._lookout.sampler.figures(job.name)
+        return Answer.json(sections.barriers(job, figures, self._service.clock()))
+
+    async def metrics(self, query: q.JobQuery, request: Request) -> Answer:
+        """Current figures."""
+        job = self._job(query.job)
+        if job is None:
+            return Answer.json(sections.NO_METRICS)
+        figures = await self._lookout.figures(job)
+        return Answer.json(sections.metrics(job, figures, self._lookout.jobs.dead(job)))
+
+    async def history(self, query: q.HistoryQuery, request: Request) -> Answer:
+        """Figures over time, for charts."""
+        job = self._job(query.job)
+        if job is None:
+            return Answer.json(views.History(1.0, [], []))
+        figures = await self._lookout.sampler.figures(job.name)
+        now, known = self._service.clock(), figures.recoveries.known
+        return Answer.json(figures.rings.read(query.seconds, now, known))
+
+    # Actions
+
+    async def actions(self, query: q.JobQuery, request: Request) -> Answer:
+        """What is asked for and not done yet."""
+        job = self._job(query.job)
+        rows = sections.actions(job.actions.pending.values()) if job else []
+        return Answer.json(views.Page(rows, len(rows), None))
+
+    async def act(self, query: q.NoQuery, request: Request) -> Answer:
+        """Ask a run for something."""
+        self._origins.check(request.headers)
+        asked = await _read_json(request)
+        message = pb.ActionRequest(
+            job=asked.job, kind=asked.kind, worker_id=asked.worker_id, reason=asked.reason
+        )
+        peer = f"ipv4:{request.client.host}:{request.client.port}" if request.client else "http:"
+        reply = self._service.handle("RequestAction", message, peer)
+        done = cast(pb.Action, await reply if isinstance(reply, asyncio.Future) else reply)
+        kind = cast(Any, done.kind)
+        return Answer.json(
+            views.Action(done.action_id, kind, done.worker_id, done.reason, done.requested_at)
+        )
+
+    def _job(self, name: str) -> Job | None:
+        found = self._lookout.resolve(name)
+        return self._lookout.machine.jobs[found] if found else None
+
+    def _durations(self, job: Job) -> dict[str, float]:
+        return self._lookout.sampler.durations.get(job.name, {})
+
+
+async def _read_json(request: Request) -> q.ActionRequest:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Failure(
+            415, "not_json", "send the action as JSON, with Content-Type: application/json"
+        )
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > BODY_MOST:
+            raise Failure(413, "request_too_large", f"a request has at most {BODY_MOST} bytes")
+    try:
+        return msgspec.json.decode(body, type=q.ActionRequest)
+    except msgspec.DecodeError as exc:
+        raise Failure(400, "invalid", f"the body is not an action: {exc}") from None
+
+
+def _cut(items: Sequence[T], query: q.PageQuery) -> tuple[list[T], str | None]:
+    end = query.start + query.limit
+    return list(items[query.start : end]), str(end) if end < len(items) else None
+
+
+def _page(items: Sequence[T], query: q.PageQuery) -> Answer:
+    part, following = _cut(items, query)
+    return Answer.json(views.Page(part, len(items), following))

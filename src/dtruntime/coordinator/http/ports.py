@@ -1,0 +1,63 @@
+"""What the HTTP side needs of the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from google.protobuf.message import Message
+
+from ...config import CoordinatorConfig
+from ...errors import StorageError
+from ...telemetry import MethodStats
+from ..state import Machine
+
+T = TypeVar("T")
+
+
+class Service(Protocol):
+    """The coordinator's service, as far as it is looked at."""
+
+    config: CoordinatorConfig
+    machine: Machine
+    stats: dict[str, MethodStats]
+    started_at: float
+    transport: str
+
+    @property
+    def clock(self) -> Any:
+        """Gives the time."""
+        ...
+
+    @property
+    def closing(self) -> bool:
+        """Whether it is shutting down."""
+        ...
+
+    @property
+    def failure(self) -> StorageError | None:
+        """Why the state cannot be stored, if so."""
+        ...
+
+    async def settled(self) -> None:
+        """Wait until everything that can be seen of the state is stored."""
+        ...
+
+    def handle(self, method: str, request: Any, peer: str) -> Message | asyncio.Future[Message]:
+        """Answer a call; raises `Refused`."""
+        ...
+
+
+async def in_slices(items: Sequence[T], size: int) -> AsyncIterator[Sequence[T]]:
+    """Parts of a long list; between two of them others on the event loop have their turn."""
+    for start in range(0, len(items), size):
+        if start:
+            await asyncio.sleep(0)
+        yield items[start : start + size]
+
+
+def totals(stats: Mapping[str, MethodStats]) -> tuple[int, int]:
+    """How many calls there were, and how many were refused."""
+    calls = sum(one.latency.count for one in stats.values())
+    return calls, sum(one.errors for one in stats.values())

@@ -1,0 +1,285 @@
+"""The other parts of a dashboard, each made of what the machine and the figures hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Literal, cast
+
+from ..._version import __version__
+from ...types import WorkerState
+from ..state import Job, Machine
+from ..state.records import ActionRecord, CheckpointRecord
+from . import views
+from .figures import JobFigures
+from .ports import Service, totals
+from .sampling import Sampler
+
+MISSING_SHOWN = 256
+LONGEST_WAIT_MS = 24 * 3600 * 1000.0
+"""The bound of the last bucket: no barrier is waited for longer."""
+
+
+def coordinator(
+    service: Service, sampler: Sampler, grpc_address: str, http_address: str
+) -> views.Coordinator:
+    """The process."""
+    now, config = service.clock(), service.config
+    calls, errors = totals(service.stats)
+    lag = sampler.event_loop_lag
+    return views.Coordinator(
+        version=__version__,
+        grpc_address=grpc_address,
+        http_address=http_address,
+        transport=service.transport,
+        started_at=service.started_at,
+        now=now,
+        uptime_seconds=max(0.0, now - service.started_at),
+        requests_total=calls,
+        requests_per_second=sampler.requests_per_second,
+        errors_total=errors,
+        event_loop_lag_ms=None if lag is None else lag * 1000,
+        memory_bytes=sampler.memory_bytes,
+        heartbeat_interval_ms=config.heartbeat_interval_ms,
+        heartbeat_timeout_ms=config.heartbeat_timeout_ms,
+    )
+
+
+class Jobs:
+    """All jobs; what takes a look at every member is kept until the membership changes."""
+
+    def __init__(self, machine: Machine, sampler: Sampler) -> None:
+        self._machine = machine
+        self._sampler = sampler
+        self._dead: dict[str, tuple[tuple[int, int, int], int]] = {}
+        self._created: dict[str, float] = {}
+        for event in machine.journal.after(0):
+            if event.id == 1 or self._created:
+                self._created.setdefault(event.job, event.at)
+        self._complete = bool(self._created) or machine.journal.last_id == 0
+        self._known = machine.journal.last_id
+
+    def latest(self) -> str:
+        """The job that was active last; empty when there is none."""
+        return max(self._machine.jobs, key=self.last_active_at, default="")
+
+    def last_active_at(self, name: str) -> float:
+        """When something of a job happened last, or a live worker was heard."""
+        job = self._machine.jobs[name]
+        noted = self._sampler.last_event_at.get(name, 0.0)
+        if not job.roster.live_count:
+            return noted
+        return max(noted, self._sampler.heard_at.get(name, 0.0))
+
+    def show(self) -> list[views.Job]:
+        """All of them, those active last first."""
+        self._follow_journal()
+        rows = [self._show(job) for job in self._machine.jobs.values()]
+        return sorted(rows, key=lambda row: (-row.last_active_at, row.job))
+
+    def _show(self, job: Job) -> views.Job:
+        roster = job.roster
+        return views.Job(
+            job=job.name,
+            generation=roster.generation,
+            world_size=roster.world_size,
+            live_workers=roster.live_count,
+            dead_workers=self.dead(job),
+            epoch=roster.epoch,
+            created_at=self._created.get(job.name),
+            last_active_at=self.last_active_at(job.name),
+        )
+
+    def dead(self, job: Job) -> int:
+        """How many ranks of a job have lost their holder."""
+        roster = job.roster
+        key = roster.generation, roster.live_count, roster.next_incarnation
+        known = self._dead.get(job.name)
+        if known is None or known[0] != key:
+            dead = sum(m is not None and m.record.membership == "dead" for m in roster.slots)
+            known = self._dead[job.name] = key, dead
+        return known[1]
+
+    def _follow_journal(self) -> None:
+        """A job's first event is its beginning, unless older ones have been forgotten."""
+        journal = self._machine.journal
+        if journal.last_id > self._known and self._complete:
+            for event in journal.after(self._known):
+                self._created.setdefault(event.job, event.at)
+        self._known = journal.last_id
+
+
+def checkpoint(record: CheckpointRecord, durations: Mapping[str, float]) -> views.Checkpoint:
+    """A committed checkpoint."""
+    return views.Checkpoint(
+        checkpoint_id=record.checkpoint_id,
+        step=record.step,
+        epoch=record.epoch,
+        path=record.path,
+        size_bytes=record.size_bytes,
+        is_full=record.is_full,
+        parts=record.parts,
+        worker_id=record.worker_id,
+        committed_at=record.committed_at,
+        duration_seconds=durations.get(record.checkpoint_id),
+        written_bytes=None,
+        verified=None,
+        will_be_dropped=None,
+        metadata=record.metadata,
+    )
+
+
+def checkpoints(
+    job: Job, durations: Mapping[str, float], count: int, since: int = 0, skip: int = 0
+) -> list[views.Checkpoint]:
+    """The newest ones, newest first, that were committed after number ``since``."""
+    newest = islice(reversed(job.checkpoints.committed.values()), skip, skip + count)
+    return [checkpoint(record, durations) for record in newest if record.sequence > since]
+
+
+def barriers(job: Job, figures: JobFigures | None, now: float) -> views.Barriers:
+    """Open rounds, and how long completed ones took."""
+    latency, metrics = job.barriers.latency, figures.metrics if figures else None
+    bounds = [*(bound * 1000 for bound in latency.bounds), LONGEST_WAIT_MS]
+    opened = []
+    for round_ in job.barriers.open.values():
+        missing = job.barriers.missing(round_)[:MISSING_SHOWN]
+        opened.append(
+            views.OpenBarrier(
+                barrier_id=round_.barrier_id,
+                round=round_.number,
+                arrived=len(round_.arrived),
+                expected=len(round_.expected),
+                open_seconds=max(0.0, now - round_.opened_at),
+                missing=[views.MissingWorker(m.worker_id, m.last_step) for m in missing],
+            )
+        )
+    return views.Barriers(
+        open=opened,
+        completed_total=job.barriers.completed_total,
+        p50_ms=metrics.barrier_p50_ms if metrics else None,
+        p99_ms=metrics.barrier_p99_ms if metrics else None,
+        histogram=[
+            views.Bucket(round(bound, 6), count)
+            for bound, count in zip(bounds, latency.counts, strict=True)
+        ],
+    )
+
+
+def actions(records: Iterable[ActionRecord]) -> list[views.Action]:
+    """What is asked for and not done yet."""
+    return [
+        views.Action(
+            action_id=record.action_id,
+            kind=cast(Literal["checkpoint", "stop", "drain"], record.kind),
+            worker_id=record.worker_id,
+            reason=record.reason,
+            requested_at=record.requested_at,
+        )
+        for record in records
+    ]
+
+
+def metrics(job: Job, figures: JobFigures, dead: int) -> views.Metrics:
+    """Current figures; of a job that nobody works on, what is left of them."""
+    if figures.metrics is not None:
+        return figures.metrics
+    return views.Metrics(
+        workers_live=job.roster.live_count,
+        workers_dead=dead,
+        heartbeats_per_second=None,
+        requests_per_second=None,
+        steps_per_second=None,
+        samples_per_second=None,
+        goodput=None,
+        checkpoint_bytes_per_second=None,
+        checkpoints_committed=len(job.checkpoints.committed),
+        barrier_p50_ms=None,
+        barrier_p99_ms=None,
+        assignment_ms=None,
+        heartbeat_age_max_seconds=None,
+        stragglers=0,
+        losses_last_hour=0,
+        recoveries_last_hour=0,
+        last_recovery_seconds=figures.recoveries.last_seconds,
+    )
+
+
+NO_METRICS = views.Metrics(
+    0, 0, None, None, None, None, None, None, 0, None, None, None, None, 0, 0, 0, None
+)
+NO_BARRIERS = views.Barriers([], 0, None, None, [])
+
+FINISHED = "finished"
+"""The metadata of a run's last checkpoint has this key."""
+EPOCHS = "epochs"
+"""Workers that report this metric say how many epochs there will be."""
+
+
+def tasks(job: Job, figures: JobFigures, datasets: list[views.Dataset]) -> list[views.Task]:
+    """The run of a job, if it has ever had members."""
+    started_at = figures.started_at
+    if started_at is None:
+        registered = (m.record.registered_at for m in job.roster.slots if m is not None)
+        started_at = min(registered, default=None)
+    if started_at is None:
+        return []
+    epoch = job.roster.epoch
+    reported = {name: value for name, value in figures.reported.items() if name != EPOCHS}
+    epochs = int(figures.reported[EPOCHS]) if figures.reported.get(EPOCHS, 0) >= 1 else None
+    samples, total = _samples(datasets, epoch)
+    rate = figures.metrics.samples_per_second if figures.metrics else None
+    done, whole = samples, total
+    if total is not None and samples is not None and epochs is not None:
+        done, whole = epoch * total + samples, epochs * total
+    state = _state(job, figures)
+    running = state == "running" and rate and done is not None and whole is not None
+    latest = job.checkpoints.latest
+    return [
+        views.Task(
+            task_id=job.name,
+            job=job.name,
+            state=state,
+            epoch=epoch,
+            epochs=epochs,
+            step=figures.step if figures.step is not None else latest.step if latest else None,
+            samples=done,
+            total_samples=whole,
+            progress=min(1.0, done / whole) if done is not None and whole else None,
+            eta_seconds=max(0, whole - done) / rate
+            if running and rate and whole and done
+            else None,
+            started_at=started_at,
+            steps_per_second=figures.metrics.steps_per_second if figures.metrics else None,
+            metrics=reported,
+        )
+    ]
+
+
+def _samples(datasets: list[views.Dataset], epoch: int) -> tuple[int | None, int | None]:
+    """How many samples of an epoch were consumed, of how many; none where nobody reports that."""
+    found = [c for dataset in datasets for c in dataset.coverage if c.epoch == epoch]
+    if not found:
+        return None, None
+    done = sum(c.covered + c.assumed + c.dropped for c in found)
+    return done, sum(c.covered + c.assumed + c.dropped + c.missing for c in found)
+
+
+def _state(job: Job, figures: JobFigures) -> views.TaskState:
+    roster, states = job.roster, figures.states
+    latest = job.checkpoints.latest
+    if not roster.live_count:
+        finished = latest is not None and FINISHED in latest.metadata
+        return "finished" if finished else "stopped"
+    waits_for_steps = figures.recoveries.open and figures.step is not None
+    if states[WorkerState.RECOVERING] or waits_for_steps:
+        return "recovering"
+    if any(states[s] for s in (WorkerState.TRAINING, WorkerState.CHECKPOINTING)):
+        return "running"
+    if states[WorkerState.FINISHED] == roster.live_count:
+        return "finished"
+    if states[WorkerState.LOADING]:
+        return "running"
+    if states[WorkerState.WAITING] or roster.world_size > roster.live_count:
+        return "waiting"
+    return "idle"

@@ -1,0 +1,133 @@
+"""HTTP in the coordinator's process, on its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from ...config import split_address
+from ...errors import ConnectionError
+from ...telemetry import EventLog
+from . import openapi, pages
+from .endpoints import Endpoints
+from .feeds import Feeds
+from .history import HistoryFiles
+from .looks import Lookout
+from .origins import Origins
+from .ports import Service
+from .preview import Previews
+from .prometheus import Exporter
+from .routes import Application
+from .sampling import Sampler
+
+log = EventLog("http")
+
+CONNECTIONS_MOST = 1024
+BACKLOG = 128
+
+
+class _Uvicorn(uvicorn.Server):
+    """A server that leaves signals to the coordinator."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture nothing."""
+        yield
+
+
+class HttpServer:
+    """The API, the metrics and the dashboard of one coordinator."""
+
+    def __init__(self, service: Service) -> None:
+        """Bind the port of ``service.config.http_address``; `ConnectionError` if it is taken."""
+        config = service.config
+        self._service = service
+        self._socket = _bind(config.http_address)
+        host, _ = split_address(config.http_address)
+        self.address = f"{host}:{self._socket.getsockname()[1]}"
+        """HOST:PORT that is served; the port is the real one when 0 was asked for."""
+        self._sampler = Sampler(service, HistoryFiles(config.data_dir))
+        self._lookout = Lookout(service, self._sampler)
+        self._feeds = Feeds(self._lookout)
+        exporter = Exporter(self._lookout, self._feeds)
+        previews = Previews(config)
+        origins = Origins(config.http_origins, host.strip("[]"))
+        endpoints = Endpoints(self._lookout, self._feeds, exporter, previews, origins)
+        application = Application(
+            service, endpoints, openapi.document, pages.dashboard(), exporter.count
+        )
+        self._uvicorn = _Uvicorn(
+            uvicorn.Config(
+                application.asgi,
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="error",
+                access_log=False,
+                server_header=False,
+                limit_concurrency=CONNECTIONS_MOST,
+            )
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, grpc_address: str) -> None:
+        """Begin to serve."""
+        self._lookout.grpc_address = grpc_address
+        self._lookout.http_address = self.address
+        self._tasks = [
+            asyncio.create_task(self._sampler.run()),
+            asyncio.create_task(self._feeds.run()),
+        ]
+        serving = asyncio.create_task(self._uvicorn.serve(sockets=[self._socket]))
+        self._tasks.append(serving)
+        while not self._uvicorn.started:
+            if serving.done():
+                await serving
+                raise ConnectionError(f"the HTTP server on {self.address} did not start")
+            await asyncio.sleep(0.005)
+        log.info("http.started", address=self.address)
+
+    async def stop(self, grace: float) -> None:
+        """End all streams, give answers on their way ``grace`` seconds, keep the history."""
+        self._feeds.close()
+        if not self._tasks:
+            self._socket.close()
+            return
+        *background, serving = self._tasks
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+        self._uvicorn.config.timeout_graceful_shutdown = max(1, int(grace))
+        self._uvicorn.should_exit = True
+        await asyncio.gather(serving, return_exceptions=True)
+        self._socket.close()
+        await self._sampler.store()
+
+
+def _bind(address: str) -> socket.socket:
+    host, port = split_address(address)
+    try:
+        family, _, _, _, place = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(place)
+            listening.listen(BACKLOG)
+            listening.setblocking(False)
+        except BaseException:
+            listening.close()
+            raise
+        return listening
+    except OSError as exc:
+        raise ConnectionError(
+            f"cannot listen on {address} for HTTP: {exc}. Is another coordinator (or another "
+            "program) using the port? Choose another with --http HOST:PORT (http_address in "
+            "[coordinator]), or do without API and dashboard with --no-http"
+        ) from exc

@@ -1,0 +1,181 @@
+"""The measurements behind the HTTP API, on their own."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from dtruntime.coordinator.http import journal
+from dtruntime.coordinator.http.answers import Failure
+from dtruntime.coordinator.http.coverage import Reported, judge
+from dtruntime.coordinator.http.history import HistoryFiles, Rings, Stored
+from dtruntime.coordinator.http.measures import Rate, RecentQuantiles, Share, StepRates
+from dtruntime.coordinator.http.origins import Origins
+from dtruntime.coordinator.http.preview import is_loopback
+from dtruntime.coordinator.http.views import Point, Recovery
+from dtruntime.coordinator.state import Event
+from dtruntime.sharding.coverage import Digest
+from dtruntime.telemetry import Histogram
+
+
+def test_rate_is_of_the_last_seconds_and_begins_anew_when_a_counter_goes_back() -> None:
+    rate = Rate(10)
+    assert rate.value is None
+    for second in range(30):
+        rate.add(second, second * second)
+    assert rate.value == pytest.approx((29**2 - 19**2) / 10)
+    rate.add(30, 5)
+    assert rate.value is None
+    rate.add(31, 8)
+    assert rate.value == 3
+
+
+def test_quantiles_forget_what_is_old() -> None:
+    histogram, recent = Histogram(), RecentQuantiles(seconds=20, every=10)
+    assert recent.add(0, histogram) == (None, None)
+    histogram.observe(0.004)
+    p50, p99 = recent.add(1, histogram)
+    assert p50 is not None
+    assert p99 is not None
+    assert 2 <= p50 <= p99 <= 5
+    for at in range(10, 60, 10):
+        last = recent.add(at, histogram)
+    assert last == (None, None)
+
+
+def test_share_of_nothing_is_unknown() -> None:
+    share = Share(samples=2)
+    share.add(0, 0)
+    assert share.value is None
+    share.add(1, 4)
+    share.add(3, 4)
+    assert share.value == 0.5
+
+
+def numbers(*values: int) -> np.ndarray:  # type: ignore[type-arg]
+    return np.array(values, dtype=np.int64)
+
+
+def test_step_rate_is_the_median_of_ranks_that_can_be_measured() -> None:
+    rates = StepRates(samples=10)
+    rates.add(numbers(1, 2, 3, 4, 5), numbers(0, 0, 100, -1, 0), np.zeros(5))
+    assert rates.median is None
+    # Ranks 0 and 1 advance, 2 was set back, 3 had no step, 4 was replaced.
+    rates.add(numbers(1, 2, 3, 4, 9), numbers(20, 10, 50, 7, 70), np.full(5, 10.0))
+    assert rates.median == 1.5
+
+
+def point(at: float, loss: float | None = None) -> Point:
+    return Point(at, 1, 2.0, None, None, None, None, None, None, 0, loss)
+
+
+def test_history_is_fine_for_ten_minutes_and_coarse_for_six_hours() -> None:
+    rings = Rings()
+    for second in range(30_001):
+        rings.add(point(second, float(second)))
+    fine = rings.read(599, 30_000, [])
+    assert (fine.resolution_seconds, len(fine.points)) == (1.0, 600)
+    coarse = rings.read(21_600, 30_000, [Recovery(1, 2, 3, "w")])
+    assert (coarse.resolution_seconds, len(coarse.points)) == (10.0, 2160)
+    assert coarse.points[-1].at - coarse.points[-2].at == 10
+    assert coarse.points[-1].loss == pytest.approx(29_994.5), "the mean of ten seconds"
+    assert coarse.recoveries == []
+
+
+def test_history_file_of_another_job_or_without_sense_is_not_read(tmp_path: Path) -> None:
+    files = HistoryFiles(str(tmp_path))
+    assert files.read("j") is None
+    files.writer(Stored("j", [point(1)], [], []))()
+    assert files.read("j") == Stored("j", [point(1)], [], [])
+    (path,) = (tmp_path / "history").iterdir()
+    path.write_bytes(msgspec.json.encode(Stored("k", [], [], [])))
+    assert files.read("j") is None
+
+
+def reported(total: int, *parts: range, complete: bool | None = None) -> Reported:
+    digests = []
+    for part in parts:
+        digest = Digest(total)
+        digest.add(np.array(part, dtype=np.int64))
+        digests.append(digest.to_bytes())
+    return Reported(3, total, digests, total, 0, 0, len(parts), complete)
+
+
+def test_coverage_is_exact_only_if_every_sample_was_consumed_once() -> None:
+    exact, count = judge(reported(1000, range(400), range(400, 1000)))
+    assert (exact.exact, exact.complete, count) == (True, True, 1000)
+    part, _ = judge(reported(1000, range(400)))
+    assert (part.exact, part.complete, part.missing) == (False, False, 600)
+    twice, _ = judge(reported(1000, range(600), range(500, 900), complete=True))
+    assert not twice.exact
+    assert (twice.missing > 0, twice.repeated > 0) == (True, True)
+
+
+def test_coverage_of_a_huge_dataset_compares_counts() -> None:
+    total = 10**10
+    seen = Digest(total)
+    seen.add(np.arange(1000))
+    found, _ = judge(Reported(0, total, [seen.to_bytes()], total, 0, 0, 1, False))
+    assert (found.covered, found.missing, found.exact) == (1000, total - 1000, False)
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "allowed"),
+    [
+        ("http://10.0.0.4:3000", "10.0.0.4:3000", True),
+        ("http://localhost:3000", "localhost:3000", True),
+        ("http://[::1]:3000", "[::1]:3000", True),
+        ("http://head-node:3000", "head-node:3000", True),
+        ("http://strata.team.svc:3000", "strata.team.svc:3000", True),
+        ("https://strata.example.com", "strata.example.com", True),
+        ("https://strata.example.com", "10.0.0.4:3000", True),
+        ("http://evil.example", "evil.example", False),
+        ("http://evil.example", "10.0.0.4:3000", False),
+        ("http://localhost:8080", "localhost:3000", False),
+        ("null", "localhost:3000", False),
+    ],
+)
+def test_pages_of_other_origins_are_refused(origin: str, host: str, allowed: bool) -> None:
+    origins = Origins("https://strata.example.com/", "0.0.0.0")
+    headers = {"origin": origin, "host": host}
+    if allowed:
+        origins.check(headers)
+    else:
+        with pytest.raises(Failure, match="http_origins"):
+            origins.check(headers)
+
+
+def test_program_without_a_browser_may_use_any_name() -> None:
+    Origins("", "0.0.0.0").check({"host": "strata.example.com"})
+
+
+@pytest.mark.parametrize(
+    ("address", "loopback"),
+    [
+        ("127.0.0.1:3000", True),
+        ("localhost:0", True),
+        ("[::1]:3000", True),
+        ("0.0.0.0:3000", False),
+        ("10.0.0.4:3000", False),
+        ("", False),
+    ],
+)
+def test_preview_is_on_by_default_on_loopback_only(address: str, loopback: bool) -> None:
+    assert is_loopback(address) is loopback
+
+
+def test_every_kind_of_event_has_a_sentence() -> None:
+    source = Path(journal.__file__).parents[1]
+    texts = "".join(path.read_text(encoding="utf-8") for path in (source / "state").glob("*.py"))
+    parts = "worker|barrier|checkpoint|epoch|dataset|action|coordinator"
+    kinds = set(re.findall(rf'"((?:{parts})\.\w+)"', texts))
+    assert kinds
+    unspoken = [k for k in kinds if journal.sentence(Event(1, 0.0, "j", k)).startswith(k)]
+    assert unspoken == []
+
+
+def test_texts_in_spreadsheets_are_no_formulas() -> None:
+    event = Event(1, 0.0, "j", "action.requested", {"what": "=cmd()", "reason": "x"})
+    assert b"'=cmd()" in journal.as_csv([journal.entry(event)])
