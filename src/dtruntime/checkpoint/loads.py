@@ -101,7 +101,12 @@ class Loads:
         """Describe all checkpoints, in the order of their commits."""
         found: dict[str, CheckpointInfo] = {}
         for listed in self._tiers.listed():
-            info = self._tiers.read(listed, self.info)
+            try:
+                info = self._tiers.read(listed, self.info)
+            except StorageError:
+                if listed.entry in [again.entry for again in self._tiers.listed()]:
+                    raise
+                continue  # it was dropped since it was listed
             found.pop(info.checkpoint_id, None)  # it was numbered anew in the main storage
             found[info.checkpoint_id] = info
         return list(found.values())

@@ -47,7 +47,7 @@ class CommitCalls(Member):
 
     @awaitable
     async def abandon_checkpoints_async(self) -> int:
-        """End what is being saved together and lacks this worker's part; returns how many.
+        """End what is being saved together with this worker; returns how many saves that were.
 
         For a worker that goes back to an earlier step: the others need not wait for it.
         """

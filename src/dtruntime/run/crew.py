@@ -114,15 +114,16 @@ class Together(Membership):
             try:
                 if self._formed:
                     self._wait_for_replacements()
-                values = self._orchestrator.exchange("run:assemble", b"", timeout_ms=ASSEMBLE_MS)
+                seen = str(self._orchestrator.generation).encode()
+                values = self._orchestrator.exchange("run:assemble", seen, timeout_ms=ASSEMBLE_MS)
             except SyncError as exc:
                 if exc.reason == "timeout" and time.monotonic() > deadline:
                     raise
                 log.info("run.assembling", reason=str(exc))
                 continue
-            crew = Crew(
-                tuple(sorted(values)), self._orchestrator.rank, self._orchestrator.generation
-            )
+            # The same on all ranks, whatever their heartbeats have told them since.
+            generation = max(int(value) for value in values.values())
+            crew = Crew(tuple(sorted(values)), self._orchestrator.rank, generation)
             if crew.size >= self._recovery.min_workers:
                 self._formed = True
                 self._wanted = max(crew.size, self._orchestrator.config.world_size or 0)

@@ -31,6 +31,8 @@ class Gate:
         self._step = 0
         self._era = 0
         self._due: dict[str, Due] = {}
+        self._done: set[str] = set()
+        """Actions that were carried out; heartbeats may name them a little longer."""
 
     @property
     def step(self) -> int:
@@ -55,7 +57,12 @@ class Gate:
     def knows(self, action: Action) -> bool:
         """Whether a step has been agreed on for an action."""
         with self._condition:
-            return action.action_id in self._due
+            return action.action_id in self._due or action.action_id in self._done
+
+    def done(self, action: Action) -> None:
+        """An action was carried out: it is never due again."""
+        with self._condition:
+            self._done.add(action.action_id)
 
     def close(self) -> tuple[int, int]:
         """Let nobody pass; returns the step that was passed last, and in which era that was."""

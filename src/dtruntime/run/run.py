@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from ..checkpoint import CheckpointManager
 from ..client import DatasetRegistry, TrainingOrchestrator
-from ..errors import CheckpointAbortedError, StrataError, SyncError
+from ..errors import CheckpointAbortedError, ConnectionError, StrataError, SyncError
 from ..telemetry import EventLog
 from ..types import Action, CheckpointInfo, EpochCoverage, WorkerState, check_whole
 from .batches import DataOptions
@@ -311,9 +311,18 @@ class Run:
         agreements.end()
         self._open.formation.break_up()
         worker.report(state=WorkerState.RECOVERING)
-        lost = worker.recent_losses(self.recovery.window_seconds)
-        time.sleep(self._failures.count(lost, reason))
-        self._assemble()
+        time.sleep(self._failures.count(self._recent_losses(worker), reason))
+        # Before it looks: the others may finish and leave until there is room for it.
+        worker.register()
+        self._begin()
+
+    def _recent_losses(self, worker: TrainingOrchestrator) -> int:
+        """How many workers were lost lately; one that was lost itself is not told."""
+        try:
+            return worker.recent_losses(self.recovery.window_seconds)
+        except SyncError as exc:
+            log.warning("run.lost_itself", reason=str(exc))
+            return 0
 
     # Training
 
@@ -329,6 +338,11 @@ class Run:
                 yield from self._steps()
                 if not self._ending:
                     self._finish()
+            except SyncError as exc:
+                # From the stream: what was consumed could not be reported.
+                if not self._lost_somebody(exc):
+                    raise
+                self._regroup_or_leave(f"{type(exc).__name__}: {exc}")
             except _Regroup as why:
                 self._regroup_or_leave(str(why))
 
@@ -444,7 +458,9 @@ class Run:
 
     def _lost_somebody(self, error: Exception) -> bool:
         worker = self._orchestrator
-        if worker is None or self.crew.size == 1 or self._has_foreign_group():
+        if worker is None or self._has_foreign_group():
+            return False
+        if self.crew.size == 1 and worker.is_registered:
             return False
         wait = f"up to {self.recovery.detect_seconds:g} s, in case a worker was lost"
         log.warning("run.step_failed", step=self.step, error=repr(error), waits=wait)
@@ -453,7 +469,10 @@ class Run:
             if time.monotonic() > deadline:
                 return False
             time.sleep(LOOK_SECONDS)
-            worker.beat()
+            try:
+                worker.beat()
+            except (SyncError, ConnectionError) as exc:
+                log.info("run.not_told", reason=str(exc))
         return True
 
     def _has_foreign_group(self) -> bool:
@@ -485,8 +504,9 @@ class Run:
         assert worker is not None
         worker.report(state=WorkerState.CHECKPOINTING)
         self._commit(is_full=self._full_fits())
-        if self.crew.leads:
-            for action in actions:
+        for action in actions:
+            self._gate.done(action)
+            if self.crew.leads:
                 self._complete(action)
         if any(action.kind == "stop" for action in actions):
             self._ending = "stopped"

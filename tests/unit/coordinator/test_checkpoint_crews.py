@@ -14,15 +14,25 @@ def test_member_that_gives_up_ends_what_waits_for_its_part(bench: Bench) -> None
     assert bench.abandon(b) == 0
 
 
-def test_giving_up_leaves_what_one_has_done_to_the_others(bench: Bench) -> None:
+def test_giving_up_ends_also_what_one_has_sent_a_part_of(bench: Bench) -> None:
+    """Or else somebody who waits for a stranger's part would wait for ever."""
     a, b = bench.world(2)
     begun = bench.begin(a, 7)
     bench.begin(b, 7)
     waiting = bench.save(a, begun.checkpoint_id, step=7)
-    assert bench.abandon(a) == 0
-    assert waiting.held
+    assert bench.abandon(a) == 1
+    assert isinstance(waiting.reply, c.Aborted)
+    assert isinstance(bench.save(b, begun.checkpoint_id, step=7).reply, c.Aborted)
+
+
+def test_what_is_committed_cannot_be_given_up(bench: Bench) -> None:
+    a, b = bench.world(2)
+    begun = bench.begin(a, 7)
+    bench.begin(b, 7)
+    bench.save(a, begun.checkpoint_id, step=7)
     bench.save(b, begun.checkpoint_id, step=7)
-    assert isinstance(waiting.reply, c.Committed)
+    assert bench.abandon(a) == 0
+    assert isinstance(bench.save(a, begun.checkpoint_id, step=7).reply, c.Committed)
 
 
 def test_what_was_given_up_stays_so_after_a_restart(bench: Bench) -> None:

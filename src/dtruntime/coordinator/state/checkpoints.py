@@ -85,9 +85,9 @@ class Checkpoints:
         return attempt.begun
 
     def abandon(self, c: AbandonCheckpoints, out: Outbox) -> Abandoned:
-        """End the attempts that wait for a member's part: it has said that it will send none."""
-        given_up = self._awaiting(c.incarnation)
-        for _, pending in given_up:
+        """End the attempts that a member takes part in: it goes back to an earlier state."""
+        given_up = [p for p in self.pending.values() if c.incarnation in p.record.expected]
+        for pending in given_up:
             self._abort(pending, f"{c.worker_id} has given up saving it", out)
         return Abandoned(len(given_up))
 
