@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -18,12 +19,24 @@ SPARE_BYTES = 2**30
 """So much of a device's memory is left to the training."""
 
 
-def pin(view: memoryview) -> None:
-    """Lock memory into place, so that a device copies into it at full speed."""
+def pin(view: memoryview) -> Callable[[], None] | None:
+    """Lock memory into place, so that a device copies into it at full speed.
+
+    Returns what undoes it. Memory that is freed without that stays registered by its address, and
+    whoever gets the address next cannot use it.
+    """
     address = torch.frombuffer(view, dtype=torch.uint8).data_ptr()
-    error = torch.cuda.cudart().cudaHostRegister(address, view.nbytes, 0)
+    runtime = torch.cuda.cudart()
+    error = runtime.cudaHostRegister(address, view.nbytes, 0)
     if int(error):
         log.warning("checkpoint.memory_not_pinned", bytes=view.nbytes, error=int(error))
+        return None
+
+    def unpin() -> None:
+        with suppress(Exception):  # the process may be ending
+            runtime.cudaHostUnregister(address)
+
+    return unpin
 
 
 def snapshot(buffers: Sequence[Buffer]) -> list[Any] | None:

@@ -15,12 +15,18 @@ POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 class Slab:
     """A piece of page-aligned memory."""
 
-    __slots__ = ("_map", "pinned", "view")
+    __slots__ = ("_map", "pinned", "unpin", "view")
 
     def __init__(self, size: int = SLAB) -> None:
         self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | POPULATE)
         self.view = memoryview(self._map)
         self.pinned = False
+        self.unpin: Callable[[], None] | None = None
+        """Makes a device forget the memory, before somebody else gets its address."""
+
+    def __del__(self) -> None:
+        if getattr(self, "unpin", None) is not None:
+            self.unpin()
 
 
 class StagingPool:
@@ -39,8 +45,8 @@ class StagingPool:
         self._made = 0
         self._free: deque[Slab] = deque()
         self._changed = threading.Condition()
-        self.pin: Callable[[memoryview], None] | None = None
-        """Makes memory known to a device that copies into it."""
+        self.pin: Callable[[memoryview], Callable[[], None] | None] | None = None
+        """Makes memory known to a device that copies into it, and says how to undo that."""
 
     @property
     def budget(self) -> int:
@@ -71,7 +77,7 @@ class StagingPool:
 
     def _pinned(self, slab: Slab) -> Slab:
         if self.pin is not None and not slab.pinned:
-            self.pin(slab.view)
+            slab.unpin = self.pin(slab.view)
             slab.pinned = True
         return slab
 

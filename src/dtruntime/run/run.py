@@ -484,9 +484,14 @@ class Run:
         return is_initialized()
 
     def _change(self) -> str:
+        self._check_own_group()
+        assert self._orchestrator is not None
+        return f"the membership changed (generation {self._orchestrator.generation})"
+
+    def _check_own_group(self) -> None:
+        """Raise when only a restart of all processes can help."""
         worker = self._orchestrator
-        assert worker is not None
-        if self._has_foreign_group():
+        if worker is not None and self._has_foreign_group():
             raise SyncError(
                 "a worker was lost, left or came, and only a restart of all workers can mend a "
                 "process group that the run did not make: this process ends, so that its launcher "
@@ -494,7 +499,6 @@ class Run:
                 reason="membership_changed",
                 generation=worker.generation,
             )
-        return f"the membership changed (generation {worker.generation})"
 
     # Ending
 
@@ -557,4 +561,5 @@ class Run:
         try:
             self._save(**options).wait()
         except CheckpointAbortedError as exc:
+            self._check_own_group()
             raise _Regroup(str(exc)) from exc
