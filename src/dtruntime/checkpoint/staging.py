@@ -25,8 +25,9 @@ class Slab:
         """Makes a device forget the memory, before somebody else gets its address."""
 
     def __del__(self) -> None:
-        if getattr(self, "unpin", None) is not None:
-            self.unpin()
+        unpin = getattr(self, "unpin", None)
+        if unpin is not None:
+            unpin()
 
 
 class StagingPool:
