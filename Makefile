@@ -15,7 +15,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint bench bench-coordinator bench-data bench-checkpoints chaos proto clean
+.PHONY: help demo test lint bench bench-coordinator bench-data bench-checkpoints chaos proto clean dashboard dashboard-test
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,8 +53,15 @@ proto: $(VENV)/.dev ## regenerate src/dtruntime/rpc/gen/ from proto/coordinator.
 	@$(BIN)/python scripts/generate-proto.py
 	@echo "wrote src/dtruntime/rpc/gen/"
 
+dashboard: ## build the dashboard into the package; needs Node 20
+	@cd dashboard && npm ci --no-audit --no-fund --silent && npm run --silent build
+	@echo "built src/dtruntime/dashboard/static: served by strata coordinator"
+
+dashboard-test: ## type check, lint and component tests of the dashboard
+	@cd dashboard && npm ci --no-audit --no-fund --silent && npm run --silent check && npm test
+
 clean: ## remove the environment, caches, build output and demo data
-	@rm -rf $(VENV) $(PEERS) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .strata-demo benchmarks/results
+	@rm -rf $(VENV) $(PEERS) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .strata-demo benchmarks/results dashboard/node_modules src/dtruntime/dashboard/static
 	@find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo "clean"
 

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dtruntime import Config, DatasetRegistry, Runtime, TrainingOrchestrator
+from dtruntime.cli.main import main
 from dtruntime.coordinator.http import views
 from dtruntime.errors import ConnectionError, StrataError
 from dtruntime.testing import LocalCoordinator, eventually
@@ -152,3 +153,15 @@ def covered(api: Api, partly: bool) -> views.Coverage | None:
         if found.epoch == 0 and (found.covered if partly else found.exact):
             return found
     return None
+
+
+def test_http_is_served_on_the_host_that_workers_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever binds the coordinator to loopback does not want its actions on every interface."""
+    chosen: list[str] = []
+    monkeypatch.setattr(
+        "dtruntime.cli.coordinator.server.run",
+        lambda config, on_started: chosen.append(config.http_address),
+    )
+    for arguments in (["127.0.0.1:0"], [], ["127.0.0.1:0", "--http", "0.0.0.0:3000"]):
+        assert main(["coordinator", *arguments]) == 0
+    assert chosen == ["127.0.0.1:3000", "0.0.0.0:3000", "0.0.0.0:3000"]

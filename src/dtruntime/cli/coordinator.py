@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..config import Config, split_address
+from ..config import Config, CoordinatorConfig, split_address
 from ..coordinator import server
 from ..telemetry import configure_logging
 
@@ -25,8 +25,8 @@ def add_parser(subparsers: Any) -> None:
     serving.add_argument(
         "--http",
         metavar="HOST:PORT",
-        help="where the HTTP API and the dashboard are served (default 0.0.0.0:3000; port 0: a "
-        "free one)",
+        help="where the HTTP API and the dashboard are served (default: port 3000 of the same "
+        "host; port 0: a free one)",
     )
     serving.add_argument("--no-http", action="store_true", help="serve neither of them")
     parser.add_argument("--data-dir", help="where the state is kept (default strata-data)")
@@ -50,8 +50,17 @@ def run(options: argparse.Namespace) -> int:
     }
     chosen = {key: value for key, value in given.items() if value is not None}
     config = Config.load(options.config).override("coordinator", "command line", **chosen)
+    if config.coordinator.http_address == CoordinatorConfig().http_address and not options.http:
+        config = config.override("coordinator", "default", http_address=_beside(config.coordinator))
     server.run(config.coordinator, on_started=_announce)
     return 0
+
+
+def _beside(config: CoordinatorConfig) -> str:
+    """The default port of HTTP on the host that workers use: who chose loopback gets loopback."""
+    _, port = split_address(config.http_address)
+    host, _ = split_address(config.address)
+    return f"{host}:{port}"
 
 
 def _announce(address: str, http_address: str) -> None:
