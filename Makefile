@@ -54,11 +54,11 @@ proto: $(VENV)/.dev ## regenerate src/dtruntime/rpc/gen/ from proto/coordinator.
 	@echo "wrote src/dtruntime/rpc/gen/"
 
 dashboard: ## build the dashboard into the package; needs Node 20
-	@cd dashboard && npm ci --no-audit --no-fund --silent && npm run --silent build
+	@cd dashboard && npm install --no-save --no-audit --no-fund --silent && npm run --silent build
 	@echo "built src/dtruntime/dashboard/static: served by strata coordinator"
 
 dashboard-test: ## type check, lint and component tests of the dashboard
-	@cd dashboard && npm ci --no-audit --no-fund --silent && npm run --silent check && npm test
+	@cd dashboard && npm install --no-save --no-audit --no-fund --silent && npm run --silent check && npm test
 
 clean: ## remove the environment, caches, build output and demo data
 	@rm -rf $(VENV) $(PEERS) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .strata-demo benchmarks/results dashboard/node_modules src/dtruntime/dashboard/static
