@@ -240,6 +240,8 @@ def test_comparison_with_a_run_that_was_disturbed_too_proves_nothing() -> None:
 @contextlib.contextmanager
 def endless_demo(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A demonstration that trains, with the process numbers of its coordinator and workers."""
+    # Started in the background, a test run ignores SIGINT, and its children would inherit that.
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [*STRATA, *ENDLESS],
         stdout=subprocess.PIPE,
@@ -249,6 +251,7 @@ def endless_demo(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int
     )
     assert process.stdout is not None
     output = ""
+    signal.signal(signal.SIGINT, ignored)
     try:
         for line in process.stdout:
             output += line
