@@ -71,7 +71,7 @@ class Torchrun(TrainingCrew):
 
     def begun(self) -> list[tuple[int, int, int, int]]:
         """Worker, workers, process and first step of each process that began."""
-        pattern = r"worker (\d+) of (\d+) \(process (\d+), .*\) begins after step (\d+)"
+        pattern = r"worker (\d+) of (\d+) \(process (\d+), restart \d+\) begins after step (\d+)"
         return [tuple(map(int, found)) for found in re.findall(pattern, self.log)]  # type: ignore[misc]
 
     def manifests(self) -> list[Any]:

@@ -6,7 +6,9 @@ from importlib import resources
 from pathlib import Path
 
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.responses import Response
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route, Router
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Scope
 
@@ -43,5 +45,9 @@ def dashboard(folder: Path | None = None) -> ASGIApp:
     """Serves the dashboard."""
     place = static_folder() if folder is None else folder
     if not (place / "index.html").is_file():
-        return Response(MISSING, media_type="text/html")
+        return Router([Route("/", _missing), Route("/index.html", _missing)])
     return GZipMiddleware(_Files(directory=place, html=True), minimum_size=1024, compresslevel=5)
+
+
+async def _missing(_: Request) -> Response:
+    return HTMLResponse(MISSING, headers={"Cache-Control": "no-cache"})

@@ -11,7 +11,6 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Mount
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp
 
@@ -188,11 +187,11 @@ class Application:
             routes=[
                 *(self._route(route) for route in ROUTES),
                 StarletteRoute("/openapi.json", self._openapi, methods=["GET"]),
-                Mount("/", dashboard),
             ],
             exception_handlers={HTTPException: _http_error},
             middleware=[Middleware(SecurityHeaders)],
         )
+        self.asgi.router.default = dashboard
 
     def _route(self, route: Route) -> StarletteRoute:
         handler: Handler = getattr(self._endpoints, route.handler)
