@@ -156,7 +156,7 @@ parser.add_argument("--folder", type=pathlib.Path)
 folder = parser.parse_args().folder
 configure_logging()
 with Run(folder / "checkpoints", max_steps=200, save_steps=50, state={"sum": 0}) as run:
-    print(f"{run.rank} of {run.world_size} begins after step {run.step}\n", end="", flush=True)
+    print(f"{run.rank} of {run.world_size} begins after step {run.step}\\n", end="", flush=True)
     for number in run:
         run.state["sum"] += number
         if run.step == 20:
