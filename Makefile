@@ -3,7 +3,9 @@
 PYTHON ?= python3
 ARGS ?=
 MINUTES ?= 30
-TESTS ?= $(wildcard tests/unit tests/integration tests/acceptance)
+# Whole runs first: they take longest, and a file is tested by one process.
+TESTS ?= $(wildcard tests/acceptance tests/integration tests/unit)
+JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1); echo $$((n > 4 ? 4 : n)))
 
 VENV := .venv
 PEERS := .venv-peers
@@ -24,7 +26,7 @@ demo: $(VENV)/.run ## a coordinator and workers on this machine: train, kill one
 	@$(BIN)/strata demo $(ARGS)
 
 test: $(VENV)/.dev ## unit, integration and acceptance tests; ARGS="-k barrier" goes to pytest
-	@$(BIN)/python -m pytest $(TESTS) $(ARGS)
+	@$(BIN)/python -m pytest $(TESTS) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(VENV)/.dev ## style, format, types, and whether the generated code is fresh
 	@echo "ruff check"; $(BIN)/ruff check --quiet .
