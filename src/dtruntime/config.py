@@ -125,6 +125,28 @@ class DatasetConfig:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class TelemetryConfig:
+    """What is sent to an OpenTelemetry collector."""
+
+    otlp_endpoint: str = ""
+    """``http://HOST:4318`` of a collector that takes OTLP over HTTP; empty: nothing is sent."""
+    trace_ratio: float = 0.1
+    """Which share of saves and barriers is traced, 0 to 1."""
+    metrics_interval_ms: int = 15000
+    """How often the coordinator sends its metrics; 0: never."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.trace_ratio <= 1:
+            raise ConfigError(
+                f"[telemetry] trace_ratio must be from 0 to 1, not {self.trace_ratio}"
+            )
+        if self.metrics_interval_ms < 0:
+            raise ConfigError(
+                f"[telemetry] metrics_interval_ms must not be negative: {self.metrics_interval_ms}"
+            )
+
+
 ENVIRONMENT: Mapping[str, tuple[str, str]] = types.MappingProxyType(
     {
         "STORAGE_BACKEND": ("storage", "backend"),
@@ -136,6 +158,9 @@ ENVIRONMENT: Mapping[str, tuple[str, str]] = types.MappingProxyType(
         "STRATA_HEARTBEAT_INTERVAL_MS": ("coordinator", "heartbeat_interval_ms"),
         "STRATA_HEARTBEAT_TIMEOUT_MS": ("coordinator", "heartbeat_timeout_ms"),
         "STRATA_CACHE_LIMIT_BYTES": ("dataset", "cache_limit_bytes"),
+        "OTEL_EXPORTER_OTLP_ENDPOINT": ("telemetry", "otlp_endpoint"),
+        "STRATA_TRACE_RATIO": ("telemetry", "trace_ratio"),
+        "STRATA_METRICS_INTERVAL_MS": ("telemetry", "metrics_interval_ms"),
     }
 )
 """Environment variables and the keys they set."""
@@ -152,6 +177,7 @@ class Config:
     storage: StorageConfig = field(default_factory=StorageConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Config:

@@ -37,7 +37,7 @@ class Runtime:
     async def start_async(self) -> Self:
         """Start to serve; returns this runtime."""
         if self._server is None:
-            server = CoordinatorServer(self.config.coordinator)
+            server = CoordinatorServer(self.config.coordinator, self.config.telemetry)
             await server.start()
             self._server = server
         return self

@@ -1,7 +1,6 @@
-"""Runs under launchers: torchrun for real, Slurm and Ray with stand-ins, manifests by reading."""
+"""Runs under launchers: torchrun for real, Slurm and Ray with stand-ins."""
 
 import contextlib
-import inspect
 import os
 import re
 import signal
@@ -17,10 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dtruntime import CheckpointManager, Run
+from dtruntime import CheckpointManager
 from dtruntime.run.run import PREEMPTED
 from dtruntime.testing import LocalCoordinator, eventually
-from tests.acceptance.manifests import mappings_in, parse
 
 ROOT = Path(__file__).parents[2]
 LAUNCHERS = ROOT / "examples" / "launchers"
@@ -283,77 +281,10 @@ def test_ray_program_trains_in_the_thread_of_a_stand_in_for_ray(
     assert "reported {'step': 400}" in program.log
 
 
-# Manifests and scripts, by reading
-
-
-def manifest(name: str) -> list[Any]:
-    return parse((LAUNCHERS / name).read_text())
-
-
-def pod_templates(documents: list[Any]) -> list[dict[str, Any]]:
-    return [m for m in mappings_in(documents) if "containers" in m and "restartPolicy" in m]
-
-
-@pytest.mark.parametrize("name", ["kubernetes-job.yaml", "kubernetes-jobset.yaml"])
-def test_manifests_give_workers_time_to_save_and_programs_that_exist(name: str) -> None:
-    (pod,) = pod_templates(manifest(name))
-    grace = inspect.signature(Run).parameters["grace_seconds"].default
-    assert pod["terminationGracePeriodSeconds"] >= 2 * grace
-    assert pod["restartPolicy"] == "Never"
-    (worker,) = pod["containers"]
-    (program,) = (word for word in worker["command"] if word.endswith(".py"))
-    assert "--folder" in (ROOT / program).read_text()
-    mounted = {mount["name"] for mount in worker["volumeMounts"]}
-    assert mounted == {volume["name"] for volume in pod["volumes"]}
-
-
-def environment_of(documents: list[Any]) -> dict[str, Any]:
-    (pod,) = pod_templates(documents)
-    return {entry["name"]: entry for entry in pod["containers"][0]["env"]}
-
-
-def test_indexed_job_tells_its_workers_how_many_they_are_and_ignores_preemption() -> None:
-    service, coordinator, job = manifest("kubernetes-job.yaml")
-    assert (service["kind"], coordinator["kind"], job["kind"]) == ("Service", "StatefulSet", "Job")
-    environment = environment_of([job])
-    assert environment["STRATA_WORLD_SIZE"]["value"] == str(job["spec"]["completions"])
-    assert job["spec"]["completions"] == job["spec"]["parallelism"]
-    ignored = [rule["onExitCodes"]["values"] for rule in _rules(job) if "onExitCodes" in rule]
-    assert ignored == [[PREEMPTED]]
-    port = service["spec"]["ports"][0]["port"]
-    host = service["metadata"]["name"]
-    assert environment["COORDINATOR_URL"]["value"] == f"http://{host}:{port}"
-    (container,) = coordinator["spec"]["template"]["spec"]["containers"]
-    assert container["readinessProbe"]["grpc"]["port"] == port
-    assert container["command"][2].endswith(f":{port}")
-
-
-def _rules(job: dict[str, Any]) -> list[dict[str, Any]]:
-    rules: list[dict[str, Any]] = job["spec"]["podFailurePolicy"]["rules"]
-    return rules
-
-
-def test_jobset_restarts_all_pods_together_and_says_which_attempt_it_is() -> None:
-    (jobset,) = manifest("kubernetes-jobset.yaml")
-    (replicated,) = jobset["spec"]["replicatedJobs"]
-    spec = replicated["template"]["spec"]
-    assert spec["backoffLimit"] == 0
-    assert jobset["spec"]["failurePolicy"]["maxRestarts"] > 0
-    command = spec["template"]["spec"]["containers"][0]["command"]
-    assert f"--nnodes={spec['completions']}" in command
-    first = f"{jobset['metadata']['name']}-{replicated['name']}-0-0.{jobset['metadata']['name']}"
-    assert f"--master-addr={first}" in command
-    attempt = environment_of([jobset])["STRATA_ATTEMPT"]["valueFrom"]["fieldRef"]["fieldPath"]
-    assert attempt == "metadata.annotations['jobset.sigs.k8s.io/restart-attempt']"
+# Scripts, by reading
 
 
 @pytest.mark.parametrize("script", sorted(LAUNCHERS.glob("*.sbatch")), ids=lambda p: p.name)
 def test_scripts_are_valid_bash(script: Path) -> None:
     done = subprocess.run(["bash", "-n", script], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_parser_of_manifests_refuses_what_is_not_in_order() -> None:
-    for wrong in ("a: 1\n  b: 2", "a:", "a: 1\na: 2", "- a\nb: 1", "a: {b: 1}", "just words"):
-        with pytest.raises(ValueError, match="line"):
-            parse(wrong)

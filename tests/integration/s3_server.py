@@ -67,8 +67,10 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
         *("-s3.port.iceberg=0", "-s3.port.lance=0"),
         *(f"-{name}={port}" for name, port in ports.items()),
     ]
+    # Without a key it refuses to write into a bucket that is to be encrypted.
+    with_key = {**os.environ, "WEED_S3_SSE_KEK": "5a" * 32}
     with (folder / "weed.log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log)
+        server = subprocess.Popen(command, stdout=log, stderr=log, env=with_key)
     environment = {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{ports['s3.port']}",
         "AWS_ACCESS_KEY_ID": "strata",

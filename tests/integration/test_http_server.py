@@ -160,7 +160,7 @@ def test_http_is_served_on_the_host_that_workers_use(monkeypatch: pytest.MonkeyP
     chosen: list[str] = []
     monkeypatch.setattr(
         "dtruntime.cli.coordinator.server.run",
-        lambda config, on_started: chosen.append(config.http_address),
+        lambda config, **_: chosen.append(config.http_address),
     )
     for arguments in (["127.0.0.1:0"], [], ["127.0.0.1:0", "--http", "0.0.0.0:3000"]):
         assert main(["coordinator", *arguments]) == 0

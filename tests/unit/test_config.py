@@ -44,7 +44,7 @@ def test_environment_beats_the_file_and_arguments_beat_both(
 
 @pytest.mark.parametrize("variable", ENVIRONMENT)
 def test_every_variable_sets_its_key(variable: str) -> None:
-    texts = {"backend": "s3", "address": "h:1", "http_address": "h:2"}
+    texts = {"backend": "s3", "address": "h:1", "http_address": "h:2", "trace_ratio": "0.5"}
     section, key = ENVIRONMENT[variable]
     text = texts.get(key, "29000" if key.endswith("timeout_ms") else "77")
     config = Config.load(environment={variable: text})

@@ -37,6 +37,8 @@ ALLOWED_IMPORTERS = {
         "checkpoint.jax_loading",
         "checkpoint.trees.jax_leaves",
     },
+    "pytorch_lightning": {"integrations.lightning"},
+    "transformers": {"integrations.transformers"},
     "etcd3": {"coordinator.etcd"},
     "aetcd": {"coordinator.etcd"},
     "etcd_client": {"coordinator.etcd"},

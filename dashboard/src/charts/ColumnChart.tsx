@@ -1,6 +1,6 @@
 import { type KeyboardEvent, type ReactNode, useMemo, useState } from "react";
 import { tooltipPlace } from "./LineChart";
-import { linear, niceMax, niceTicks } from "./scales";
+import { linear, niceMax, niceTicks, tickText } from "./scales";
 import { useSize } from "./useSize";
 
 export interface Column {
@@ -24,6 +24,7 @@ interface ColumnChartProps {
 const LEFT = 48;
 const RIGHT = 8;
 const TOP = 10;
+const WIDEST = 72;
 
 /** Columns side by side: shards per rank (up to 1,024) or a histogram. */
 export function ColumnChart({
@@ -39,10 +40,14 @@ export function ColumnChart({
   const [cursor, setCursor] = useState<number | null>(null);
   const bottom = axisTitle ? 40 : 24;
   const plot = useMemo(() => {
-    const top = niceMax(columns.reduce((most, column) => Math.max(most, column.value), 0));
+    const top = niceMax(
+      columns.reduce((most, column) => Math.max(most, column.value), 0),
+      4,
+      1,
+    );
     const room = Math.max(1, width - LEFT - RIGHT) / Math.max(1, columns.length);
-    const gap = room > 6 ? Math.min(6, room * 0.18) : room > 2 ? 0.5 : 0;
-    return { top, room, gap, y: linear(0, top, height - bottom, TOP), ticks: niceTicks(0, top, 4) };
+    const gap = room > 6 ? Math.max(Math.min(6, room * 0.18), room - WIDEST) : room > 2 ? 0.5 : 0;
+    return { top, room, gap, y: linear(0, top, height - bottom, TOP), ticks: niceTicks(0, top, 4, 1) };
   }, [columns, width, height, bottom]);
 
   const shape = (wanted: boolean) =>
@@ -84,7 +89,7 @@ export function ColumnChart({
           <g key={tick}>
             <line className="grid" x1={LEFT} x2={width - RIGHT} y1={plot.y(tick)} y2={plot.y(tick)} />
             <text className="axis" x={LEFT - 8} y={plot.y(tick) + 4} textAnchor="end">
-              {format(tick)}
+              {tickText(format(tick))}
             </text>
           </g>
         ))}
@@ -108,7 +113,7 @@ export function ColumnChart({
               y={height - bottom + 17}
               textAnchor="middle"
             >
-              {column.name}
+              {tickText(column.name)}
             </text>
           ) : null,
         )}

@@ -1,7 +1,17 @@
 import { type KeyboardEvent, type PointerEvent, useMemo, useState } from "react";
 import { useSettings } from "../app/settings";
 import { clock } from "../format/time";
-import { areaPath, linear, linePath, nearestIndex, niceMax, niceTicks, timeTicks } from "./scales";
+import {
+  areaPath,
+  linear,
+  linePath,
+  nearestIndex,
+  niceMax,
+  niceTicks,
+  tickText,
+  timeLabels,
+  timeTicks,
+} from "./scales";
 import { useSize } from "./useSize";
 
 export interface Series {
@@ -22,6 +32,8 @@ interface LineChartProps {
   times: number[];
   series: Series[];
   format: (value: number | null) => string;
+  /** What the values count, where the format does not say it. */
+  unit?: string;
   height?: number;
   bands?: Band[];
   /** Fit the axis to the values instead of starting at 0. */
@@ -32,12 +44,15 @@ const LEFT = 48;
 const RIGHT = 12;
 const TOP = 10;
 const BOTTOM = 24;
+const UNIT_ROOM = 24;
 
-export function LineChart({ label, times, series, format, height = 220, bands = [], fit = false }: LineChartProps) {
+export function LineChart(props: LineChartProps) {
+  const { label, times, series, format, unit, height = 220, bands = [], fit = false } = props;
+  const top = unit ? TOP + UNIT_ROOM : TOP;
   const [ref, { width }] = useSize<HTMLDivElement>();
   const [cursor, setCursor] = useState<number | null>(null);
   const { zone } = useSettings();
-  const plot = useMemo(() => layOut(times, series, width, height, fit), [times, series, width, height, fit]);
+  const plot = useMemo(() => layOut(times, series, width, height, top, fit), [times, series, width, height, top, fit]);
 
   const point = (event: PointerEvent<SVGSVGElement>) => {
     const bounds = event.currentTarget.getBoundingClientRect();
@@ -74,15 +89,26 @@ export function LineChart({ label, times, series, format, height = 220, bands = 
             <g key={tick}>
               <line className="grid" x1={LEFT} x2={width - RIGHT} y1={plot.y(tick)} y2={plot.y(tick)} />
               <text className="axis" x={LEFT - 8} y={plot.y(tick) + 4} textAnchor="end">
-                {format(tick)}
+                {tickText(format(tick))}
               </text>
             </g>
           ))}
-          {plot.xTicks.map((tick) => (
-            <text key={tick} className="axis" x={plot.x(tick)} y={height - 6} textAnchor="middle">
-              {clock(tick, zone).slice(0, 5)}
+          {timeLabels(plot.xTicks, zone).map((text, index) => (
+            <text
+              key={plot.xTicks[index]}
+              className="axis"
+              x={plot.x(plot.xTicks[index] ?? 0)}
+              y={height - 6}
+              textAnchor="middle"
+            >
+              {text}
             </text>
           ))}
+          {unit && (
+            <text className="axis" x={0} y={TOP - 2} dominantBaseline="text-before-edge">
+              {unit}
+            </text>
+          )}
           {bands.map((band) => {
             const from = Math.max(LEFT, plot.x(band.from));
             const to = Math.min(width - RIGHT, plot.x(band.to));
@@ -92,8 +118,8 @@ export function LineChart({ label, times, series, format, height = 220, bands = 
                 className="band"
                 x={from}
                 width={Math.max(2, to - from)}
-                y={TOP}
-                height={height - TOP - BOTTOM}
+                y={top}
+                height={height - top - BOTTOM}
               >
                 <title>{band.label}</title>
               </rect>
@@ -105,7 +131,7 @@ export function LineChart({ label, times, series, format, height = 220, bands = 
               <path className="line" d={line.path} />
             </g>
           ))}
-          {cursor !== null && <Cursor plot={plot} index={cursor} height={height} />}
+          {cursor !== null && <Cursor plot={plot} index={cursor} top={top} height={height} />}
         </svg>
       )}
       {cursor !== null && at !== undefined && (
@@ -128,11 +154,18 @@ export function tooltipPlace(x: number, width: number) {
   return x > width / 2 ? { right: width - x + 12 } : { left: x + 12 };
 }
 
-function Cursor({ plot, index, height }: { plot: Plot; index: number; height: number }) {
+interface CursorProps {
+  plot: Plot;
+  index: number;
+  top: number;
+  height: number;
+}
+
+function Cursor({ plot, index, top, height }: CursorProps) {
   const x = plot.xs[index] ?? 0;
   return (
     <g pointerEvents="none">
-      <line className="cursor" x1={x} x2={x} y1={TOP} y2={height - BOTTOM} />
+      <line className="cursor" x1={x} x2={x} y1={top} y2={height - BOTTOM} />
       {plot.lines.map((line) => {
         const y = line.ys[index];
         return y === null || y === undefined ? null : (
@@ -145,7 +178,7 @@ function Cursor({ plot, index, height }: { plot: Plot; index: number; height: nu
 
 type Plot = ReturnType<typeof layOut>;
 
-function layOut(times: number[], series: Series[], width: number, height: number, fit: boolean) {
+function layOut(times: number[], series: Series[], width: number, height: number, above: number, fit: boolean) {
   const values = series.flatMap((s) => s.values.filter((value): value is number => value !== null));
   const high = values.reduce((most, value) => Math.max(most, value), 0);
   const low = fit ? values.reduce((least, value) => Math.min(least, value), high) : 0;
@@ -155,7 +188,7 @@ function layOut(times: number[], series: Series[], width: number, height: number
   const from = times[0] ?? 0;
   const to = times.at(-1) ?? 1;
   const x = linear(from, to, LEFT, Math.max(LEFT + 1, width - RIGHT));
-  const y = linear(bottom, top, height - BOTTOM, TOP);
+  const y = linear(bottom, top, height - BOTTOM, above);
   const xs = times.map(x);
   const lines = series.map((s) => {
     const ys = s.values.map((value) => (value === null ? null : y(value)));

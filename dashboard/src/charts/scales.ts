@@ -1,7 +1,9 @@
-/** Round values that cover a range, at most about `wanted` of them. */
-export function niceTicks(low: number, high: number, wanted: number): number[] {
+import { type ClockZone, clock, dateTime } from "../format/time";
+
+/** Round values that cover a range, at most about `wanted` of them, and no closer than `least`: 1 for things counted. */
+export function niceTicks(low: number, high: number, wanted: number, least = 0): number[] {
   if (!(high > low)) return [low];
-  const raw = (high - low) / Math.max(1, wanted);
+  const raw = Math.max(least, (high - low) / Math.max(1, wanted));
   const power = 10 ** Math.floor(Math.log10(raw));
   const unit = raw / power;
   const step = (unit <= 1 ? 1 : unit <= 2 ? 2 : unit <= 2.5 ? 2.5 : unit <= 5 ? 5 : 10) * power;
@@ -11,15 +13,15 @@ export function niceTicks(low: number, high: number, wanted: number): number[] {
 }
 
 /** The end of an axis that starts at 0: the first round value at or above `high`. */
-export function niceMax(high: number, wanted = 4): number {
+export function niceMax(high: number, wanted = 4, least = 0): number {
   if (!(high > 0)) return 1;
-  const ticks = niceTicks(0, high, wanted);
+  const ticks = niceTicks(0, high, wanted, least);
   const step = (ticks[1] ?? high) - (ticks[0] ?? 0);
   const last = ticks.at(-1) ?? high;
   return last >= high - 1e-12 ? last : last + step;
 }
 
-const TIME_STEPS = [5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400];
+const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400];
 
 /** Full minutes and hours between two times (seconds), so that axes read like a clock. */
 export function timeTicks(from: number, to: number, wanted: number): number[] {
@@ -27,6 +29,21 @@ export function timeTicks(from: number, to: number, wanted: number): number[] {
   const ticks: number[] = [];
   for (let at = Math.ceil(from / step) * step; at <= to; at += step) ticks.push(at);
   return ticks;
+}
+
+/** What to write at time ticks: seconds where they matter, the day where hours do not. */
+export function timeLabels(ticks: number[], zone: ClockZone): string[] {
+  const step = (ticks[1] ?? 60) - (ticks[0] ?? 0);
+  const days = (ticks.at(-1) ?? 0) - (ticks[0] ?? 0) >= 86_400;
+  return ticks.map((at) => {
+    if (days) return dateTime(at, zone).slice(5, step < 86_400 ? 16 : 10);
+    return clock(at, zone).slice(0, step < 60 ? 8 : 5);
+  });
+}
+
+/** A value at an axis: as elsewhere, without zeros after the point. */
+export function tickText(text: string): string {
+  return text.replace(/(\.\d*?)0+(?!\d)/, "$1").replace(/\.(?!\d)/, "");
 }
 
 export type Scale = (value: number) => number;

@@ -1,4 +1,13 @@
-import { type KeyboardEvent, type ReactNode, useMemo, useRef, useState } from "react";
+import {
+  type CSSProperties,
+  type KeyboardEvent,
+  memo,
+  type ReactNode,
+  useLayoutEffect,
+  useMemo,
+  useRef,
+  useState,
+} from "react";
 import { useSize } from "../charts/useSize";
 
 export interface TableColumn<T> {
@@ -28,11 +37,12 @@ interface DataTableProps<T> {
   onOpen?: (row: T) => void;
   rowClass?: (row: T) => string;
   empty: ReactNode;
-  /** CSS height of the scrolling part; without it the table is as high as its rows. */
+  /** The greatest CSS height of the scrolling part; without it all rows are drawn. */
   height?: string;
 }
 
 const ROW_HEIGHT = 44;
+const HEAD_HEIGHT = 41;
 const OVERSCAN = 6;
 
 export function sortRows<T>(rows: T[], columns: TableColumn<T>[], sort: Sort): T[] {
@@ -57,10 +67,12 @@ export function DataTable<T>(props: DataTableProps<T>) {
   const [focused, setFocused] = useState(0);
   // Keys can come faster than frames: the next one goes on from here.
   const latest = useRef(0);
+  // A row that is to be focused may have to be scrolled into sight and drawn first.
+  const toFocus = useRef<number | null>(null);
   const body = useRef<HTMLDivElement>(null);
-  const shown = columns.filter((column) => size.width >= (column.from ?? 0));
+  const shown = useMemo(() => columns.filter((column) => size.width >= (column.from ?? 0)), [columns, size.width]);
   const sorted = useMemo(() => sortRows(rows, columns, sort), [rows, columns, sort]);
-  const template = { gridTemplateColumns: shown.map((column) => column.width).join(" ") };
+  const tracks = shown.map((column) => column.width).join(" ");
   const bounded = height !== undefined;
   const first = bounded ? Math.max(0, Math.floor(scrollTop / ROW_HEIGHT) - OVERSCAN) : 0;
   const visible = bounded ? Math.ceil(size.height / ROW_HEIGHT) + 2 * OVERSCAN : sorted.length;
@@ -77,10 +89,24 @@ export function DataTable<T>(props: DataTableProps<T>) {
       if (top < scroller.scrollTop) scroller.scrollTop = top;
       else if (top + ROW_HEIGHT > scroller.scrollTop + inside) scroller.scrollTop = top + ROW_HEIGHT - inside;
     }
-    requestAnimationFrame(() => {
-      if (latest.current === index) body.current?.querySelector<HTMLElement>(`[data-index="${index}"]`)?.focus();
-    });
+    toFocus.current = index;
   };
+  useLayoutEffect(() => {
+    if (toFocus.current === null) return;
+    const row = body.current?.querySelector<HTMLElement>(`[data-index="${toFocus.current}"]`);
+    if (!row) return;
+    toFocus.current = null;
+    row.focus({ preventScroll: bounded });
+  });
+  const opened = useRef(onOpen);
+  opened.current = onOpen;
+  const [handlers] = useState<RowHandlers<T>>(() => ({
+    open: (row) => opened.current?.(row),
+    focus: (index) => {
+      latest.current = index;
+      setFocused(index);
+    },
+  }));
   const onKey = (event: KeyboardEvent) => {
     const page = Math.max(1, Math.floor(size.height / ROW_HEIGHT) - 1);
     const moves: Record<string, number> = {
@@ -111,10 +137,12 @@ export function DataTable<T>(props: DataTableProps<T>) {
       <div
         className="table-scroll"
         ref={ref}
-        style={bounded ? { height } : undefined}
+        style={
+          bounded ? { height: `min(${height}, ${HEAD_HEIGHT + Math.max(2, sorted.length) * ROW_HEIGHT}px)` } : undefined
+        }
         onScroll={(event) => setScrollTop(event.currentTarget.scrollTop)}
       >
-        <div className="table-head" role="row" aria-rowindex={1} style={template}>
+        <div className="table-head" role="row" aria-rowindex={1} style={{ gridTemplateColumns: tracks }}>
           {shown.map((column) => (
             <HeaderCell key={column.key} column={column} sort={sort} onSort={setSort} />
           ))}
@@ -129,28 +157,18 @@ export function DataTable<T>(props: DataTableProps<T>) {
         >
           {slice.map((row, offset) => {
             const index = first + offset;
-            const place = bounded ? { ...template, position: "absolute" as const, top: index * ROW_HEIGHT } : template;
             return (
-              <div
+              <Row
                 key={rowKey(row)}
-                role="row"
-                data-index={index}
-                aria-rowindex={index + 2}
-                tabIndex={index === Math.min(focused, sorted.length - 1) ? 0 : -1}
+                row={row}
+                columns={shown as TableColumn<unknown>[]}
+                index={index}
+                tracks={tracks}
+                placed={bounded}
+                reachable={index === Math.min(focused, sorted.length - 1)}
                 className={`table-row ${onOpen ? "opens" : ""} ${rowClass?.(row) ?? ""}`}
-                style={place}
-                onClick={() => onOpen?.(row)}
-                onFocus={() => {
-                  latest.current = index;
-                  setFocused(index);
-                }}
-              >
-                {shown.map((column) => (
-                  <div key={column.key} role="gridcell" className={`table-cell ${column.align ?? ""}`}>
-                    {column.render(row)}
-                  </div>
-                ))}
-              </div>
+                handlers={handlers as RowHandlers<unknown>}
+              />
             );
           })}
         </div>
@@ -158,6 +176,45 @@ export function DataTable<T>(props: DataTableProps<T>) {
     </div>
   );
 }
+
+interface RowHandlers<T> {
+  open: (row: T) => void;
+  focus: (index: number) => void;
+}
+
+interface RowProps {
+  row: unknown;
+  columns: TableColumn<unknown>[];
+  index: number;
+  tracks: string;
+  placed: boolean;
+  reachable: boolean;
+  className: string;
+  handlers: RowHandlers<unknown>;
+}
+
+/** Drawn again only when its own data changes: scrolling through thousands costs the rows that come into sight. */
+const Row = memo(function Row({ row, columns, index, tracks, placed, reachable, className, handlers }: RowProps) {
+  const place: CSSProperties = placed ? { position: "absolute", top: index * ROW_HEIGHT } : {};
+  return (
+    <div
+      role="row"
+      data-index={index}
+      aria-rowindex={index + 2}
+      tabIndex={reachable ? 0 : -1}
+      className={className}
+      style={{ gridTemplateColumns: tracks, ...place }}
+      onClick={() => handlers.open(row)}
+      onFocus={() => handlers.focus(index)}
+    >
+      {columns.map((column) => (
+        <div key={column.key} role="gridcell" className={`table-cell ${column.align ?? ""}`}>
+          {column.render(row)}
+        </div>
+      ))}
+    </div>
+  );
+});
 
 interface HeaderCellProps<T> {
   column: TableColumn<T>;

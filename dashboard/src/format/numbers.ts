@@ -43,17 +43,21 @@ export function percent(fraction: number | null | undefined, digits = 1): string
 
 export type ByteUnits = "binary" | "decimal";
 
+/** How many bytes the unit has in which `value` is written. */
+export function byteUnit(value: number, units: ByteUnits): number {
+  const step = units === "binary" ? 1024 : 1000;
+  let unit = 1;
+  while (Math.abs(value) / unit >= step && unit < step ** 5) unit *= step;
+  return unit;
+}
+
 /** 8.00 GiB or 8.59 GB */
 export function bytes(value: number | null | undefined, units: ByteUnits = "binary"): string {
   if (value === null || value === undefined || !Number.isFinite(value)) return MISSING;
-  const step = units === "binary" ? 1024 : 1000;
   const names = units === "binary" ? ["B", "KiB", "MiB", "GiB", "TiB", "PiB"] : ["B", "KB", "MB", "GB", "TB", "PB"];
-  let index = 0;
-  let scaled = value;
-  while (Math.abs(scaled) >= step && index < names.length - 1) {
-    scaled /= step;
-    index += 1;
-  }
+  const unit = byteUnit(value, units);
+  const index = Math.round(Math.log(unit) / Math.log(units === "binary" ? 1024 : 1000));
+  const scaled = value / unit;
   const text = index === 0 ? whole.format(scaled) : scaled.toFixed(scaled >= 100 ? 0 : scaled >= 10 ? 1 : 2);
   return `${text} ${names[index]}`;
 }

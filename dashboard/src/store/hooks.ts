@@ -1,6 +1,7 @@
-import { createContext, useContext, useEffect, useState, useSyncExternalStore } from "react";
+import { createContext, useContext, useSyncExternalStore } from "react";
 import type { JobState, State } from "./state";
 import type { Store } from "./store";
+import { neverTicks, ticker } from "./ticker";
 
 const StoreContext = createContext<Store | null>(null);
 export const StoreProvider = StoreContext.Provider;
@@ -30,12 +31,8 @@ export const isStale = (state: State): boolean => state.link.status === "disconn
 /** The browser's clock, ticking; it stands still at the last data while disconnected, so that ages do not lie. */
 export function useNow(everyMs = 1000): number {
   const frozenAt = useSelect((state) => (isStale(state) ? state.receivedAt : null));
-  const [now, setNow] = useState(Date.now);
-  useEffect(() => {
-    if (frozenAt !== null) return;
-    const timer = window.setInterval(() => setNow(Date.now()), everyMs);
-    return () => window.clearInterval(timer);
-  }, [everyMs, frozenAt]);
+  const clock = ticker(everyMs);
+  const now = useSyncExternalStore(frozenAt === null ? clock.subscribe : neverTicks, clock.read);
   return frozenAt ?? now;
 }
 

@@ -12,7 +12,7 @@ export class Store {
   private readonly listeners = new Set<() => void>();
   private connection: Connection | null = null;
   private historyTimer = 0;
-  private historySeconds = 900;
+  private historySeconds = 300;
   private lossesSeen = "";
   private job: string | null = null;
   private refresh: RefreshMode = "live";

@@ -6,6 +6,7 @@ import os
 import re
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -27,6 +28,7 @@ from .format import (
     seal,
 )
 from .place import Place
+from .retention import PLACE_KEY, RETENTION_KEY, WRITTEN_KEY, Retention
 
 log = EventLog("checkpoint")
 
@@ -69,6 +71,7 @@ class Coordinator(Protocol):
         is_full: bool,
         partial: bool = False,
         timeout_ms: int = COMMIT_MS,
+        **metadata: str,
     ) -> None:
         """Record a checkpoint, or a part of one: then it returns when all parts are there."""
 
@@ -81,6 +84,8 @@ class Commits(ABC):
 
     coordinator: Coordinator | None
     """Who is told of commits."""
+    retention: Retention | None = None
+    """What is kept of the commits; the coordinator shows what will be dropped."""
 
     @property
     def rank(self) -> int:
@@ -134,7 +139,8 @@ class SingleCommits(Commits):
             )
         )
         if self.coordinator is not None:
-            announce(self._place, manifest, self.coordinator)
+            told = {**told_of(self._place, self.retention), WRITTEN_KEY: str(written)}
+            announce(self._place, manifest, self.coordinator, told)
         return manifest
 
 
@@ -181,6 +187,7 @@ class SharedCommits(Commits):
                 is_full=is_stored_in_full(part, written),
                 partial=True,
                 timeout_ms=COMMIT_MS,
+                **told_of(self._place, self.retention),
             )
         except CheckpointAbortedError:
             backend.delete(name)
@@ -291,7 +298,19 @@ class SharedCommits(Commits):
                 )
 
 
-def announce(place: Place, manifest: Manifest, coordinator: Coordinator) -> None:
+def told_of(place: Place, retention: Retention | None) -> dict[str, str]:
+    """What the coordinator is told of how long checkpoints are kept."""
+    if retention is None:
+        return {}
+    return {RETENTION_KEY: retention.told(), PLACE_KEY: place.url[:1024]}
+
+
+def announce(
+    place: Place,
+    manifest: Manifest,
+    coordinator: Coordinator,
+    told: Mapping[str, str] | None = None,
+) -> None:
     """Tell the coordinator of a checkpoint; a writer that was replaced takes it back."""
     try:
         coordinator.commit_checkpoint(
@@ -301,6 +320,9 @@ def announce(place: Place, manifest: Manifest, coordinator: Coordinator) -> None
             path=place.backend.location(manifest.name),
             size_bytes=manifest.size_bytes,
             is_full=manifest.is_full,
+            partial=False,
+            timeout_ms=COMMIT_MS,
+            **(told or {}),
         )
     except SyncError:
         place.catalog.drop([Entry(manifest.sequence, manifest.step, manifest.name)])

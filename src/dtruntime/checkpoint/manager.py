@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 import psutil
 
 from ..client import current
+from ..client.settings import trace_worker
 from ..config import Config
 from ..errors import ConfigError, StorageError
 from ..storage import open_backend, resolve_url
@@ -94,6 +95,7 @@ class CheckpointManager:
             raise TypeError("CheckpointManager needs a storage_path (or path)")
         if storage_path is not None and path is not None:
             raise TypeError("give storage_path or path, not both: they are the same")
+        trace_worker()
         config = Config.load()
         chosen = config.checkpoint
         url = resolve_url(os.fspath(place), backend, config.storage)
@@ -119,7 +121,9 @@ class CheckpointManager:
         if local_tier is not None:
             self._place = Place(local_path(local_tier, self._main), {})
         commits = _commits(self._place, orchestrator or current.current(), sharded)
-        if local_tier is not None:
+        if local_tier is None:
+            commits.retention = retention
+        else:
             self._uploads = Uploads(
                 self._place,
                 self._main,

@@ -7,11 +7,13 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..client import current
 from ..errors import CheckpointAbortedError, StorageError, StrataError
-from ..telemetry import EventLog
+from ..telemetry import EventLog, tracing
 from .codecs import Compressor
 from .commits import Commits, Wanted
 from .estimates import Estimates
@@ -76,16 +78,17 @@ class Pipeline:
     def take(self, state: Any, wanted: Wanted) -> SaveHandle:
         """Begin a save; returns when the state is not needed any more."""
         handle = self._handle(wanted)
-        view = _bytes_like(state)
-        if view is None:
-            tree = flatten(state)
-            self._take_buffers("state", tree.skeleton, tree.buffers, wanted, handle)
-        else:
-            groups = groups_of(view)
-            if not view.readonly:
-                groups = watched(view, groups, f"the buffer saved at step {wanted.step}")
-            handle.stall_seconds = time.perf_counter() - handle.started
-            self._submit(handle, wanted, _Content(groups, "bytes"))
+        with _staging(handle):
+            view = _bytes_like(state)
+            if view is None:
+                tree = flatten(state)
+                self._take_buffers("state", tree.skeleton, tree.buffers, wanted, handle)
+            else:
+                groups = groups_of(view)
+                if not view.readonly:
+                    groups = watched(view, groups, f"the buffer saved at step {wanted.step}")
+                handle.stall_seconds = time.perf_counter() - handle.started
+                self._submit(handle, wanted, _Content(groups, "bytes"))
         return handle
 
     def take_planned(
@@ -93,8 +96,9 @@ class Pipeline:
     ) -> SaveHandle:
         """As `take`, of a part of some kind, whose skeleton and memory ``plan`` tells."""
         handle = self._handle(wanted)
-        skeleton, buffers = plan()
-        self._take_buffers(kind, skeleton, buffers, wanted, handle)
+        with _staging(handle):
+            skeleton, buffers = plan()
+            self._take_buffers(kind, skeleton, buffers, wanted, handle)
         return handle
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -116,7 +120,8 @@ class Pipeline:
     # Staging, in the caller's thread
 
     def _handle(self, wanted: Wanted) -> SaveHandle:
-        return SaveHandle(wanted.step, self._commits.new_id(wanted.step), self._uploads)
+        span = _span(wanted) if tracing.is_on() else tracing.NO_SPAN
+        return SaveHandle(wanted.step, self._commits.new_id(wanted.step), self._uploads, span)
 
     def _take_buffers(
         self, kind: str, skeleton: Any, buffers: list[Buffer], wanted: Wanted, handle: SaveHandle
@@ -181,7 +186,8 @@ class Pipeline:
 
     def _run(self, handle: SaveHandle, wanted: Wanted, content: _Content) -> None:
         try:
-            saved = self._write(handle, wanted, content)
+            with handle.span.current():
+                saved = self._write(handle, wanted, content)
         except BaseException as exc:
             for group in _rest(content.groups):
                 group.done()
@@ -193,8 +199,16 @@ class Pipeline:
             log.error(
                 "checkpoint.failed", step=wanted.step, place=self._place.url, reason=str(error)
             )
+            handle.span.fail(error)
+            handle.span.end()
             handle.future.set_exception(error)
             return
+        handle.span.set(
+            checkpoint_id=saved.checkpoint_id,
+            size_bytes=saved.size_bytes,
+            written_bytes=saved.written_bytes,
+        )
+        handle.span.end()
         handle.future.set_result(saved)
 
     def _write(self, handle: SaveHandle, wanted: Wanted, content: _Content) -> Saved:
@@ -216,10 +230,13 @@ class Pipeline:
             widths=_widths(content.extents),
         )
         try:
-            writer.write(content.lent.track(content.groups), content.lent.done)
+            with tracing.span("save.write", step=wanted.step) as span:
+                writer.write(content.lent.track(content.groups), content.lent.done)
+                span.set(written_bytes=writer.written)
             part = writer.part(self._commits.rank, content.kind, content.extents, content.skeleton)
             self._check_others(part, writer.file)
-            manifest = self._commits.commit(handle.checkpoint_id, wanted, part, writer.written)
+            with tracing.span("save.commit", step=wanted.step, checkpoint_id=handle.checkpoint_id):
+                manifest = self._commits.commit(handle.checkpoint_id, wanted, part, writer.written)
         except CheckpointAbortedError:
             writer.abort()
             raise
@@ -291,6 +308,27 @@ class Pipeline:
         there = {file.name: file.size for file in backend.list(PACKS)}
         known.forget_missing({n: s for n, s in there.items() if backend.location(n) not in damaged})
         return known
+
+
+def _span(wanted: Wanted) -> tracing.Span:
+    """The span of a save, with who saves."""
+    worker = current.current()
+    identity = {} if worker is None or not worker.is_registered else worker.described()
+    return tracing.span(
+        "save", step=wanted.step, epoch=wanted.epoch, is_full=wanted.is_full, **identity
+    )
+
+
+@contextmanager
+def _staging(handle: SaveHandle) -> Iterator[None]:
+    """The part of a save that keeps the caller; what fails here ends the save."""
+    try:
+        with handle.span.current(), tracing.span("save.stage", step=handle.step):
+            yield
+    except BaseException as exc:
+        handle.span.fail(exc)
+        handle.span.end()
+        raise
 
 
 def _rest(groups: Iterator[Group]) -> Iterator[Group]:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Self
+
+RETENTION_KEY = "strata.retention"
+PLACE_KEY = "strata.place"
+WRITTEN_KEY = "strata.written_bytes"
+"""What a coordinator is told with a commit, beside the user's metadata: who keeps what, where, and
+how much was stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,18 @@ class Retention:
             raise ValueError(f"keep_every must be at least 1, not {self.keep_every}")
         if self.keep_best < 0:
             raise ValueError(f"keep_best must not be negative, not {self.keep_best}")
+
+    def told(self) -> str:
+        """As text, for `from_told`."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_told(cls, text: str) -> Self | None:
+        """What a writer told; None when it told nothing, or something else."""
+        try:
+            return cls(**json.loads(text))
+        except (TypeError, ValueError):
+            return None
 
     def dropped(self, checkpoints: Sequence[Kept]) -> list[int]:
         """The sequences of those that are not kept, oldest first."""

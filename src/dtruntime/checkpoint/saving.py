@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import StorageError
+from ..telemetry.tracing import NO_SPAN, Span
 from .format import digest_of
 from .layout import CHUNK, Layout
 from .staging import SLAB, StagingPool
@@ -55,7 +56,13 @@ class SaveHandle:
     handle.uploaded`` return when it is in the main storage.
     """
 
-    def __init__(self, step: int, checkpoint_id: str = "", remote: Remote | None = None) -> None:
+    def __init__(
+        self,
+        step: int,
+        checkpoint_id: str = "",
+        remote: Remote | None = None,
+        span: Span = NO_SPAN,
+    ) -> None:
         self.step = step
         self.checkpoint_id = checkpoint_id
         self.future: Future[Saved] = Future()
@@ -65,6 +72,8 @@ class SaveHandle:
         self.stall_seconds = 0.0
         """How long `save` kept the caller."""
         self._remote = remote
+        self.span = span
+        """Ends when it is committed or has failed."""
 
     @property
     def done(self) -> bool:

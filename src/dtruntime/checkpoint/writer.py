@@ -11,7 +11,7 @@ from typing import Any
 from .._threads import Ahead
 from ..errors import StorageError
 from ..storage.backend import StorageBackend, StreamWriter
-from ..telemetry import EventLog
+from ..telemetry import EventLog, tracing
 from .codecs import Compressor, difference
 from .format import PACKS, Chunk, Extent, Pack, Part, digest_of
 from .known import LONGEST_CHAIN, KnownChunks, Stored
@@ -130,8 +130,9 @@ class PartWriter:
 
         ``done`` is called with each group when its memory is not needed any more.
         """
+        encoding = tracing.span("save.encode")
         try:
-            with closing(Ahead(self._encoded(groups), 2, "strata-encode")) as ahead:
+            with closing(Ahead(self._encoded(groups, encoding), 2, "strata-encode")) as ahead:
                 for group, chunks in ahead:
                     self._store(group, chunks)
                     done(group)
@@ -171,13 +172,18 @@ class PartWriter:
             bases=tuple(self._bases.values()),
         )
 
-    def _encoded(self, groups: Iterator[Group]) -> Iterator[tuple[Group, list[Encoded]]]:
-        for group in groups:
-            chunks = []
-            for start, stop in pairwise(group.bounds):
-                view = group.view[start - group.start : stop - group.start]
-                chunks.append(self._encode(start, view))
-            yield group, chunks
+    def _encoded(
+        self, groups: Iterator[Group], span: tracing.Span
+    ) -> Iterator[tuple[Group, list[Encoded]]]:
+        try:
+            for group in groups:
+                chunks = []
+                for start, stop in pairwise(group.bounds):
+                    view = group.view[start - group.start : stop - group.start]
+                    chunks.append(self._encode(start, view))
+                yield group, chunks
+        finally:
+            span.end()
 
     def _encode(self, offset: int, view: memoryview) -> Encoded:
         chunk = Encoded(offset, view.nbytes, digest_of(view))

@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     config = Config.load(options.config).override("coordinator", "command line", **chosen)
     if config.coordinator.http_address == CoordinatorConfig().http_address and not options.http:
         config = config.override("coordinator", "default", http_address=_beside(config.coordinator))
-    server.run(config.coordinator, on_started=_announce)
+    server.run(config.coordinator, on_started=_announce, telemetry=config.telemetry)
     return 0
 
 

@@ -30,14 +30,10 @@ def status_view(
     ``stale_since`` is when the coordinator last answered, by the monotonic clock, if it does not
     answer now.
     """
-    head = [_headline(report.coordinator)]
-    if stale_since is not None:
-        age = time.monotonic() - stale_since
-        warning = f"the coordinator has not answered for {age:.0f} s; this is its last status"
-        head.append(Text(warning, "bold red"))
+    head = [headline(report.coordinator), *staleness(stale_since)]
     if not report.jobs:
-        return Group(*head, _hint(report.coordinator))
-    summaries = [_job_lines(job) for job in report.jobs]
+        return Group(*head, hint(report.coordinator))
+    summaries = [job_lines(job) for job in report.jobs]
     if height is None:
         rows = None
     else:
@@ -55,7 +51,8 @@ def status_view(
     return Group(*parts)
 
 
-def _headline(coordinator: CoordinatorReport) -> Text:
+def headline(coordinator: CoordinatorReport) -> Text:
+    """The coordinator in one line."""
     return Text.assemble(
         ("coordinator ", "bold"),
         coordinator.url,
@@ -69,7 +66,17 @@ def _headline(coordinator: CoordinatorReport) -> Text:
     )
 
 
-def _hint(coordinator: CoordinatorReport) -> Text:
+def staleness(stale_since: float | None) -> list[Text]:
+    """A warning, if the coordinator does not answer: since when, by the monotonic clock."""
+    if stale_since is None:
+        return []
+    age = time.monotonic() - stale_since
+    warning = f"the coordinator has not answered for {age:.0f} s; this is its last status"
+    return [Text(warning, "bold red", no_wrap=True, overflow="ellipsis")]
+
+
+def hint(coordinator: CoordinatorReport) -> Text:
+    """What to do with a coordinator that has no jobs."""
     return Text(
         "\nno jobs yet: a job begins when its first worker registers. In a training process:\n\n"
         "  from dtruntime import TrainingOrchestrator\n"
@@ -78,11 +85,22 @@ def _hint(coordinator: CoordinatorReport) -> Text:
     )
 
 
-def _job_lines(job: JobStatus) -> list[Text]:
+def job_lines(job: JobStatus) -> list[Text]:
+    """A job in a few lines: its membership, checkpoints, requests and open barriers."""
+    lines = [_job_headline(job), _checkpoint_line(job.latest_checkpoint, job.checkpoint_count)]
+    lines += [_action_line(action) for action in job.actions]
+    lines += [_barrier_line(barrier) for barrier in job.barriers[:BARRIERS_SHOWN]]
+    if len(job.barriers) > BARRIERS_SHOWN:
+        more = count(len(job.barriers) - BARRIERS_SHOWN, "more open barrier")
+        lines.append(Text(f"  {more}", "dim"))
+    return lines
+
+
+def _job_headline(job: JobStatus) -> Text:
     world = f"world of {job.world_size}" if job.world_size else "elastic world"
     expected = max(0, job.world_size - len([w for w in job.workers if w.incarnation]))
     lost = job.recent_losses(RECENT_SECONDS)
-    headline = Text.assemble(
+    return Text.assemble(
         ("job ", "bold"),
         (job.job, "bold"),
         f"   generation {job.generation}   {world}   ",
@@ -96,13 +114,6 @@ def _job_lines(job: JobStatus) -> list[Text]:
         no_wrap=True,
         overflow="ellipsis",
     )
-    lines = [headline, _checkpoint_line(job.latest_checkpoint, job.checkpoint_count)]
-    lines += [_action_line(action) for action in job.actions]
-    lines += [_barrier_line(barrier) for barrier in job.barriers[:BARRIERS_SHOWN]]
-    if len(job.barriers) > BARRIERS_SHOWN:
-        more = count(len(job.barriers) - BARRIERS_SHOWN, "more open barrier")
-        lines.append(Text(f"  {more}", "dim"))
-    return lines
 
 
 def _checkpoint_line(latest: CheckpointInfo | None, total: int) -> Text:

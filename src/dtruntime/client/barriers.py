@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from .._loop import awaitable, blocking
 from ..errors import StrataError
 from ..rpc.gen import coordinator_pb2 as pb
+from ..telemetry import tracing
 from ..types import VALUE_BYTES, check_id, check_whole
 from . import wire
 from .member import Member
@@ -75,6 +76,18 @@ class BarrierCalls(Member):
             payload=payload,
             ranks=None if ranks is None else [check_whole("rank", rank) for rank in ranks],
         )
+        with tracing.span(
+            "barrier",
+            calls=True,
+            **self.described(),
+            step=self._report.step,
+            barrier_id=barrier_id,
+        ):
+            reply = await self._wait(request, timeout_ms)
+            wire.raise_barrier_outcome(barrier_id, timeout_ms, reply)
+        return reply
+
+    async def _wait(self, request: pb.BarrierRequest, timeout_ms: int) -> pb.BarrierResponse:
         self._waiting += 1
         began = time.monotonic()
         try:
@@ -83,7 +96,6 @@ class BarrierCalls(Member):
             self._waiting -= 1
             self.waited_seconds += time.monotonic() - began
         self._told = max(self._told, reply.generation)
-        wire.raise_barrier_outcome(barrier_id, timeout_ms, reply)
         return reply
 
 

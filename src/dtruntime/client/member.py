@@ -16,7 +16,7 @@ from ..errors import StrataError, SyncError
 from ..rpc.channel import Channel
 from ..telemetry import EventLog
 from ..types import Action
-from .membership import Identity
+from .membership import Identity, Report
 from .settings import WorkerConfig
 
 log = EventLog("worker")
@@ -44,6 +44,7 @@ class Member:
         self._actions: tuple[Action, ...] = ()
         self._tickets = itertools.count(1)
         self._saves = itertools.count(1)
+        self._report = Report()
         self._process = os.getpid()
         self._resumes: dict[str, tuple[int, int]] = {}
 
@@ -95,6 +96,16 @@ class Member:
     def is_registered(self) -> bool:
         """Whether this worker is a member, as far as it knows."""
         return self._identity is not None and self._fence is None
+
+    def described(self) -> dict[str, Any]:
+        """Who this member is, for spans."""
+        identity = self.identity
+        return {
+            "job": identity.job,
+            "worker_id": identity.worker_id,
+            "rank": identity.rank,
+            "generation": self.generation,
+        }
 
     def count_resume(self, dataset_id: str) -> tuple[int, int]:
         """Note that a dataset is read from a loaded state on.

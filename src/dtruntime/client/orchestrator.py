@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import contextvars
 import itertools
 import os
 import random
@@ -24,9 +25,9 @@ from . import current, wire
 from .actions import ActionCalls
 from .barriers import BarrierCalls
 from .commits import CommitCalls
-from .membership import Identity, Report, heartbeat_delays
+from .membership import Identity, heartbeat_delays
 from .resources import ResourceProbe
-from .settings import WorkerConfig
+from .settings import WorkerConfig, trace_worker
 
 log = EventLog("worker")
 
@@ -75,7 +76,6 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
         }
         chosen = {name: value for name, value in given.items() if value is not None}
         super().__init__(replace(config or WorkerConfig(), **chosen).resolved())
-        self._report = Report()
         self._heard = 0
         """The generation that the last heartbeat, or the registration, told of."""
         self._heartbeats: asyncio.Task[None] | None = None
@@ -102,6 +102,7 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
         if self.is_registered:
             return self.identity.worker_id
         await self._stop_heartbeats()
+        trace_worker()
         config = self.config
         request = pb.WorkerInfo(
             worker_id=config.worker_id or "",
@@ -150,7 +151,10 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
         self._actions = ()
         self._tickets = itertools.count(1)
         self._saves = itertools.count(1)
-        self._heartbeats = asyncio.get_running_loop().create_task(self._keep_beating())
+        # In a context of their own: heartbeats belong to no span that was current here.
+        self._heartbeats = asyncio.get_running_loop().create_task(
+            self._keep_beating(), context=contextvars.Context()
+        )
         current.enter(self)
         log.info(
             "worker.registered",

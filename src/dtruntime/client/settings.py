@@ -24,9 +24,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from ..config import DEFAULT_URL
+from ..config import DEFAULT_URL, Config
 from ..errors import ConfigError
 from ..rpc.channel import target_of
+from ..telemetry import tracing
 from ..types import DEFAULT_JOB, check_id, check_whole
 
 _LAUNCHERS = (
@@ -142,3 +143,10 @@ def _number(env: Mapping[str, str], name: str) -> int | None:
         return int(text)
     except ValueError:
         raise ConfigError(f"environment variable {name} must be a number, not {text!r}") from None
+
+
+def trace_worker() -> None:
+    """Record spans in this process, if the environment names a collector for them."""
+    if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
+        chosen = Config.load().telemetry
+        tracing.turn_on("strata-worker", chosen.otlp_endpoint, chosen.trace_ratio)

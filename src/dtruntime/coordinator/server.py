@@ -10,9 +10,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ..config import CoordinatorConfig, split_address
+from ..config import CoordinatorConfig, TelemetryConfig, split_address
 from ..errors import StrataError
-from ..telemetry import EventLog
+from ..telemetry import EventLog, tracing
 from .service import CoordinatorService
 from .sqlite import SqliteStore
 from .transport import Transport, open_transport
@@ -33,8 +33,11 @@ Started = Callable[[str, str], None]
 class CoordinatorServer:
     """A coordinator that runs on the current event loop."""
 
-    def __init__(self, config: CoordinatorConfig | None = None) -> None:
+    def __init__(
+        self, config: CoordinatorConfig | None = None, telemetry: TelemetryConfig | None = None
+    ) -> None:
         self.config = config or CoordinatorConfig()
+        self._telemetry = telemetry or TelemetryConfig()
         self._store: SqliteStore | None = None
         self._service: CoordinatorService | None = None
         self._transport: Transport | None = None
@@ -67,6 +70,8 @@ class CoordinatorServer:
         port is taken; nothing is left behind then.
         """
         config = self.config
+        traced = self._telemetry
+        tracing.turn_on("strata-coordinator", traced.otlp_endpoint, traced.trace_ratio)
         self._store = SqliteStore(config.data_dir)
         try:
             service = CoordinatorService(self._store, config)
@@ -80,7 +85,7 @@ class CoordinatorServer:
             await transport.start()
             self._transport = transport
             if config.http_address:
-                self._http = _open_http(service)
+                self._http = _open_http(service, self._telemetry)
                 await self._http.start(self.address)
         except BaseException:
             await self._abandon()
@@ -170,30 +175,36 @@ class CoordinatorServer:
                 log.error("timer.failed", action=action.__name__, error=repr(exc))
 
 
-def _open_http(service: CoordinatorService) -> HttpServer:
+def _open_http(service: CoordinatorService, telemetry: TelemetryConfig) -> HttpServer:
     """Bind the HTTP port; its libraries are only loaded where it is served."""
     from .http.server import HttpServer
 
-    return HttpServer(service)
+    return HttpServer(service, telemetry)
 
 
-def run(config: CoordinatorConfig, on_started: Started | None = None) -> None:
+def run(
+    config: CoordinatorConfig,
+    on_started: Started | None = None,
+    telemetry: TelemetryConfig | None = None,
+) -> None:
     """Run a coordinator in the foreground, on uvloop when it is installed."""
     try:
         from uvloop import new_event_loop
     except ImportError:
         from asyncio import new_event_loop  # type: ignore[assignment]
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(_serve(config, on_started))
+        runner.run(_serve(config, on_started, telemetry))
 
 
-async def _serve(config: CoordinatorConfig, on_started: Started | None) -> None:
+async def _serve(
+    config: CoordinatorConfig, on_started: Started | None, telemetry: TelemetryConfig | None
+) -> None:
     def settle(address: str, http_address: str) -> None:
         _tame_collector()
         if on_started is not None:
             on_started(address, http_address)
 
-    await CoordinatorServer(config).serve_until_stopped(settle)
+    await CoordinatorServer(config, telemetry).serve_until_stopped(settle)
 
 
 def _tame_collector() -> None:

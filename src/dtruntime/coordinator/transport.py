@@ -26,7 +26,7 @@ from grpc_reflection.v1alpha import reflection
 from ..errors import ConnectionError
 from ..rpc.methods import METHODS, SERVICE, Method
 from ..rpc.status import CODES, Metadata, trailing_metadata
-from ..telemetry import EventLog
+from ..telemetry import EventLog, tracing
 from .state import Refused
 
 log = EventLog("transport")
@@ -44,8 +44,8 @@ Answer = Message | asyncio.Future[Message]
 class Service(Protocol):
     """What a transport needs of the service."""
 
-    def handle(self, method: str, request: Any, peer: str) -> Answer:
-        """Answer a unary call, now or later."""
+    def handle(self, method: str, request: Any, peer: str, metadata: Any = ()) -> Answer:
+        """Answer a unary call, now or later; ``metadata`` are pairs that came with it."""
         ...
 
     def watch(self, request: Any) -> AsyncIterator[Message]:
@@ -159,7 +159,8 @@ def _unary_handler(service: Service, method: Method) -> grpc.RpcMethodHandler[An
 
     async def call(payload: bytes, context: Any) -> Message:
         try:
-            answer = service.handle(method.name, parse(payload), context.peer())
+            sent = context.invocation_metadata() if tracing.is_on() else ()
+            answer = service.handle(method.name, parse(payload), context.peer(), sent)
             return answer if isinstance(answer, Message) else await answer
         except Exception as exc:
             await context.abort(*_status_of(exc))
@@ -300,7 +301,7 @@ class NativeTransport:
                 continue
             name, parse = table[method]
             try:
-                answer = handle(name, parse(payload), details[1])
+                answer = handle(name, parse(payload), details[1], details[0])
             except Exception as exc:
                 self._fail(call, exc)
                 continue

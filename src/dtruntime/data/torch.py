@@ -93,8 +93,10 @@ class _Deliveries(IterableDataset):
 class TorchLoader:
     """Batches of a loader that processes of PyTorch's ``DataLoader`` make.
 
-    Iterating goes on from where the loader is to the end of its epoch. Its state is that of the
-    loader: it can be loaded with any number of processes, also by a plain `Loader`.
+    Iterating goes on from where the loader is to the end of its epoch, or begins the next one when
+    the last batch has been handed out, as loops do that count batches and never ask for the end.
+    Its state is that of the loader: it can be loaded with any number of processes, also by a plain
+    `Loader`.
     """
 
     def __init__(self, loader: Loader, *, num_workers: int = 0, **options: Any) -> None:
@@ -114,11 +116,15 @@ class TorchLoader:
         return self.loader.epoch
 
     def __len__(self) -> int:
-        """How many steps are left in this epoch."""
-        return len(self.loader)
+        """How many steps a whole epoch has, as with ``DataLoader``; ``len(loader)`` are left."""
+        return self.loader.steps_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
         """Batches up to the end of the epoch."""
+        self._leave_finished_epoch()
+        return self._batches()
+
+    def _batches(self) -> Iterator[Any]:
         made = DataLoader(
             _Deliveries(self.loader),
             batch_size=None,
@@ -143,3 +149,8 @@ class TorchLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of any loader of the same dataset and order."""
         self.loader.load_state_dict(state)
+        self._leave_finished_epoch()
+
+    def _leave_finished_epoch(self) -> None:
+        if self.loader.position and not len(self.loader):
+            self.loader.end_epoch()

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from ..config import split_address
 from ..errors import ConfigError, ConnectionError
 from ..retry import Backoff
-from ..telemetry import EventLog
+from ..telemetry import EventLog, tracing
 from .methods import METHODS
 from .status import Failure, failure_of
 
@@ -93,7 +93,9 @@ class Channel:
                 request.timeout_ms = round(hold * 1000)
             started = time.monotonic()
             try:
-                answer = await self._stub(method)(request, timeout=ATTEMPT_SECONDS + (hold or 0.0))
+                answer = await self._stub(method)(
+                    request, timeout=ATTEMPT_SECONDS + (hold or 0.0), metadata=tracing.outgoing()
+                )
             except grpc.aio.AioRpcError as exc:
                 failure = failure_of(exc)
             else:

@@ -1,12 +1,12 @@
 import { useMemo } from "react";
 import type { Checkpoint } from "../../api/types";
 import { useFormat } from "../../app/settings";
-import { CheckpointTimeline } from "../../charts/CheckpointTimeline";
+import { CheckpointTimeline, storedBytes } from "../../charts/CheckpointTimeline";
 import { CheckpointButton } from "../../components/ActionButtons";
 import { DataTable, type TableColumn } from "../../components/DataTable";
 import { EmptyState, PageHead, Panel } from "../../components/Panel";
 import { Stat, StatStrip } from "../../components/Stat";
-import { count, percent, plural } from "../../format/numbers";
+import { count, percent } from "../../format/numbers";
 import { ago, duration } from "../../format/time";
 import { useJob, useServerNow } from "../../store/hooks";
 
@@ -31,13 +31,13 @@ export function CheckpointsPage() {
     <>
       <PageHead
         title="Checkpoints"
-        summary={`${plural(checkpoints.length, "checkpoint")} kept`}
+        summary={`${count(checkpoints.length)} committed`}
         actions={<CheckpointButton primary />}
       />
       <Figures checkpoints={checkpoints} now={now} />
       <Panel
-        title="Along time"
-        note="height: what was written"
+        title="Timeline"
+        note={checkpoints.some((checkpoint) => checkpoint.written_bytes !== null) ? "bytes written" : "size"}
         end={
           <p className="legend">
             <span>
@@ -62,11 +62,13 @@ export function CheckpointsPage() {
 function Figures({ checkpoints, now }: { checkpoints: Checkpoint[]; now: number }) {
   const format = useFormat();
   const last = checkpoints[0];
-  const parts = checkpoints.filter((checkpoint) => !checkpoint.is_full && checkpoint.written_bytes !== null);
+  const increments = checkpoints.filter((checkpoint) => !checkpoint.is_full);
+  const parts = increments.filter((checkpoint) => checkpoint.written_bytes !== null);
   const written = parts.reduce((sum, checkpoint) => sum + (checkpoint.written_bytes ?? 0), 0);
   const whole = parts.reduce((sum, checkpoint) => sum + checkpoint.size_bytes, 0);
   const durations = checkpoints.flatMap((checkpoint) => checkpoint.duration_seconds ?? []).sort((a, b) => a - b);
   const dropped = checkpoints.filter((checkpoint) => checkpoint.will_be_dropped);
+  const retentionKnown = checkpoints.some((checkpoint) => checkpoint.will_be_dropped !== null);
   return (
     <StatStrip label="Checkpoint figures">
       {last && (
@@ -85,19 +87,25 @@ function Figures({ checkpoints, now }: { checkpoints: Checkpoint[]; now: number 
       <Stat
         label="Saved by increments"
         value={whole > 0 ? percent(1 - written / whole) : "—"}
-        note={whole > 0 ? `${format.bytes(written)} written of ${format.bytes(whole)}` : "no incremental one yet"}
+        note={whole > 0 ? `${format.bytes(written)} written of ${format.bytes(whole)}` : noSaving(increments.length)}
       />
       <Stat
         label="Dropped next"
-        value={count(dropped.length)}
+        value={retentionKnown ? count(dropped.length) : "—"}
         note={
           dropped.length
-            ? `${format.bytes(dropped.reduce((sum, c) => sum + (c.written_bytes ?? c.size_bytes), 0))} freed`
-            : "retention keeps all"
+            ? `${format.bytes(dropped.reduce((sum, checkpoint) => sum + storedBytes(checkpoint), 0))} freed`
+            : retentionKnown
+              ? "retention keeps all"
+              : "its writer has not said"
         }
       />
     </StatStrip>
   );
+}
+
+function noSaving(increments: number): string {
+  return increments > 0 ? "writers do not report it" : "no incremental one yet";
 }
 
 function Verified({ checkpoint }: { checkpoint: Checkpoint }) {
@@ -107,7 +115,7 @@ function Verified({ checkpoint }: { checkpoint: Checkpoint }) {
 
 function CheckpointTable({ checkpoints, now }: { checkpoints: Checkpoint[]; now: number }) {
   const format = useFormat();
-  const columns = useMemo<TableColumn<Checkpoint>[]>(
+  const all = useMemo<TableColumn<Checkpoint>[]>(
     () => [
       {
         key: "step",
@@ -147,17 +155,17 @@ function CheckpointTable({ checkpoints, now }: { checkpoints: Checkpoint[]; now:
       {
         key: "size",
         title: "Size",
-        width: "92px",
+        width: "minmax(72px, 92px)",
         align: "end",
-        from: 640,
         sortBy: (checkpoint) => checkpoint.size_bytes,
         render: (checkpoint) => <span className="num">{format.bytes(checkpoint.size_bytes)}</span>,
       },
       {
         key: "written",
         title: "Written",
-        width: "minmax(72px, 92px)",
+        width: "92px",
         align: "end",
+        from: 640,
         sortBy: (checkpoint) => checkpoint.written_bytes,
         render: (checkpoint) => <span className="num">{format.bytes(checkpoint.written_bytes)}</span>,
       },
@@ -205,8 +213,15 @@ function CheckpointTable({ checkpoints, now }: { checkpoints: Checkpoint[]; now:
     ],
     [format, now],
   );
+  // What no writer reports would be a column of dashes.
+  const hasWritten = checkpoints.some((checkpoint) => checkpoint.written_bytes !== null);
+  const hasRetention = checkpoints.some((checkpoint) => checkpoint.will_be_dropped !== null);
+  const columns = useMemo(
+    () => all.filter(({ key }) => (key !== "written" || hasWritten) && (key !== "retention" || hasRetention)),
+    [all, hasWritten, hasRetention],
+  );
   return (
-    <section className="panel" aria-label="Checkpoints">
+    <section className="panel fill" aria-label="Checkpoints">
       <DataTable
         label="Checkpoints"
         columns={columns}
@@ -215,6 +230,7 @@ function CheckpointTable({ checkpoints, now }: { checkpoints: Checkpoint[]; now:
         initialSort={{ key: "committed", descending: true }}
         rowClass={(checkpoint) => (checkpoint.will_be_dropped ? "faded" : "")}
         empty="None."
+        height="var(--table-height)"
       />
     </section>
   );

@@ -1,8 +1,9 @@
 import type { Task } from "../../api/types";
 import { CheckpointButton } from "../../components/ActionButtons";
-import { ProgressBar, TaskBadge } from "../../components/states";
-import { count, figure, percent } from "../../format/numbers";
-import { ago, duration } from "../../format/time";
+import { RunProgress } from "../../components/RunProgress";
+import { TaskBadge } from "../../components/states";
+import { count, figure } from "../../format/numbers";
+import { ago } from "../../format/time";
 import { useJob, useServerNow } from "../../store/hooks";
 import { currentTask } from "../../store/selectors";
 
@@ -21,7 +22,6 @@ export function CurrentRun() {
 
 function Running({ task }: { task: Task }) {
   const now = useServerNow();
-  const ended = task.state === "finished" || task.state === "stopped";
   const epoch =
     task.epochs === null
       ? `epoch ${count(task.epoch + 1)}`
@@ -45,21 +45,7 @@ function Running({ task }: { task: Task }) {
         </span>
         <CheckpointButton />
       </div>
-      <div className="run-progress">
-        <b className="num">{percent(task.progress)}</b>
-        <ProgressBar
-          fraction={task.progress}
-          label="Progress of the run"
-          tone={task.state === "recovering" ? "warn" : "accent"}
-        />
-        <span className="num muted">
-          {ended
-            ? task.state
-            : task.eta_seconds === null
-              ? "time left not known"
-              : `${duration(Math.round(task.eta_seconds))} left`}
-        </span>
-      </div>
+      <RunProgress task={task} />
     </section>
   );
 }

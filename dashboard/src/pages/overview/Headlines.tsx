@@ -30,15 +30,15 @@ export function Headlines() {
       <Stat
         label="Steps"
         value={figure(metrics.steps_per_second)}
-        unit="/s"
+        unit={metrics.steps_per_second === null ? "" : "/s"}
         note={metrics.steps_per_second ? `${duration(1 / metrics.steps_per_second)} each` : "no steps now"}
         trend={trend((point) => point.steps_per_second)}
       />
       <Stat
         label="Samples"
         value={compact(metrics.samples_per_second)}
-        unit="/s"
-        note="read and trained on"
+        unit={metrics.samples_per_second === null ? "" : "/s"}
+        note={metrics.samples_per_second === null ? "not reported yet" : "read and trained on"}
         trend={trend((point) => point.samples_per_second)}
       />
       <Stat

@@ -12,6 +12,7 @@ const FIGURES = {
     label: "Steps/s",
     name: "steps/s",
     pick: (point: HistoryPoint) => point.steps_per_second,
+    unit: "steps/s",
     format: figure,
     fit: false,
   },
@@ -19,6 +20,7 @@ const FIGURES = {
     label: "Samples/s",
     name: "samples/s",
     pick: (point: HistoryPoint) => point.samples_per_second,
+    unit: "samples/s",
     format: compact,
     fit: false,
   },
@@ -26,10 +28,18 @@ const FIGURES = {
     label: "Goodput",
     name: "goodput",
     pick: (point: HistoryPoint) => point.goodput,
+    unit: "training, of all time",
     format: percent,
     fit: true,
   },
-  loss: { label: "Loss", name: "loss", pick: (point: HistoryPoint) => point.loss, format: figure, fit: true },
+  loss: {
+    label: "Loss",
+    name: "loss",
+    pick: (point: HistoryPoint) => point.loss,
+    unit: "mean loss",
+    format: figure,
+    fit: true,
+  },
 } as const;
 type FigureName = keyof typeof FIGURES;
 
@@ -39,7 +49,7 @@ type Range = keyof typeof RANGES;
 export function ThroughputPanel() {
   const store = useStore();
   const [name, setName] = useState<FigureName>("steps");
-  const [range, setRange] = useState<Range>("900");
+  const [range, setRange] = useState<Range>("300");
   const history = useSelect((state) => state.history);
   const now = useServerNow(5000);
   const chosen = FIGURES[name];
@@ -96,6 +106,7 @@ export function ThroughputPanel() {
         series={series}
         format={chosen.format}
         fit={chosen.fit}
+        unit={chosen.unit}
         bands={bands}
         height={264}
       />

@@ -1,12 +1,16 @@
 import type { Action, Task } from "../../api/types";
 import { NoWorkers } from "../../app/Gate";
+import { href } from "../../app/router";
 import { useFormat } from "../../app/settings";
 import { CheckpointButton, StopButton } from "../../components/ActionButtons";
+import { LogList } from "../../components/LogList";
 import { Facts, PageHead, Panel } from "../../components/Panel";
-import { ProgressBar, TaskBadge } from "../../components/states";
-import { compact, count, figure, percent, plural } from "../../format/numbers";
-import { ago, duration } from "../../format/time";
+import { RunProgress } from "../../components/RunProgress";
+import { TaskBadge } from "../../components/states";
+import { compact, count, figure, plural } from "../../format/numbers";
+import { ago } from "../../format/time";
 import { useJob, useServerNow } from "../../store/hooks";
+import { RunCharts } from "./RunCharts";
 
 export function RunsPage() {
   const tasks = useJob((data) => data.tasks);
@@ -29,10 +33,46 @@ export function RunsPage() {
         }
       />
       {actions.length > 0 && <PendingActions actions={actions} />}
-      {tasks.length === 0 ? <NoWorkers /> : tasks.map((task) => <Run key={task.task_id} task={task} />)}
+      {tasks.length === 0 ? (
+        <NoWorkers />
+      ) : (
+        <>
+          {tasks.map((task) => (
+            <Run key={task.task_id} task={task} />
+          ))}
+          <RunCharts />
+          <Requests />
+        </>
+      )}
     </>
   );
 }
+
+/** What was asked for and what came of it, from the journal. */
+function Requests() {
+  const logs = useJob((data) => data.logs);
+  const entries = logs.filter((entry) => entry.event.startsWith("action.")).slice(0, REQUESTS_SHOWN);
+  return (
+    <Panel
+      title="Requests"
+      note="what operators asked for"
+      flush
+      end={
+        <a className="link" href={href(["journal"], { search: "action." })}>
+          In the journal
+        </a>
+      }
+    >
+      {entries.length === 0 ? (
+        <p className="quiet-note">Nobody has asked for anything: no checkpoint, no drain, no stop.</p>
+      ) : (
+        <LogList entries={entries} />
+      )}
+    </Panel>
+  );
+}
+
+const REQUESTS_SHOWN = 8;
 
 const ACTION_TITLES: Record<Action["kind"], string> = {
   checkpoint: "Checkpoint",
@@ -63,25 +103,10 @@ function PendingActions({ actions }: { actions: Action[] }) {
 function Run({ task }: { task: Task }) {
   const now = useServerNow();
   const format = useFormat();
-  const over = task.state === "finished" || task.state === "stopped";
   const metrics = Object.entries(task.metrics);
   return (
     <Panel title={task.task_id} end={<TaskBadge state={task.state} />}>
-      <div className="run-progress">
-        <b className="num">{percent(task.progress)}</b>
-        <ProgressBar
-          fraction={task.progress}
-          label={`Progress of ${task.task_id}`}
-          tone={over ? "quiet" : task.state === "recovering" ? "warn" : "accent"}
-        />
-        <span className="num muted">
-          {over
-            ? task.state
-            : task.eta_seconds === null
-              ? "time left not known"
-              : `${duration(Math.round(task.eta_seconds))} left`}
-        </span>
-      </div>
+      <RunProgress task={task} />
       <div className="run-columns">
         <Facts
           items={[

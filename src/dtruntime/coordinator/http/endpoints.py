@@ -152,7 +152,9 @@ class Endpoints:
         if job is None:
             return _page([], query)
         durations, total = self._durations(job), len(job.checkpoints.committed)
-        rows = sections.checkpoints(job, durations, query.limit, skip=query.start)
+        rows = sections.checkpoints(
+            job, durations, self._lookout.fates, query.limit, skip=query.start
+        )
         end = query.start + query.limit
         return Answer.json(views.Page(rows, total, str(end) if end < total else None))
 

@@ -63,7 +63,7 @@ class Feed:
         self._snapshot: Snapshot | None = None
         self._making = asyncio.Lock()
         self.readers = 0
-        self.asked_at = time.monotonic()
+        self.asked_at = self.woken_at = time.monotonic()
         self._rows: dict[str, Seen] = {}
         self._sent: dict[str, bytes] = {}
         self._sample = -1
@@ -185,8 +185,7 @@ class Feed:
             self._floor, dropped = self._changes.popleft()
             self._size -= len(dropped)
         self.last_id = event_id
-        published, self._published = self._published, asyncio.Event()
-        published.set()
+        self.wake()
 
     def can_resume(self, event_id: int) -> bool:
         """Whether everything after an event is kept."""
@@ -196,16 +195,15 @@ class Feed:
         """The changes after an event."""
         return [change for change in self._changes if change[0] > event_id]
 
-    async def wait(self, seconds: float) -> None:
-        """Wait for the next change, or for so long."""
-        try:
-            await asyncio.wait_for(self._published.wait(), seconds)
-        except TimeoutError:
-            return
+    async def wait(self) -> None:
+        """Wait for the next change, or for `wake`: no timer for each reader, they are many."""
+        await self._published.wait()
 
     def wake(self) -> None:
         """Let everybody who waits look again."""
-        self._published.set()
+        self.woken_at = time.monotonic()
+        published, self._published = self._published, asyncio.Event()
+        published.set()
 
 
 class Feeds:
@@ -241,6 +239,9 @@ class Feeds:
                     continue
                 except Exception as exc:
                     log.error("feed.failed", job=job, error=repr(exc))
+                finally:
+                    if time.monotonic() - feed.woken_at > COMMENT_SECONDS:
+                        feed.wake()
 
     def close(self) -> None:
         """End all streams."""
@@ -273,8 +274,8 @@ class Feeds:
                 for event_id, frame in changes:
                     last_id = event_id
                     yield frame
-                if not changes:
-                    await feed.wait(COMMENT_SECONDS)
+                if not changes and not self.closing:
+                    await feed.wait()
                     if feed.last_id == last_id:
                         yield b": still here\n\n"
         finally:

@@ -10,6 +10,7 @@ from ..state import Job
 from . import journal, sections, views
 from .figures import JobFigures
 from .ports import Service, in_slices
+from .retention import FateBook
 from .sampling import Sampler
 from .workers import Crew, Seen, muster
 
@@ -48,6 +49,7 @@ class Lookout:
         self.grpc_address = ""
         self.http_address = ""
         self.jobs = sections.Jobs(service.machine, sampler)
+        self.fates = FateBook()
 
     def resolve(self, name: str) -> str:
         """The job that is meant: the one named, or the one active last; empty: there is none."""
@@ -74,7 +76,9 @@ class Lookout:
         # From here on nothing is waited for: everything is of one moment.
         now, durations = self.service.clock(), self.sampler.durations.get(name, {})
         datasets = self.sampler.board(name).rows
-        newest = sections.checkpoints(job, durations, CHECKPOINTS_SHOWN, since_checkpoint)
+        newest = sections.checkpoints(
+            job, durations, self.fates, CHECKPOINTS_SHOWN, since_checkpoint
+        )
         return Look(
             job=name,
             crew=muster(job, now),

@@ -47,13 +47,17 @@ class Exporter(Collector):
 
     async def expose(self, accept: str) -> tuple[bytes, str]:
         """The text that Prometheus reads, and its type."""
+        await self.refresh()
+        encode, media_type = choose_encoder(accept)
+        return encode(self._registry), media_type
+
+    async def refresh(self) -> None:
+        """Get the figures that `collect` tells."""
         recent = [row.job for row in self._lookout.jobs.show()[:JOBS_MOST]]
         jobs = self._lookout.machine.jobs
         self._figures = {
             name: await self._lookout.sampler.figures(name) for name in recent if name in jobs
         }
-        encode, media_type = choose_encoder(accept)
-        return encode(self._registry), media_type
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: what there is differs from one time to the next."""

@@ -250,5 +250,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
     )
     response = failure.response()
     for name, value in (error.headers or {}).items():
-        response.headers[name] = value
+        # Starlette keeps the methods in a set, whose order differs from process to process.
+        response.headers[name] = ", ".join(sorted(value.split(", "))) if name == "Allow" else value
     return response

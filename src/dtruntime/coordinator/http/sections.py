@@ -13,6 +13,7 @@ from ..state.records import ActionRecord, CheckpointRecord
 from . import views
 from .figures import JobFigures
 from .ports import Service, totals
+from .retention import FateBook, Fates, users_metadata, written_bytes
 from .sampling import Sampler
 
 MISSING_SHOWN = 256
@@ -109,7 +110,9 @@ class Jobs:
         self._known = journal.last_id
 
 
-def checkpoint(record: CheckpointRecord, durations: Mapping[str, float]) -> views.Checkpoint:
+def checkpoint(
+    record: CheckpointRecord, durations: Mapping[str, float], fates: Fates
+) -> views.Checkpoint:
     """A committed checkpoint."""
     return views.Checkpoint(
         checkpoint_id=record.checkpoint_id,
@@ -122,19 +125,27 @@ def checkpoint(record: CheckpointRecord, durations: Mapping[str, float]) -> view
         worker_id=record.worker_id,
         committed_at=record.committed_at,
         duration_seconds=durations.get(record.checkpoint_id),
-        written_bytes=None,
+        written_bytes=written_bytes(record),
         verified=None,
-        will_be_dropped=None,
-        metadata=record.metadata,
+        will_be_dropped=fates.will_be_dropped(record),
+        metadata=users_metadata(record.metadata),
     )
 
 
 def checkpoints(
-    job: Job, durations: Mapping[str, float], count: int, since: int = 0, skip: int = 0
+    job: Job,
+    durations: Mapping[str, float],
+    book: FateBook,
+    count: int,
+    since: int = 0,
+    skip: int = 0,
 ) -> list[views.Checkpoint]:
-    """The newest ones, newest first, that were committed after number ``since``."""
+    """The newest ones, newest first, that are other than they were at number ``since``."""
     newest = islice(reversed(job.checkpoints.committed.values()), skip, skip + count)
-    return [checkpoint(record, durations) for record in newest if record.sequence > since]
+    records = [record for record in newest if record.sequence > since]
+    records += book.changed(job, since)[: count - len(records)]
+    fates = book.of(job)
+    return [checkpoint(record, durations, fates) for record in records]
 
 
 def barriers(job: Job, figures: JobFigures | None, now: float) -> views.Barriers:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import uvicorn
 
-from ...config import split_address
+from ...config import TelemetryConfig, split_address
 from ...errors import ConnectionError
 from ...telemetry import EventLog
 from . import openapi, pages
@@ -21,6 +21,7 @@ from .origins import Origins
 from .ports import Service
 from .preview import Previews
 from .prometheus import Exporter
+from .push import open_push
 from .routes import Application
 from .sampling import Sampler
 
@@ -42,7 +43,7 @@ class _Uvicorn(uvicorn.Server):
 class HttpServer:
     """The API, the metrics and the dashboard of one coordinator."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, telemetry: TelemetryConfig | None = None) -> None:
         """Bind the port of ``service.config.http_address``; `ConnectionError` if it is taken."""
         config = service.config
         self._service = service
@@ -74,6 +75,7 @@ class HttpServer:
             )
         )
         self._tasks: list[asyncio.Task[None]] = []
+        self._push = open_push(exporter, telemetry or TelemetryConfig())
 
     async def start(self, grpc_address: str) -> None:
         """Begin to serve."""
@@ -83,6 +85,8 @@ class HttpServer:
             asyncio.create_task(self._sampler.run()),
             asyncio.create_task(self._feeds.run()),
         ]
+        if self._push is not None:
+            self._tasks.append(asyncio.create_task(self._push.run()))
         serving = asyncio.create_task(self._uvicorn.serve(sockets=[self._socket]))
         self._tasks.append(serving)
         while not self._uvicorn.started:
@@ -102,6 +106,8 @@ class HttpServer:
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
+        if self._push is not None:
+            await self._push.close()
         self._uvicorn.config.timeout_graceful_shutdown = max(1, int(grace))
         self._uvicorn.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)

@@ -12,12 +12,12 @@ from google.protobuf.message import Message
 from ...config import CoordinatorConfig
 from ...errors import StorageError
 from ...rpc.gen import coordinator_pb2 as pb
-from ...rpc.methods import METHODS
-from ...telemetry import EventLog, MethodStats
+from ...rpc.methods import METHODS, SERVICE
+from ...telemetry import EventLog, MethodStats, tracing
 from ..sqlite import SqliteStore
 from ..state import HELD, Effect, Emit, Machine, Refused, Release
 from ..state import commands as c
-from . import decode, encode
+from . import decode, encode, spans
 from .limits import RateLimits
 from .queries import Answer, Queries
 
@@ -100,8 +100,16 @@ class CoordinatorService:
 
     # The door
 
-    def handle(self, method: str, request: Any, peer: str) -> Answer:
-        """Answer a call; raises `Refused`."""
+    def handle(self, method: str, request: Any, peer: str, metadata: Any = ()) -> Answer:
+        """Answer a call; raises `Refused`. A caller that records a span says so in ``metadata``."""
+        if metadata and tracing.is_on():
+            span = tracing.serve(f"{SERVICE}/{method}", metadata)
+            if span is not None:
+                spans.describe(span, method, request, self.machine)
+                return spans.follow(span, lambda: self._answer(method, request, peer))
+        return self._answer(method, request, peer)
+
+    def _answer(self, method: str, request: Any, peer: str) -> Answer:
         stats = self.stats[method]
         started = time.perf_counter()
         try:

@@ -183,6 +183,11 @@ class Loader:
         """How many steps are left in this epoch."""
         return self._program.track(self._here()).steps
 
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many steps a whole epoch has with this batch size and number of ranks."""
+        return self._program.track(Place(self.epoch)).steps
+
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; in it already, stay where the loader is."""
         if check_whole("epoch", epoch) != self.epoch:

@@ -1,0 +1,129 @@
+"""What ``strata top`` shows of what it knows: order, place, pause, and the pace so far."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+from ..types import JobStatus, Membership
+from .status_workers import WorkerRow, rows_of
+from .top_polling import Look
+
+SORTS = ("problems", "rank", "step", "heartbeat", "cpu", "memory")
+PACE_KEPT = 600
+_FAR = 2**62
+
+
+class Pace:
+    """How fast the ranks' steps advance, from one look to the next."""
+
+    def __init__(self) -> None:
+        self.values: deque[float] = deque(maxlen=PACE_KEPT)
+        """Steps per second of the rank in the middle, oldest first."""
+        self._before: dict[tuple[str, int], int] = {}
+        self._at = 0.0
+
+    def add(self, job: JobStatus, at: float) -> None:
+        """Compare with the look before."""
+        steps = {
+            (worker.worker_id, worker.incarnation): worker.step
+            for worker in job.workers
+            if worker.membership is Membership.LIVE and worker.step is not None
+        }
+        advanced = [
+            max(0, step - self._before[key]) for key, step in steps.items() if key in self._before
+        ]
+        if advanced and at > self._at:
+            self.values.append(median(advanced) / (at - self._at))
+        self._before, self._at = steps, at
+
+
+class TopState:
+    """The newest look, and what the keys have made of it."""
+
+    def __init__(self, look: Look, sort: str = SORTS[0]) -> None:
+        self.look = look
+        self.sort = sort
+        self.first = 0
+        """The first worker that is shown."""
+        self.page = 1
+        """How many are; the picture says so."""
+        self.paused = False
+        self.done = False
+        self.pace = Pace()
+        self._chosen: str | None = None
+        if look.job is not None:
+            self.pace.add(look.job, look.at)
+
+    @property
+    def job_name(self) -> str | None:
+        """The job that is shown; None when there is none."""
+        shown = self.look.job.job if self.look.job is not None else None
+        return self._chosen or shown
+
+    def see(self, look: Look) -> None:
+        """Take a newer look, unless it is paused."""
+        if look is self.look or self.paused:
+            return
+        before, job = self.look.job, look.job
+        if job is not None:
+            if self._chosen not in (None, job.job):
+                return  # of the job that was shown before
+            if before is None or before.job != job.job:
+                self.pace, self.first = Pace(), 0
+            if look.at != self.look.at:
+                self.pace.add(job, look.at)
+        self.look = look
+
+    def press(self, key: str) -> None:
+        """Do what a key asks for."""
+        match key:
+            case "quit":
+                self.done = True
+            case "pause":
+                self.paused = not self.paused
+            case "sort":
+                self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
+                self.first = 0
+            case "next job":
+                self._show_next_job()
+            case _:
+                self._scroll(key)
+
+    def rows(self) -> list[WorkerRow]:
+        """All workers in the chosen order."""
+        if self.look.job is None:
+            return []
+        rows = rows_of(self.look.job, self.look.coordinator.heartbeat_timeout_ms / 1000)
+        match self.sort:
+            case "rank":
+                rows.sort(key=lambda row: row.worker.rank)
+            case "step":
+                rows.sort(key=lambda row: _FAR if row.worker.step is None else row.worker.step)
+            case "heartbeat":
+                rows.sort(key=lambda row: -row.worker.heartbeat_age)
+            case "cpu":
+                rows.sort(key=lambda row: -row.worker.resources.cpu_percent)
+            case "memory":
+                rows.sort(key=lambda row: -row.worker.resources.memory_used_bytes)
+        return rows
+
+    def _scroll(self, key: str) -> None:
+        total = len(self.look.job.workers) if self.look.job is not None else 0
+        moves = {
+            "up": -1,
+            "down": 1,
+            "page up": -self.page,
+            "page down": self.page,
+            "home": -total,
+            "end": total,
+        }
+        last = max(0, total - self.page)
+        self.first = min(last, max(0, self.first + moves.get(key, 0)))
+
+    def _show_next_job(self) -> None:
+        names = self.look.jobs
+        if names:
+            at = names.index(self.job_name) if self.job_name in names else -1
+            self._chosen = names[(at + 1) % len(names)]
+            self.paused = False

@@ -1,0 +1,73 @@
+"""What the retention of checkpoints will drop, as their writer told with its commits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ...checkpoint.retention import PLACE_KEY, RETENTION_KEY, WRITTEN_KEY, Kept, Retention
+from ..state import Job
+from ..state.records import CheckpointRecord
+
+_TOLD = frozenset({RETENTION_KEY, PLACE_KEY, WRITTEN_KEY})
+
+
+class Fates:
+    """Which checkpoints of one place are kept beyond the next commit.
+
+    Nothing is known of other places, nor where the best by some metric are kept: metrics are not
+    told.
+    """
+
+    def __init__(self, records: Iterable[CheckpointRecord]) -> None:
+        """``records`` in the order of their commits; the writer of the last one decides."""
+        known = list(records)
+        self._place = known[-1].metadata.get(PLACE_KEY) if known else None
+        policy = Retention.from_told(known[-1].metadata.get(RETENTION_KEY, "")) if known else None
+        self._dropped: frozenset[int] | None = None
+        if policy is not None and not policy.keep_best:
+            here = [r for r in known if r.metadata.get(PLACE_KEY) == self._place]
+            kept = [Kept(record.sequence, record.step, {}) for record in here]
+            following = Kept(known[-1].sequence + 1, -1, {})
+            self._dropped = frozenset(policy.dropped([*kept, following]))
+
+    def will_be_dropped(self, record: CheckpointRecord) -> bool | None:
+        """Whether a checkpoint is gone after the next commit, or is already; None: not known."""
+        if self._dropped is None or record.metadata.get(PLACE_KEY) != self._place:
+            return None
+        return record.sequence in self._dropped
+
+
+class FateBook:
+    """The fates of each job's checkpoints, looked up anew when there is another commit."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, Fates]] = {}
+
+    def of(self, job: Job) -> Fates:
+        """Those of a job."""
+        latest = job.checkpoints.latest
+        newest = latest.sequence if latest is not None else 0
+        known = self._known.get(job.name)
+        if known is None or known[0] != newest:
+            known = self._known[job.name] = newest, Fates(job.checkpoints.committed.values())
+        return known[1]
+
+    def changed(self, job: Job, since: int) -> list[CheckpointRecord]:
+        """Checkpoints up to number ``since`` whose fate another commit has sealed, newest first."""
+        latest = job.checkpoints.latest
+        if not since or latest is None or latest.sequence == since:
+            return []
+        old = [r for r in job.checkpoints.committed.values() if r.sequence <= since]
+        before, now = Fates(old), self.of(job)
+        return [r for r in reversed(old) if before.will_be_dropped(r) != now.will_be_dropped(r)]
+
+
+def written_bytes(record: CheckpointRecord) -> int | None:
+    """How much had to be stored, where one writer told."""
+    told = record.metadata.get(WRITTEN_KEY, "")
+    return int(told) if told.isascii() and told.isdigit() and len(told) < 20 else None
+
+
+def users_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Without what writers tell of themselves."""
+    return {key: value for key, value in metadata.items() if key not in _TOLD}

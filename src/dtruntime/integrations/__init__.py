@@ -1,0 +1,1 @@
+"""Training loops of other libraries: `lightning` and `transformers`, each with its own module."""

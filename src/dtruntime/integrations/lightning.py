@@ -1,0 +1,144 @@
+"""PyTorch Lightning: `StrataCheckpointIO` and `StrataCallback`.
+
+::
+
+    storage = StrataCheckpointIO("s3://bucket/run")
+    trainer = Trainer(plugins=[storage], callbacks=[ModelCheckpoint(...), StrataCallback()])
+    trainer.fit(model, ckpt_path=storage.newest())
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import PurePath
+from typing import Any
+
+from pytorch_lightning import Callback
+from pytorch_lightning.plugins.io import CheckpointIO
+
+from ..checkpoint import CheckpointManager
+from ..checkpoint.access import access
+from ..errors import CheckpointNotFoundError
+from .member import Member
+
+_ALL = 1_000_000
+"""Lightning's own callbacks say which checkpoints to remove."""
+
+
+class StrataCheckpointIO(CheckpointIO):  # type: ignore[misc]
+    """Stores Lightning's checkpoints in the background: digests, one commit, no pickle.
+
+    The names that Lightning gives are kept; the files are Strata's. Saving returns when the state
+    has been copied. What cannot be stored without pickle is refused by name.
+    """
+
+    def __init__(
+        self, checkpoints: str | os.PathLike[str] | CheckpointManager, **options: Any
+    ) -> None:
+        """``options`` go to `CheckpointManager`."""
+        if isinstance(checkpoints, CheckpointManager):
+            self.checkpoints = checkpoints
+        else:
+            self.checkpoints = CheckpointManager(checkpoints, **{"keep_count": _ALL, **options})
+
+    def newest(self) -> str | None:
+        """What to give ``fit(ckpt_path=)`` to go on where training was; None at the first start."""
+        newest = self.checkpoints.latest()
+        return None if newest is None else newest.metadata.get("name", str(newest.step))
+
+    # What Lightning calls
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+    ) -> None:
+        """Begin to store a checkpoint."""
+        step, epoch = int(checkpoint.get("global_step", 0)), int(checkpoint.get("epoch", 0))
+        self.checkpoints.save(checkpoint, step, epoch, metadata={"name": _name(path)})
+
+    def load_checkpoint(
+        self, path: Any, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Load a checkpoint by the name that it was saved with."""
+        where = None if callable(map_location) else map_location
+        step = self._step(_name(path))
+        loaded: dict[str, Any] = self.checkpoints.load_state(step, map_location=where)
+        return loaded
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Remove a checkpoint, and what only it needs."""
+        name = _name(path)
+        found = access(self.checkpoints)
+
+        def drop() -> None:
+            catalog = found.place.catalog
+            named = {entry: catalog.manifest(entry).metadata for entry in catalog.entries()}
+            catalog.drop([entry for entry in named if named[entry].get("name") == name])
+            catalog.point_to_newest()
+            found.clean()
+
+        found.in_turn(drop)
+
+    def teardown(self) -> None:
+        """Wait for what is being stored."""
+        self.checkpoints.wait()
+
+    def _step(self, name: str) -> int:
+        for info in reversed(self.checkpoints.checkpoints()):
+            if info.metadata.get("name") == name:
+                return info.step
+        raise CheckpointNotFoundError(f"there is no checkpoint of the name {name!r}")
+
+
+class StrataCallback(Callback):  # type: ignore[misc]
+    """Reports a trainer's progress, and obeys requests and notices.
+
+    On SIGTERM, on a drain and on a stop request all ranks save after the same batch and end.
+    """
+
+    def __init__(
+        self,
+        *,
+        coordinator_url: str | None = None,
+        job: str | None = None,
+        preemption_file: str | os.PathLike[str] | None = None,
+        handle_signals: bool = True,
+    ) -> None:
+        self._member = Member(
+            coordinator_url, job, preemption_file=preemption_file, handle_signals=handle_signals
+        )
+        self._began = False
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Register."""
+        self._member.begin(trainer.global_step)
+        self._began = True
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Report, and do what is asked for."""
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        wish = self._member.after_step(trainer.global_step, trainer.current_epoch, metrics)
+        if wish.save:
+            folder = trainer.default_root_dir
+            trainer.save_checkpoint(os.path.join(folder, f"asked-step={trainer.global_step}.ckpt"))
+            self._member.saved(trainer.global_step)
+        if wish.stop:
+            trainer.should_stop = True
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Leave."""
+        self._end("")
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Leave, and say why."""
+        self._end(f"failed: {type(exception).__name__}")
+
+    def _end(self, reason: str) -> None:
+        if self._began:
+            self._began = False
+            self._member.end(reason)
+
+
+def _name(path: Any) -> str:
+    return PurePath(os.fspath(path)).name

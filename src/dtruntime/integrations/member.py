@@ -1,0 +1,120 @@
+"""A worker whose training loop belongs to another library."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+from ..client import TrainingOrchestrator
+from ..errors import StrataError
+from ..run.actions import Agreements, Watch
+from ..run.crew import Crew
+from ..run.gate import Gate
+from ..run.notices import Notices
+from ..run.opening import worker_of
+from ..telemetry import EventLog
+from ..types import Action, WorkerState
+
+log = EventLog("run")
+
+SAVED_MS = 600_000
+"""How long the ranks wait for each other's files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is to be done after a step, on all ranks after the same one."""
+
+    save: bool = False
+    stop: bool = False
+
+
+class Member:
+    """Reports how far a worker is, and says what an operator or a notice asks of it.
+
+    The ranks belong to a launcher that restarts all of them together: when one has to go, all of
+    them save and end.
+    """
+
+    def __init__(
+        self,
+        coordinator_url: str | None = None,
+        job: str | None = None,
+        *,
+        preemption_file: str | os.PathLike[str] | None = None,
+        handle_signals: bool = True,
+    ) -> None:
+        self.worker: TrainingOrchestrator | None = worker_of(coordinator_url, job, None, None)
+        self._notices = Notices(preemption_file, signals=handle_signals)
+        self._gate = Gate()
+        self._agreements: Agreements | None = None
+        self._watch: Watch | None = None
+        self._pending: list[Action] = []
+        self._step_began = 0.0
+        self._obeyed = False
+        self.is_first = True
+        """Whether this worker does what one has to do for all."""
+
+    def begin(self, step: int) -> None:
+        """Register; training begins after a step."""
+        self._gate.reset(step)
+        self._notices.install()
+        worker = self.worker
+        if worker is None:
+            return
+        worker.register()
+        size = worker.config.world_size or 1
+        crew = Crew(tuple(range(size)), worker.rank, worker.generation)
+        self.is_first = crew.leads
+        self._agreements = Agreements(worker, self._gate)
+        self._agreements.begin(crew)
+        self._watch = Watch(worker, lambda: self._notices.reason if self._notices.look() else "")
+        self._step_began = time.perf_counter()
+
+    def after_step(self, step: int, epoch: int, metrics: dict[str, float]) -> Wish:
+        """Report a step; waits for nobody's training loop."""
+        due = self._gate.pass_step()
+        worker = self.worker
+        if worker is None:
+            if self._obeyed or not self._notices.look():
+                return Wish()
+            self._obeyed = True
+            log.warning("run.notice", reason=self._notices.reason)
+            return Wish(save=True, stop=True)
+        now = time.perf_counter()
+        took, self._step_began = now - self._step_began, now
+        worker.report(step, epoch, WorkerState.TRAINING, step_seconds=took, **metrics)
+        self._pending += due
+        return Wish(bool(due), any(action.kind in {"stop", "drain"} for action in due))
+
+    def gather(self, step: int) -> None:
+        """Wait until all ranks have written what they save; ``SyncError`` when one is lost."""
+        worker = self.worker
+        if worker is not None and (worker.config.world_size or 1) > 1:
+            worker.barrier(f"written:{step}", timeout_ms=SAVED_MS)
+
+    def saved(self, step: int) -> None:
+        """Say that what was asked for is done."""
+        done, self._pending = self._pending, []
+        for action in done:
+            self._gate.done(action)
+            if self.worker is None or not self.is_first:
+                continue
+            try:
+                self.worker.complete_action(action.action_id, f"saved step {step}")
+            except StrataError as exc:
+                log.warning("run.action_not_completed", action=action.kind, reason=str(exc))
+
+    def end(self, reason: str = "") -> None:
+        """Leave."""
+        self._notices.remove()
+        if self._watch is not None:
+            self._watch.close()
+        if self._agreements is not None:
+            self._agreements.end()
+        if self.worker is not None:
+            if not reason:
+                self.worker.report(state=WorkerState.FINISHED)
+            with self.worker.goodbye_may_fail():
+                self.worker.deregister(reason)

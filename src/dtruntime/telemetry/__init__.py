@@ -1,0 +1,14 @@
+"""What the process says of itself: a structured log, measurements, and spans (`tracing`)."""
+
+from .logs import ROOT, EventLog, configure_logging, level_from_environment
+from .measures import LATENCY_BOUNDS, Histogram, MethodStats
+
+__all__ = [
+    "LATENCY_BOUNDS",
+    "ROOT",
+    "EventLog",
+    "Histogram",
+    "MethodStats",
+    "configure_logging",
+    "level_from_environment",
+]

@@ -1,0 +1,63 @@
+"""A thousand workers on one page."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dtruntime.testing import WorkerProcess
+
+CROWD = Path(__file__).parents[2] / "examples/simulated_worker.py"
+WORKERS = 1000
+NODES = 3000
+
+
+@pytest.fixture(scope="module")
+def crowd(coordinator) -> Iterator[None]:
+    """As many members as one process can have, each with its own heartbeats."""
+    arguments = ["--workers", WORKERS, "--seconds", 300, "--die-every", 4, "--checkpoints"]
+    env = {"COORDINATOR_URL": coordinator.url}
+    with WorkerProcess(CROWD, [str(argument) for argument in arguments], env=env) as process:
+        process.expect(f"{WORKERS} registered")
+        yield
+
+
+@pytest.mark.parametrize("where", ["overview", "workers", "workers?view=map", "data", "journal"])
+def test_thousand_workers_are_smooth(coordinator, crowd, open_page, where):
+    dashboard = open_page(coordinator.http_url)
+    dashboard.open(where, query="?job=simulation")
+    dashboard.until_text("world size 1,000", ".header")
+    dashboard.until_live()
+    found = dashboard.smoothness(3.0)
+    dashboard.measured(
+        f"1,000 workers, {where}: {found['frames']:.0f} frames in 3 s, p50 {found['p50']:.0f} ms, "
+        f"p99 {found['p99']:.0f} ms, longest {found['longest']:.0f} ms; "
+        f"{found['tasks']:.0f} tasks over 50 ms, {found['blocked']:.0f} ms in all"
+    )
+    nodes = dashboard.page.evaluate("() => document.querySelectorAll('*').length")
+    assert nodes < NODES
+
+
+def test_table_draws_only_rows_in_sight(coordinator, crowd, open_page):
+    dashboard = open_page(coordinator.http_url)
+    dashboard.open("workers", query="?job=simulation")
+    dashboard.until_text("worker-0", ".table-row")
+    table = dashboard.page.get_by_role("grid", name="Workers")
+    assert table.get_attribute("aria-rowcount") == f"{WORKERS + 1}"
+    assert table.locator(".table-row").count() < 60
+    dashboard.page.locator(".table-row").first.focus()
+    dashboard.page.keyboard.press("End")
+    dashboard.until("document.activeElement.matches('[data-index=\"999\"]')")
+    dashboard.page.keyboard.press("Enter")
+    dashboard.until_text("worker-999", "h1")
+
+
+def test_heat_map_finds_a_worker_by_keys(coordinator, crowd, open_page):
+    dashboard = open_page(coordinator.http_url)
+    dashboard.open("workers?view=map", query="?job=simulation")
+    dashboard.until("document.querySelector('.heat-map canvas')")
+    dashboard.page.locator(".heat-map canvas").focus()
+    dashboard.page.keyboard.press("ArrowRight")
+    dashboard.until_text("rank", ".heat-inspect")
+    dashboard.page.keyboard.press("Enter")
+    dashboard.until_text("incarnation", ".stat-strip")

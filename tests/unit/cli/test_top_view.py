@@ -1,0 +1,168 @@
+"""The picture and the keys of strata top."""
+
+import pytest
+from rich.console import Console
+
+from dtruntime.cli.status_report import CoordinatorReport
+from dtruntime.cli.top_keys import named
+from dtruntime.cli.top_polling import Look
+from dtruntime.cli.top_state import SORTS, TopState
+from dtruntime.cli.top_view import sparkline, top_view
+from dtruntime.rpc.gen import coordinator_pb2 as pb
+from dtruntime.types import BarrierStatus, JobStatus, Membership, WorkerState, WorkerStatus
+
+COORDINATOR = CoordinatorReport("http://c:50051", "1", "pygrpc-native", 1, 60.0, 1000, 30000, ())
+
+
+def worker(rank: int, step: int = 10, **changes: object) -> WorkerStatus:
+    values: dict[str, object] = {
+        "worker_id": f"worker-{rank}",
+        "rank": rank,
+        "incarnation": rank + 1,
+        "membership": Membership.LIVE,
+        "state": WorkerState.TRAINING,
+        "step": step,
+        "epoch": 0,
+        "heartbeat_age": 0.1,
+    }
+    return WorkerStatus(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def job(*workers: WorkerStatus, name: str = "train", **changes: object) -> JobStatus:
+    return JobStatus(name, 1, 0, len(workers), 0, 0, 0, 0, 0, workers, **changes)  # type: ignore[arg-type]
+
+
+def look(shown: JobStatus | None, at: float = 0.0, **changes: object) -> Look:
+    names = (shown.job, "zebra") if shown is not None else ()
+    event = pb.Event(id=1, at=0, job="train", kind="worker.dead", fields={"worker": "worker-9"})
+    values: dict[str, object] = {"jobs": names, "events": (event,) if shown else (), "at": at}
+    return Look(COORDINATOR, shown, **{**values, **changes})  # type: ignore[arg-type]
+
+
+def drawn(state: TopState, width: int = 120, height: int | None = 30) -> list[str]:
+    console = Console(width=width, height=height, color_system=None)
+    with console.capture() as capture:
+        console.print(top_view(state, width, height))
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+@pytest.mark.parametrize("number", [8, 1000])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 60), (40, 12)])
+def test_picture_fits_the_terminal(number: int, width: int, height: int) -> None:
+    lines = drawn(TopState(look(job(*map(worker, range(number))))), width, height)
+
+    assert len(lines) == height
+    assert all(len(line) <= width for line in lines)
+    assert "quit" in lines[-1] or width < 80
+    assert any("worker-0" in line for line in lines)
+
+
+def test_everything_is_shown_where_nothing_bounds_it() -> None:
+    text = "\n".join(drawn(TopState(look(job(*map(worker, range(300))))), height=None))
+
+    assert "worker-299" in text
+    assert "worker-9 (rank ?) was lost" in text
+
+
+def test_barrier_names_who_is_missing() -> None:
+    barrier = BarrierStatus("epoch-1", 1, 1, 2, 9.0, {"worker-1": 4})
+    text = "\n".join(drawn(TopState(look(job(worker(0), worker(1), barriers=(barrier,))))))
+
+    assert "epoch-1: 1 of 2 arrived" in text
+    assert "worker-1 (step 4)" in text
+
+
+def test_scrolling_stays_within_the_list() -> None:
+    state = TopState(look(job(*map(worker, range(100)))), "rank")
+    drawn(state)
+    page = state.page
+    assert 4 <= page < 100
+
+    state.press("up")
+    assert state.first == 0
+    state.press("page down")
+    state.press("down")
+    assert state.first == page + 1
+    assert not any("worker-0 " in line for line in drawn(state))
+    state.press("end")
+    assert state.first == 100 - page
+    assert any("worker-99 " in line for line in drawn(state))
+    state.press("home")
+    assert state.first == 0
+
+
+def test_sorting_goes_through_all_orders() -> None:
+    workers = [
+        worker(0, step=5),
+        worker(1, step=3, heartbeat_age=2.0),
+        worker(2, step=4, membership=Membership.DEAD),
+    ]
+    state = TopState(look(job(*workers)))
+    first = {}
+    for _ in SORTS:
+        first[state.sort] = state.rows()[0].worker.rank
+        state.press("sort")
+
+    assert state.sort == SORTS[0]
+    assert (first["problems"], first["rank"], first["step"], first["heartbeat"]) == (2, 0, 1, 1)
+
+
+def test_pause_keeps_the_picture_until_it_ends() -> None:
+    state = TopState(look(job(worker(0, step=1))))
+    state.press("pause")
+    state.see(look(job(worker(0, step=2)), at=1.0))
+    assert "PAUSED" in drawn(state)[-1]
+    assert state.look.at == 0.0
+
+    state.press("pause")
+    state.see(look(job(worker(0, step=3)), at=2.0))
+    assert state.look.at == 2.0
+
+
+def test_pace_is_that_of_the_rank_in_the_middle() -> None:
+    state = TopState(look(job(worker(0, 10), worker(1, 10), worker(2, 10))))
+    state.see(look(job(worker(0, 10), worker(1, 14), worker(2, 90)), at=2.0))
+
+    assert list(state.pace.values) == [2.0]
+    assert any("2.00 steps/s" in line for line in drawn(state))
+
+
+def test_pace_does_not_count_a_replacement_as_progress() -> None:
+    state = TopState(look(job(worker(0, 10))))
+    state.see(look(job(worker(0, 99, incarnation=7)), at=2.0))
+
+    assert not state.pace.values
+
+
+def test_next_job_waits_for_a_look_at_it() -> None:
+    state = TopState(look(job(worker(0))))
+    state.press("next job")
+    assert state.job_name == "zebra"
+    state.see(look(job(worker(0)), at=1.0))
+    assert state.look.at == 0.0
+
+    state.see(look(job(worker(0), name="zebra"), at=2.0))
+    assert state.look.job is not None
+    assert state.look.job.job == "zebra"
+
+
+def test_absent_coordinator_is_said_above_its_last_state() -> None:
+    text = "\n".join(drawn(TopState(look(job(worker(0)), stale_since=0.0))))
+
+    assert "has not answered for" in text
+    assert "worker-0" in text
+
+
+def test_coordinator_without_jobs_says_how_one_begins() -> None:
+    assert any("no jobs yet" in line for line in drawn(TopState(look(None))))
+
+
+@pytest.mark.parametrize(
+    ("values", "bars"), [([], ""), ([0, 0], "▁▁"), ([0, 7], "▁█"), ([1, 2, 3, 4], "▃▅▆█")]
+)
+def test_sparkline(values: list[float], bars: str) -> None:
+    assert sparkline(values, 10) == bars
+
+
+def test_keys_have_names_also_when_many_come_at_once() -> None:
+    assert named(b"s\x1b[A\x1bOB\x1b[6~xq") == ["sort", "up", "down", "page down", "quit"]
