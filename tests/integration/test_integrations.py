@@ -120,7 +120,7 @@ def test_killed_and_told_to_go_the_weights_are_those_of_an_undisturbed_run(
 def test_operator_sees_the_training_and_is_obeyed(tmp_path: Path, library: str) -> None:
     with LocalCoordinator(http=True) as coordinator:
         run = Training(tmp_path, library, coordinator.url)
-        with run.process(0.2) as running, Api(coordinator.http_url) as api:
+        with run.process(1.0) as running, Api(coordinator.http_url) as api:
             run.until(running, "step 2")
             (worker,) = eventually(
                 lambda: [w for w in api.ask("/api/workers").json()["items"] if w["step"]],

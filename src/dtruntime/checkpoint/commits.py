@@ -28,7 +28,7 @@ from .format import (
     seal,
 )
 from .place import Place
-from .retention import PLACE_KEY, RETENTION_KEY, WRITTEN_KEY, Retention
+from .retention import FINISHED_KEY, PLACE_KEY, RETENTION_KEY, WRITTEN_KEY, Retention
 
 log = EventLog("checkpoint")
 
@@ -139,7 +139,7 @@ class SingleCommits(Commits):
             )
         )
         if self.coordinator is not None:
-            told = {**told_of(self._place, self.retention), WRITTEN_KEY: str(written)}
+            told = {**told_of(self._place, self.retention, wanted), WRITTEN_KEY: str(written)}
             announce(self._place, manifest, self.coordinator, told)
         return manifest
 
@@ -187,7 +187,7 @@ class SharedCommits(Commits):
                 is_full=is_stored_in_full(part, written),
                 partial=True,
                 timeout_ms=COMMIT_MS,
-                **told_of(self._place, self.retention),
+                **told_of(self._place, self.retention, wanted),
             )
         except CheckpointAbortedError:
             backend.delete(name)
@@ -298,11 +298,12 @@ class SharedCommits(Commits):
                 )
 
 
-def told_of(place: Place, retention: Retention | None) -> dict[str, str]:
-    """What the coordinator is told of how long checkpoints are kept."""
+def told_of(place: Place, retention: Retention | None, wanted: Wanted) -> dict[str, str]:
+    """What the coordinator is told of a commit: how long it is kept, and whether it is the last."""
+    told = {key: wanted.metadata[key] for key in (FINISHED_KEY,) if key in wanted.metadata}
     if retention is None:
-        return {}
-    return {RETENTION_KEY: retention.told(), PLACE_KEY: place.url[:1024]}
+        return told
+    return {**told, RETENTION_KEY: retention.told(), PLACE_KEY: place.url[:1024]}
 
 
 def announce(

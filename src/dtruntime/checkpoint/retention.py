@@ -13,6 +13,8 @@ PLACE_KEY = "strata.place"
 WRITTEN_KEY = "strata.written_bytes"
 """What a coordinator is told with a commit, beside the user's metadata: who keeps what, where, and
 how much was stored."""
+FINISHED_KEY = "finished"
+"""The metadata of the last checkpoint of a run has this."""
 
 
 @dataclass(frozen=True, slots=True)

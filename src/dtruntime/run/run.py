@@ -130,6 +130,8 @@ class Run:
         self._broken: BaseException | None = None
         self._pace = Pace(self._orchestrator)
         self._samples = 0
+        self._length = {} if data is None else {"epochs": float(self.epochs)}
+        """Tells how much there is to do; without data, nobody knows it in samples."""
         self._in_step = self._guarded = False
         self._welcomed = 0
         """The generation with newcomers that were noticed last."""
@@ -414,7 +416,7 @@ class Run:
                 epoch=self.epoch,
                 state=WorkerState.TRAINING,
                 step_seconds=self._pace.step_seconds,
-                **self._metrics,
+                **{**self._length, **self._metrics},
             )
 
     def report(self, **metrics: float) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import CheckpointManager
 from ..checkpoint.access import has_kind
+from ..checkpoint.retention import FINISHED_KEY
 from ..checkpoint.saving import SaveHandle
 from ..client import TrainingOrchestrator
 from ..errors import CheckpointAbortedError, StorageError
@@ -30,7 +31,6 @@ DRAIN_SECONDS = 0.5
 RANKS_READ = 128
 """Of more ranks a rank reads only its own part and the first one: coverage then counts what was
 consumed before by the position alone."""
-FINISHED = "finished"
 DISTRIBUTED = "dcp"
 """The kind of parts that checkpoints of sharded models have."""
 
@@ -104,7 +104,7 @@ class Saves:
         options: dict[str, Any] = {
             "is_full": is_full,
             "metrics": metrics,
-            "metadata": {FINISHED: "yes"} if finished else {},
+            "metadata": {FINISHED_KEY: "yes"} if finished else {},
         }
         if self._tracked.is_sharded:
             handle = self._sharded.save(crew, own, step, self._stream.epoch, **options)
@@ -153,7 +153,7 @@ class Saves:
     def finished(self) -> CheckpointInfo | None:
         """The newest checkpoint, if the run had come to its end with it."""
         latest = self.latest()
-        return latest if latest is not None and latest.metadata.get(FINISHED) else None
+        return latest if latest is not None and latest.metadata.get(FINISHED_KEY) else None
 
     def all(self) -> list[CheckpointInfo]:
         """All checkpoints, the newest first."""

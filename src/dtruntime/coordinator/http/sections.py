@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Literal, cast
 
 from ..._version import __version__
+from ...checkpoint.retention import FINISHED_KEY
 from ...types import WorkerState
 from ..state import Job, Machine
 from ..state.records import ActionRecord, CheckpointRecord
@@ -221,8 +222,6 @@ NO_METRICS = views.Metrics(
 )
 NO_BARRIERS = views.Barriers([], 0, None, None, [])
 
-FINISHED = "finished"
-"""The metadata of a run's last checkpoint has this key."""
 EPOCHS = "epochs"
 """Workers that report this metric say how many epochs there will be."""
 
@@ -280,7 +279,7 @@ def _state(job: Job, figures: JobFigures) -> views.TaskState:
     roster, states = job.roster, figures.states
     latest = job.checkpoints.latest
     if not roster.live_count:
-        finished = latest is not None and FINISHED in latest.metadata
+        finished = latest is not None and FINISHED_KEY in latest.metadata
         return "finished" if finished else "stopped"
     waits_for_steps = figures.recoveries.open and figures.step is not None
     if states[WorkerState.RECOVERING] or waits_for_steps:
