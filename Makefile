@@ -13,13 +13,14 @@ BIN := $(VENV)/bin
 DASHBOARD := src/dtruntime/dashboard/static/index.html
 DASHBOARD_SOURCES := $(wildcard dashboard/*.html dashboard/*.ts) $(shell find dashboard/src dashboard/public -type f)
 DEPENDENCIES := pyproject.toml constraints.txt
+PYTEST := $(BIN)/python -m pytest $(TESTS) -n $(JOBS) --dist loadfile --no-loadscope-reorder
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check -qq install -c constraints.txt
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint bench bench-coordinator bench-http bench-data bench-checkpoints chaos proto clean dashboard dashboard-test browser-test docs diagrams wheel deploy-check images
+.PHONY: help demo test test-long lint bench bench-coordinator bench-http bench-data bench-checkpoints chaos proto clean dashboard dashboard-test browser-test docs diagrams wheel deploy-check images
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,7 +30,10 @@ demo: $(VENV)/.run ## a coordinator and workers on this machine: train, kill one
 
 test: $(VENV)/.dev $(if $(findstring browser,$(TESTS)),browser) ## unit, integration and acceptance tests; ARGS="-k barrier" goes to pytest
 	@scripts/ensure-system-package.sh prometheus prometheus || echo "going on without Prometheus: its tests are skipped"
-	@$(BIN)/python -m pytest $(TESTS) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(PYTEST) -m "not long" $(ARGS)
+
+test-long: $(VENV)/.dev ## more whole trainings, packages and scripts, which take half a minute each
+	@$(PYTEST) -m long $(ARGS)
 
 lint: $(VENV)/.dev ## style, format, types, and whether the generated code is fresh
 	@echo "ruff check"; $(BIN)/ruff check --quiet .

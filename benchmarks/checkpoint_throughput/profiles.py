@@ -28,7 +28,7 @@ class Profile:
 
 
 FULL = Profile(
-    rounds=5,
+    rounds=3,
     repeats=3,
     save_sizes=(MIB, 10 * MIB, 100 * MIB, GIB, 4 * GIB),
     load_sizes=(100 * MIB, GIB, 4 * GIB),

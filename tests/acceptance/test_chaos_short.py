@@ -13,7 +13,6 @@ __all__ = ["s3_server"]
 SEED = 20_261_132
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("number", "place", "kinds"),

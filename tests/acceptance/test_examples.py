@@ -54,6 +54,7 @@ def test_every_example_says_what_it_shows_and_how_to_run_it(program: Path) -> No
     assert helps in ([], ["description"])
 
 
+@pytest.mark.long
 def test_resumable_loader_ends_with_the_same_model_when_it_is_stopped(tmp_path: Path) -> None:
     sys.path.insert(0, str(EXAMPLES))
     try:
@@ -80,6 +81,7 @@ def test_simplest_training_finishes_and_has_nothing_left_to_do_when_run_again(
     assert again == first
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_jax_training_that_was_killed_ends_with_the_same_bits(tmp_path: Path) -> None:
     options = ("--epochs", 2, "--save-steps", 10)

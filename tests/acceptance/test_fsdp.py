@@ -18,6 +18,8 @@ from dtruntime.cli.main import main
 from dtruntime.testing import LocalCoordinator, eventually
 from tests.acceptance.crews import EXAMPLES, TrainingCrew, sequence
 
+pytestmark = pytest.mark.long
+
 PATIENCE = 150.0
 SIZES = ("--samples", "2048", "--batch-size", "64", "--epochs", "1", "--save-steps", "8")
 STEPS = 32

@@ -123,6 +123,7 @@ def test_torchrun_restarts_the_group_and_the_weights_are_those_of_an_undisturbed
     assert one.tobytes() == other.tobytes()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_notice_to_torchrun_lets_all_workers_save_the_same_step_and_leave(
     tmp_path: Path, coordinator: LocalCoordinator
@@ -212,6 +213,7 @@ def sbatch(tmp_path: Path, name: str, slurm: dict[str, str], restarts: int) -> A
     return launched(node, ["bash", str(LAUNCHERS / "slurm.sbatch")], environment)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_slurm_script_saves_at_the_notice_requeues_and_resumes_on_another_node(
     tmp_path: Path, slurm: dict[str, str]

@@ -89,6 +89,7 @@ def test_killed_run_ends_with_the_same_bits(coordinator, calm, tmp_path):
         check_coverage(coordinator, crew)
 
 
+@pytest.mark.long
 def test_crew_shrinks_and_grows_and_reads_the_same_batches(coordinator, calm, tmp_path):
     """Nobody replaces a lost worker: three go on. Then a fourth comes, and is let in."""
     folder = tmp_path / "elastic"
@@ -105,6 +106,7 @@ def test_crew_shrinks_and_grows_and_reads_the_same_batches(coordinator, calm, tm
         check_coverage(coordinator, crew)
 
 
+@pytest.mark.long
 def test_run_of_four_goes_on_with_two(coordinator, calm, tmp_path):
     folder = tmp_path / "halved"
     with crew_of(folder, coordinator.url, 4, "--step-seconds", 0.05) as crew:
@@ -120,6 +122,7 @@ def test_run_of_four_goes_on_with_two(coordinator, calm, tmp_path):
         check_coverage(coordinator, crew)
 
 
+@pytest.mark.long
 def test_stopped_process_does_not_hold_up_the_others(coordinator, calm, tmp_path):
     """SIGSTOP: no connection breaks, so only the missing heartbeats tell."""
     with crew_of(tmp_path / "stopped", coordinator.url, 4, "--step-seconds", 0.03) as crew:

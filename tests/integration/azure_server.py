@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from dtruntime.testing import eventually
-from tests.integration.s3_server import TOOLS, free_ports
+from tests.integration.s3_server import TOOLS, free_ports, keep
 
 ACCOUNT = "strata"
 KEY = base64.b64encode(b"a key that nobody may see").decode()
@@ -37,7 +37,7 @@ def azurite() -> Path:
     result = subprocess.run(command, cwd=partial, capture_output=True, text=True, timeout=110)
     if result.returncode:
         pytest.skip(f"CANNOT INSTALL azurite, so AZURE IS NOT TESTED: {result.stderr[-500:]}")
-    partial.rename(folder)
+    keep(partial, folder)
     return program
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -29,8 +30,18 @@ def package(name: str) -> Path:
     result = subprocess.run([*command, name], capture_output=True, text=True, timeout=110)
     if result.returncode:
         pytest.skip(f"CANNOT INSTALL {name}, so this is NOT TESTED: {result.stderr[-500:]}")
-    partial.rename(folder)
+    keep(partial, folder)
     return folder
+
+
+def keep(partial: Path, folder: Path) -> None:
+    """Give a folder its name, unless another process was faster."""
+    try:
+        partial.rename(folder)
+    except OSError:
+        if not folder.exists():
+            raise
+        shutil.rmtree(partial)
 
 
 def free_ports(count: int) -> list[int]:

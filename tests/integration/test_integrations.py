@@ -91,6 +91,7 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
     return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_killed_and_told_to_go_the_weights_are_those_of_an_undisturbed_run(
@@ -115,6 +116,7 @@ def test_killed_and_told_to_go_the_weights_are_those_of_an_undisturbed_run(
     assert same(run.weights(), calm.weights())
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_operator_sees_the_training_and_is_obeyed(tmp_path: Path, library: str) -> None:

@@ -20,7 +20,7 @@ from dtruntime.testing import eventually
 ROOT = Path(__file__).parents[2]
 STATIC = "src/dtruntime/dashboard/static"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 WORKER = """
 import sys

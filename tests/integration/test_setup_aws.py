@@ -17,11 +17,13 @@ from typing import Any
 import pytest
 
 from dtruntime import CheckpointManager
-from tests.integration.s3_server import TOOLS, s3_server
+from tests.integration.s3_server import TOOLS, keep, s3_server
 
 __all__ = ["s3_server"]
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "setup-aws.sh"
+pytestmark = pytest.mark.long
+
 VERSION = "awscli>=1.40,<2"
 
 
@@ -43,7 +45,7 @@ def aws_folder() -> Path:
             f'#!/bin/sh\nPYTHONPATH="{folder}" exec "{sys.executable}" -m awscli "$@"\n'
         )
         command_file.chmod(0o755)
-        partial.rename(folder)
+        keep(partial, folder)
     return folder / "run"
 
 

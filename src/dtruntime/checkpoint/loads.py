@@ -116,7 +116,7 @@ class Loads:
         part = self.part_of(copy, rank)
         if part.kind != "bytes":
             raise TypeError(f"{copy.title} is a state dict: use load_state()")
-        return bytes(copy.reader(part).read())
+        return copy.reader(part).read()
 
     def state_of(
         self,

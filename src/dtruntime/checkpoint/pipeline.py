@@ -31,6 +31,9 @@ from .writer import Differ, Group, PartWriter
 log = EventLog("checkpoint")
 
 
+SPARE_CORES = 4
+"""With fewer cores nothing is digested or written while a state is copied: that would take the time
+from the caller, who waits."""
 LEFTOVER_SECONDS = 60.0
 """What a dead process has left of unfinished files is removed when it is older."""
 
@@ -72,6 +75,8 @@ class Pipeline:
         self._handles: list[SaveHandle] = []
         self._lock = threading.Lock()
         self._known: tuple[str, KnownChunks] | None = None
+        self._unclean = False
+        """Whether there may be more than has to be kept."""
         self._untidy = commits.rank == 0
         """Whether there may be something to collect before the next save."""
 
@@ -138,11 +143,11 @@ class Pipeline:
             handle.stall_seconds = time.perf_counter() - handle.started
             self._submit(handle, wanted, _Content(groups, kind, extents, skeleton))
             return
-        queue = GroupQueue()
+        queue = GroupQueue(hold=_cores() < SPARE_CORES)
         self._submit(handle, wanted, _Content(iter(queue), kind, extents, skeleton))
         versions = [buffer.version() for buffer in buffers]
         try:
-            for group in staged(layout, sources, self.pool):
+            for group in staged(layout, sources, self.pool, queue.let_go):
                 queue.put(group)
             _check_versions(buffers, versions, wanted.step)
         except BaseException as exc:
@@ -210,6 +215,10 @@ class Pipeline:
         )
         handle.span.end()
         handle.future.set_result(saved)
+        if self._unclean:
+            # Whoever waits for the checkpoint need not wait for this.
+            self._unclean = False
+            self.upkeep.clean()
 
     def _write(self, handle: SaveHandle, wanted: Wanted, content: _Content) -> Saved:
         began = time.perf_counter()
@@ -288,7 +297,7 @@ class Pipeline:
             return
         self._known = manifest.name, KnownChunks([part])
         self.committed(manifest)
-        self.upkeep.clean()
+        self._unclean = True
 
     def _known_chunks(self) -> KnownChunks:
         """What the newest checkpoint has; nothing when it cannot be read."""
@@ -337,6 +346,14 @@ def _rest(groups: Iterator[Group]) -> Iterator[Group]:
         yield from groups
     except BaseException as exc:
         log.debug("checkpoint.abandoned", reason=str(exc))
+
+
+def _cores() -> int:
+    """How many this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS
+        return os.cpu_count() or 1
 
 
 def _check_versions(buffers: list[Buffer], before: list[object], step: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import re
 from bisect import bisect_right
@@ -17,6 +18,8 @@ from .format import Chunk, Part, digest_of
 from .known import LONGEST_CHAIN
 
 THREADS = 8
+TOGETHER = 16 * 2**20
+"""Chunks that lie one after the other are read together up to this size."""
 _DELTA = re.compile(r"delta(\d+)")
 
 R = TypeVar("R")
@@ -36,10 +39,11 @@ class PartReader:
         self._starts = [chunk.offset for chunk in part.chunks]
         self._bases = {chunk.digest: chunk for chunk in part.bases}
 
-    def read(self) -> bytearray:
+    def read(self) -> bytes:
         """The whole stream."""
-        data = bytearray(self._part.length)
-        self.read_into([(0, memoryview(data))])
+        data, view = new_bytes(self._part.length)
+        with view:
+            self.read_into([(0, view)])
         return data
 
     def read_into(self, wanted: Iterable[tuple[int, memoryview]]) -> None:
@@ -47,7 +51,7 @@ class PartReader:
         whole, shared = self._split(wanted)
         with ThreadPoolExecutor(THREADS, thread_name_prefix="strata-load") as threads:
             jobs: list[Future[None]] = [
-                threads.submit(self._fill, chunk, target) for chunk, target in whole
+                threads.submit(self._fill, chunks, target) for chunks, target in whole
             ]
             for number, targets in shared.items():
                 jobs.append(threads.submit(self._share, number, targets))
@@ -88,12 +92,17 @@ class PartReader:
 
     def _split(
         self, wanted: Iterable[tuple[int, memoryview]]
-    ) -> tuple[list[tuple[Chunk, memoryview]], dict[int, list[tuple[int, memoryview]]]]:
-        """Chunks that fill memory by themselves, and those of which pieces are wanted."""
-        whole: list[tuple[Chunk, memoryview]] = []
+    ) -> tuple[list[tuple[list[Chunk], memoryview]], dict[int, list[tuple[int, memoryview]]]]:
+        """Chunks that fill memory by themselves, and those of which pieces are wanted.
+
+        Neighbours in memory that are also neighbours in a pack are read together.
+        """
+        whole: list[tuple[list[Chunk], memoryview]] = []
         shared: dict[int, list[tuple[int, memoryview]]] = {}
         for offset, target in wanted:
             at, stop = offset, offset + target.nbytes
+            run: list[Chunk] = []
+            run_at = at
             number = bisect_right(self._starts, at) - 1
             while at < stop:
                 if not 0 <= number < len(self._starts):
@@ -103,22 +112,39 @@ class PartReader:
                 count = min(chunk.length - inside, stop - at)
                 if count <= 0:
                     raise CheckpointDamagedError(f"{self._checkpoint} has no bytes {at} to {stop}")
-                piece = target[at - offset : at - offset + count]
-                if count == chunk.length:
-                    whole.append((chunk, piece))
-                else:
+                if count < chunk.length:
+                    piece = target[at - offset : at - offset + count]
                     shared.setdefault(number, []).append((inside, piece))
+                if count < chunk.length or not _follows(run, chunk):
+                    if run:
+                        whole.append((run, target[run_at - offset : at - offset]))
+                    run, run_at = [], at
+                if count == chunk.length:
+                    run.append(chunk)
                 at += count
                 number += 1
+            if run:
+                whole.append((run, target[run_at - offset :]))
         return whole, shared
 
-    def _fill(self, chunk: Chunk, target: memoryview) -> None:
-        if chunk.codec:
-            target[:] = self._load(chunk)
+    def _fill(self, chunks: list[Chunk], target: memoryview) -> None:
+        """Fill memory with chunks that lie one after the other."""
+        first = chunks[0]
+        if first.codec:
+            target[:] = self._load(first)
             return
-        with self._reading(chunk):
-            self._backend.read_into(self._file(chunk), chunk.position, target)
-        self._check(chunk, target)
+        try:
+            with self._reading(first):
+                self._backend.read_into(self._file(first), first.position, target)
+        except StorageError:
+            if len(chunks) == 1:
+                raise
+            # Which of them is it?
+            for chunk, piece in _pieces(chunks, target):
+                self._fill([chunk], piece)
+            return
+        for chunk, piece in _pieces(chunks, target):
+            self._check(chunk, piece)
 
     def _share(self, number: int, targets: list[tuple[int, memoryview]]) -> None:
         data = self._load(self._part.chunks[number])
@@ -187,6 +213,39 @@ class PartReader:
             file=file,
             detail=why,
         )
+
+
+def _follows(run: list[Chunk], chunk: Chunk) -> bool:
+    """Whether a chunk can be read together with those before it."""
+    if not run or run[-1].codec or chunk.codec:
+        return False
+    last = run[-1]
+    adjacent = last.pack == chunk.pack and last.position + last.stored == chunk.position
+    return adjacent and chunk.position + chunk.stored - run[0].position <= TOGETHER
+
+
+def _pieces(chunks: list[Chunk], target: memoryview) -> Iterator[tuple[Chunk, memoryview]]:
+    at = 0
+    for chunk in chunks:
+        yield chunk, target[at : at + chunk.length]
+        at += chunk.length
+
+
+def new_bytes(size: int) -> tuple[bytes, memoryview]:
+    """Bytes that are not filled yet, and the memory to fill before anybody else sees them.
+
+    A bytearray would be filled with zeros first and copied at the end, which takes longer than
+    reading.
+    """
+    if not size:
+        return b"", memoryview(bytearray())
+    make = ctypes.pythonapi.PyBytes_FromStringAndSize
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_char_p, ctypes.c_ssize_t]
+    data: bytes = make(None, size)
+    locate = ctypes.pythonapi.PyBytes_AsString
+    locate.restype, locate.argtypes = ctypes.c_void_p, [ctypes.py_object]
+    memory = (ctypes.c_ubyte * size).from_address(locate(data))
+    return data, memoryview(memory).cast("B")
 
 
 def _results(threads: ThreadPoolExecutor, jobs: list[Future[R]]) -> list[R]:

@@ -17,11 +17,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import StorageError
+from ..telemetry import EventLog
 from ..telemetry.tracing import NO_SPAN, Span
 from .format import digest_of
 from .layout import CHUNK, Layout
 from .staging import SLAB, StagingPool
 from .writer import Group
+
+log = EventLog("checkpoint")
 
 _END = object()
 
@@ -185,16 +188,28 @@ class Lent:
 class GroupQueue:
     """Groups of chunks on their way from the caller to the writer."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, hold: bool = False) -> None:
+        """``hold`` keeps them back until `let_go` or `end`."""
         self._groups: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._held: list[Group] | None = [] if hold else None
         self._ended = False
 
     def put(self, group: Group) -> None:
         """Hand over a group."""
-        self._groups.put(group)
+        if self._held is None:
+            self._groups.put(group)
+        else:
+            self._held.append(group)
+
+    def let_go(self) -> None:
+        """Keep nothing back any more."""
+        held, self._held = self._held or [], None
+        for group in held:
+            self._groups.put(group)
 
     def end(self, error: BaseException | None = None) -> None:
         """There are no more, or there cannot be."""
+        self.let_go()
         self._groups.put(error if error is not None else _END)
 
     def __iter__(self) -> Iterator[Group]:
@@ -230,18 +245,27 @@ def watched(view: memoryview, groups: Iterator[Group], name: str) -> Iterator[Gr
             )
 
 
-def staged(layout: Layout, sources: Sequence[Any], pool: StagingPool) -> Iterator[Group]:
-    """Copy buffers into slabs, one slab after the other."""
+def staged(
+    layout: Layout,
+    sources: Sequence[Any],
+    pool: StagingPool,
+    before_waiting: Callable[[], None] = lambda: None,
+) -> Iterator[Group]:
+    """Copy buffers into slabs, one slab after the other.
+
+    Slabs come back when their groups are written: ``before_waiting`` for one has to see to that.
+    """
     copier = _Copier(layout, sources)
     for bounds in _slabs(layout):
-        slab = pool.borrow()
+        slab = pool.borrow(before_waiting)
         size = bounds[-1] - bounds[0]
         try:
             copier.fill(slab.view[:size], bounds[0])
         except BaseException:
             pool.give_back(slab)
             raise
-        yield Group(bounds[0], bounds, slab.view[:size], partial(pool.give_back, slab))
+        give_back = partial(pool.give_back, slab)
+        yield Group(bounds[0], bounds, slab.view[:size], give_back, steady=True)
 
 
 def _slabs(layout: Layout) -> Iterator[tuple[int, ...]]:
@@ -361,6 +385,9 @@ class Saver:
         while (job := self._jobs.get()) is not None:
             try:
                 job()
+            except Exception as exc:
+                # Jobs report what fails; the next save must not wait for a thread that is gone.
+                log.error("checkpoint.job_failed", error=repr(exc))
             finally:
                 with self._idle:
                     self._pending -= 1

@@ -59,10 +59,11 @@ class StagingPool:
         """How many bytes have been allocated."""
         return self._made * SLAB
 
-    def borrow(self) -> Slab:
+    def borrow(self, before_waiting: Callable[[], None] = lambda: None) -> Slab:
         """Take a slab, once there is one."""
         with self._changed:
             while not self._free and self._made >= self._most:
+                before_waiting()
                 self._changed.wait()
             if self._free:
                 # The one that came back last is likeliest to be in the processor's cache.

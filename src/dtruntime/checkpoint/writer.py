@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -33,6 +35,8 @@ class Group:
     view: memoryview
     done: Callable[[], None] = lambda: None
     """Is called when the memory is not needed any more."""
+    steady: bool = False
+    """Nobody else can change the memory until then."""
 
 
 @dataclass(slots=True)
@@ -95,6 +99,28 @@ class Differ:
         )
 
 
+class _Hold:
+    """Calls something when everybody has let go."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self._holders = 1
+        self._then = then
+        self._lock = threading.Lock()
+
+    def take(self) -> None:
+        """One more holds it."""
+        with self._lock:
+            self._holders += 1
+
+    def drop(self) -> None:
+        """One lets go."""
+        with self._lock:
+            self._holders -= 1
+            over = self._holders == 0
+        if over:
+            self._then()
+
+
 class PartWriter:
     """Writes the chunks of one part."""
 
@@ -134,8 +160,9 @@ class PartWriter:
         try:
             with closing(Ahead(self._encoded(groups, encoding), 2, "strata-encode")) as ahead:
                 for group, chunks in ahead:
-                    self._store(group, chunks)
-                    done(group)
+                    hold = _Hold(partial(done, group))
+                    self._store(group, chunks, hold)
+                    hold.drop()
             if self._writer is not None:
                 self._writer.finish()
         except BaseException:
@@ -200,7 +227,7 @@ class PartWriter:
         chunk.codec, chunk.data = self._compressor.encode(view)
         return chunk
 
-    def _store(self, group: Group, chunks: list[Encoded]) -> None:
+    def _store(self, group: Group, chunks: list[Encoded], hold: _Hold) -> None:
         """Append what is new; chunks that lie together in memory are written together."""
         run: memoryview | None = None
         run_start = run_stop = 0
@@ -214,7 +241,7 @@ class PartWriter:
             start = chunk.offset - group.start
             plain = not chunk.codec
             if run is not None and not (plain and start == run_stop):
-                self._append(run)
+                self._append_run(run, group, hold)
                 run = None
             self._place(chunk, pending=run_stop - run_start if run is not None else 0)
             if plain:
@@ -224,7 +251,7 @@ class PartWriter:
             else:
                 self._append(chunk.data)
         if run is not None:
-            self._append(run)
+            self._append_run(run, group, hold)
 
     def _place(self, chunk: Encoded, pending: int) -> None:
         stored = len(chunk.data)
@@ -270,6 +297,15 @@ class PartWriter:
             self._writer = self._backend.writer(self.file)
             self._writer.write(MAGIC.ljust(HEADER, b"\0"))
         return self._writer.written
+
+    def _append_run(self, run: memoryview, group: Group, hold: _Hold) -> None:
+        if not group.steady:
+            self._append(run)
+            return
+        assert self._writer is not None
+        hold.take()
+        self._writer.lend(run, hold.drop)
+        self.written += run.nbytes
 
     def _append(self, data: Any) -> None:
         assert self._writer is not None

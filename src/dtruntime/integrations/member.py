@@ -18,6 +18,8 @@ from ..types import Action, WorkerState
 
 log = EventLog("run")
 
+REPORTED = frozenset({"step", "epoch", "state", "step_seconds"})
+"""What is reported beside the metrics, which trainers name as they like."""
 SAVED_MS = 600_000
 """How long the ranks wait for each other's files."""
 
@@ -84,7 +86,8 @@ class Member:
             return Wish(save=True, stop=True)
         now = time.perf_counter()
         took, self._step_began = now - self._step_began, now
-        worker.report(step, epoch, WorkerState.TRAINING, step_seconds=took, **metrics)
+        reported = {name: value for name, value in metrics.items() if name not in REPORTED}
+        worker.report(step, epoch, WorkerState.TRAINING, step_seconds=took, **reported)
         self._pending += due
         return Wish(bool(due), any(action.kind in {"stop", "drain"} for action in due))
 

@@ -27,6 +27,7 @@ from .tracking import Tracked
 log = EventLog("run")
 
 LOOK_SECONDS = 0.1
+_REPORTED = frozenset({"step", "epoch", "state", "step_seconds"})
 PREEMPTED = 143
 """The exit status of a process that SIGTERM has ended."""
 
@@ -421,6 +422,8 @@ class Run:
 
     def report(self, **metrics: float) -> None:
         """Say how training goes; heartbeats and checkpoints carry it."""
+        if own := _REPORTED & metrics.keys():
+            raise ValueError(f"the run itself reports {', '.join(sorted(own))}: name it otherwise")
         self._metrics.update({name: float(value) for name, value in metrics.items()})
 
     def waiting(self) -> AbstractContextManager[None]:

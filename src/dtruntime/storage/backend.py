@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -57,6 +57,18 @@ class StreamWriter(abc.ABC):
                 self._write(view)
             self.written += view.nbytes
 
+    def lend(self, buffer: Memory, done: Callable[[], None]) -> None:
+        """Add bytes that may be read later: the buffer must stay as it is until ``done`` is called.
+
+        That happens once, on any thread, also when writing fails. Where memory has to be copied
+        anyway this is :meth:`write`.
+        """
+        self._check_open("written to")
+        view = flat(buffer)
+        with self._aborting():
+            self._lend(view, done)
+        self.written += view.nbytes
+
     def finish(self) -> None:
         """Make the file durable, then visible; a second call does nothing."""
         if self._ended == "finished":
@@ -86,6 +98,13 @@ class StreamWriter(abc.ABC):
 
     @abc.abstractmethod
     def _write(self, view: memoryview) -> None: ...
+
+    def _lend(self, view: memoryview, done: Callable[[], None]) -> None:
+        try:
+            if view.nbytes:
+                self._write(view)
+        finally:
+            done()
 
     @abc.abstractmethod
     def _finish(self) -> None: ...

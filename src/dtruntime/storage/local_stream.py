@@ -9,14 +9,17 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from .backend import StreamWriter
 from .direct import (
+    ALIGNMENT,
     BLOCK,
     LANES,
     Bounce,
     DirectRefusedError,
     gather,
+    is_aligned,
     reserve,
     set_direct,
     write_block,
@@ -29,15 +32,33 @@ _RESERVED_AT_ONCE = 64 * BLOCK
 
 
 class _BlockWrite:
-    """A full block that is to be written."""
+    """Memory that is to be written."""
 
-    __slots__ = ("at", "block", "done", "error")
+    __slots__ = ("at", "done", "error", "release", "view")
 
-    def __init__(self, block: mmap.mmap, at: int) -> None:
-        self.block = block
+    def __init__(self, view: memoryview, at: int, release: Callable[[], None]) -> None:
+        self.view = view
         self.at = at
+        self.release = release
+        """Is called when the memory is not needed any more."""
         self.done = threading.Event()
         self.error: BaseException | None = None
+
+
+class _Countdown:
+    """Calls something when so many have called it."""
+
+    def __init__(self, count: int, then: Callable[[], None]) -> None:
+        self._left = count
+        self._then = then
+        self._lock = threading.Lock()
+
+    def __call__(self, count: int = 1) -> None:
+        with self._lock:
+            self._left -= count
+            over = self._left == 0
+        if over:
+            self._then()
 
 
 class _Lanes:
@@ -51,15 +72,13 @@ class _Lanes:
         self._waiting: queue.SimpleQueue[_BlockWrite | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
 
-    def write(self, block: mmap.mmap, at: int) -> _BlockWrite:
-        """Begin to write a block."""
+    def write(self, job: _BlockWrite) -> None:
+        """Begin to write."""
         if len(self._threads) < LANES - 1:
             thread = threading.Thread(target=self._run, name="strata-io", daemon=True)
             self._threads.append(thread)
             thread.start()
-        job = _BlockWrite(block, at)
         self._waiting.put(job)
-        return job
 
     def close(self) -> None:
         """End when everything is written."""
@@ -72,15 +91,18 @@ class _Lanes:
     def _run(self) -> None:
         while (job := self._waiting.get()) is not None:
             try:
-                with memoryview(job.block) as view:
-                    self._put(view, job.at)
+                self._put(job.view, job.at)
             except BaseException as exc:
                 job.error = exc
+            job.release()
             job.done.set()
 
 
 class LocalStreamWriter(StreamWriter):
-    """Fills blocks, and has up to ``LANES - 1`` of them written meanwhile."""
+    """Fills blocks, and has up to ``LANES - 1`` of them written meanwhile.
+
+    Memory that is lent and lies on whole pages is written from where it is.
+    """
 
     def __init__(
         self, name: str, location: str, file: PartialFile, bounce: Bounce, *, direct: bool
@@ -92,7 +114,8 @@ class LocalStreamWriter(StreamWriter):
         self._block: mmap.mmap | None = None
         self._filled = 0
         self._started = 0
-        """How many bytes are in blocks that are written, or being written."""
+        """How many bytes are written, or being written."""
+        self._reserved = 0
         self._running: deque[_BlockWrite] = deque()
         self._lanes = _Lanes(self._put)
 
@@ -109,6 +132,24 @@ class LocalStreamWriter(StreamWriter):
                 if self._filled == BLOCK:
                     self._start_block()
 
+    def _lend(self, view: memoryview, done: Callable[[], None]) -> None:
+        fits = view.nbytes >= BLOCK and self._filled % ALIGNMENT == 0
+        if not (self._direct and fits and is_aligned(view)):
+            super()._lend(view, done)
+            return
+        whole = view.nbytes - view.nbytes % ALIGNMENT
+        starts = range(0, whole, BLOCK)
+        used, begun = _Countdown(len(starts) + 1, done), 0
+        try:
+            with storage_errors("write", self.location):
+                self._start_block()
+                for start in starts:
+                    self._start(view[start : min(start + BLOCK, whole)], used)
+                    begun += 1
+            self._write(view[whole:])
+        finally:
+            used(len(starts) - begun + 1)
+
     def _finish(self) -> None:
         with storage_errors("write", self.location):
             while self._running:
@@ -124,15 +165,24 @@ class LocalStreamWriter(StreamWriter):
         self._release()
 
     def _start_block(self) -> None:
-        assert self._block is not None
-        if self._direct and self._started % _RESERVED_AT_ONCE == 0:
+        """Have what is in the block written."""
+        block, filled = self._block, self._filled
+        if block is None:
+            return
+        self._block, self._filled = None, 0
+        self._start(memoryview(block)[:filled], partial(self._bounce.give, block))
+
+    def _start(self, view: memoryview, release: Callable[[], None]) -> None:
+        if self._direct and self._started + view.nbytes > self._reserved:
             with suppress(OSError):  # what is written may still fit
-                reserve(self._file.handle, self._started, _RESERVED_AT_ONCE)
+                reserve(self._file.handle, self._reserved, _RESERVED_AT_ONCE)
+            self._reserved += _RESERVED_AT_ONCE
         if len(self._running) == LANES - 1:
             self._wait()
-        self._running.append(self._lanes.write(self._block, self._started))
-        self._started += BLOCK
-        self._block, self._filled = None, 0
+        job = _BlockWrite(view, self._started, release)
+        self._running.append(job)
+        self._lanes.write(job)
+        self._started += view.nbytes
 
     def _put(self, view: memoryview, at: int) -> None:
         if self._direct:
@@ -148,7 +198,6 @@ class LocalStreamWriter(StreamWriter):
     def _wait(self) -> None:
         first = self._running.popleft()
         first.done.wait()
-        self._bounce.give(first.block)
         if first.error is not None:
             raise first.error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+from .direct import gather
 from .lanes import side_by_side
 
 if TYPE_CHECKING:
@@ -102,6 +103,6 @@ def _copy(result: GetResult, part: _Target) -> bool:
         return False
     at = 0
     for chunk in result.stream(min_chunk_size=_CHUNK):
-        view[at : at + len(chunk)] = chunk
+        gather([memoryview(chunk)], view[at : at + len(chunk)])
         at += len(chunk)
     return at == view.nbytes

@@ -3,9 +3,11 @@
 # ruff: noqa: D102 - a test's name says what it shows
 from __future__ import annotations
 
+import mmap
 import random
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 import pytest
@@ -23,6 +25,22 @@ def noise(size: int, seed: int = 0) -> bytes:
 def names_in(backend: StorageBackend) -> list[str]:
     """The names of all files, sorted."""
     return sorted(file.name for file in backend.list())
+
+
+_MIB = 2**20
+LENT = (
+    (0, 4096),
+    (0, 8 * _MIB),
+    (0, 100),  # from here on the file is not at a page
+    (0, 5 * _MIB),
+    (4096, 8 * _MIB),
+    (0, 8 * _MIB - 100),
+    (0, 8 * _MIB),
+    (1, 5 * _MIB),
+    (0, 0),
+    (_MIB, 8 * _MIB),
+)
+"""Where pieces of memory begin and end, of which every third is not lent but written."""
 
 
 class StreamConformance:
@@ -71,6 +89,35 @@ class StreamConformance:
             buffer[:] = b"\xff" * len(buffer)
         data = backend.read("file")
         assert data == b"".join(bytes([number]) * len(buffer) for number in range(12))
+
+    def test_lent_memory_is_stored_in_order_and_comes_back(self, backend: StorageBackend) -> None:
+        pages = mmap.mmap(-1, 8 * 2**20)
+        pages.write(noise(len(pages)))
+        expected, back = b"", list[int]()
+        with memoryview(pages) as memory, backend.writer("file") as writer:
+            for number, (start, stop) in enumerate(LENT):
+                piece = memory[start:stop]
+                expected += bytes(piece)
+                if number % 3 == 2:
+                    writer.write(piece)
+                    back.append(number)
+                else:
+                    writer.lend(piece, partial(back.append, number))
+            assert writer.written == len(expected)
+            writer.finish()
+        assert sorted(back) == list(range(len(LENT))), "each comes back once"
+        assert backend.read("file") == expected
+
+    @pytest.mark.parametrize("size", [100, 9 * 2**20])
+    def test_lent_memory_comes_back_from_an_aborted_stream(
+        self, backend: StorageBackend, size: int
+    ) -> None:
+        back = []
+        writer = backend.writer("file")
+        writer.lend(mmap.mmap(-1, size), lambda: back.append(1))
+        writer.abort()
+        assert back == [1]
+        assert names_in(backend) == []
 
     @pytest.mark.parametrize("size", [0, 100, 9_000_000])
     def test_aborted_stream_leaves_nothing(self, backend: StorageBackend, size: int) -> None:

@@ -283,3 +283,9 @@ def test_random_numbers_of_all_libraries_are_restored():
     again = (random.random(), np.random.normal(), torch.rand(3))
     assert drawn[:2] == again[:2]
     assert torch.equal(drawn[2], again[2])
+
+
+@pytest.mark.parametrize("name", ["step", "epoch", "state", "step_seconds"])
+def test_metric_with_a_name_of_the_runs_own_is_refused(tmp_path: Path, name: str) -> None:
+    with Run(tmp_path, max_steps=1) as run, pytest.raises(ValueError, match=f"reports {name}"):
+        run.report(**{name: 1.0})

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -280,6 +281,22 @@ def test_file_system_without_direct_writes_is_written_through_the_cache(
     for name in ("one", "two"):
         store(backend, how, name, noise(9_000_001))
         assert backend.read(name) == noise(9_000_001)
+
+
+def test_lent_memory_comes_back_when_the_disk_is_full(mounted: Any) -> None:
+    backend = LocalBackend(mounted("tmpfs", "size=6m"))
+    size, lent, back = 5 * 2**20, [], []
+
+    def fill() -> None:
+        with backend.writer("file") as writer:
+            for number in range(4):
+                lent.append(number)
+                writer.lend(mmap.mmap(-1, size), partial(back.append, number))
+
+    with pytest.raises(StorageError, match="disk is full"):
+        fill()
+    assert sorted(back) == lent
+    assert names(backend) == []
 
 
 @HOW
