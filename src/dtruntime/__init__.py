@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         StrataError,
         SyncError,
     )
-    from .run import Recovery, Run
+    from .run import Recovery, Run, load_tracked
     from .runtime import Runtime
     from .sharding import MovePlan
     from .types import (
@@ -61,7 +61,7 @@ _HOMES = {
         "StrataError",
         "SyncError",
     ),
-    "run": ("Recovery", "Run"),
+    "run": ("Recovery", "Run", "load_tracked"),
     "runtime": ("Runtime",),
     "sharding": ("MovePlan",),
     "types": (
@@ -110,6 +110,7 @@ __all__ = [
     "WorkerState",
     "WorkerStatus",
     "__version__",
+    "load_tracked",
 ]
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checkpoint import CheckpointManager
 from ..checkpoint.catalog import Catalog
 from ..checkpoint.verifying import Verifier
 from ..display import count, size
 from ..errors import StorageError
+from ..run import load_tracked
 from ..storage import open_backend
 from .dataset import HELD_OUT, held_out, read_ids
 from .model import Classifier, Floats
@@ -139,9 +139,7 @@ def _final_weights(plan: Plan, files: RunFiles) -> list[tuple[str, Floats]]:
 
 
 def _saved_weights(files: RunFiles) -> Floats:
-    with CheckpointManager(files.checkpoints) as manager:
-        state = manager.load_state(rank=0, keys=["shared/objects/model/parameters"])
-    weights: Floats = state["shared/objects/model/parameters"]
+    weights: Floats = load_tracked(files.checkpoints, "model")["model"]["parameters"]
     return weights
 
 

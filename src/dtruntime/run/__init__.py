@@ -2,6 +2,7 @@
 
 from .crew import Crew
 from .recovery import Recovery
+from .results import load_tracked
 from .run import Run
 
-__all__ = ["Crew", "Recovery", "Run"]
+__all__ = ["Crew", "Recovery", "Run", "load_tracked"]

@@ -9,6 +9,9 @@ from typing import Any
 _SHARDING = ("torch.distributed.tensor", "torch.distributed.fsdp")
 """Without one of these modules of torch no model is sharded."""
 
+OBJECTS = "objects"
+"""Where their states lie in what is saved."""
+
 
 class Tracked:
     """Objects and values by name, the same on all ranks.
@@ -51,11 +54,11 @@ class Tracked:
     def capture(self) -> dict[str, Any]:
         """The states of all, by reference: save them before the next step changes them."""
         objects = {name: thing.state_dict() for name, thing in self._objects.items()}
-        return {"objects": objects, "values": dict(self.values)}
+        return {OBJECTS: objects, "values": dict(self.values)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put everything into the state that was captured."""
-        kept = state["objects"]
+        kept = state[OBJECTS]
         self.check(kept)
         for name, thing in self._objects.items():
             thing.load_state_dict(kept[name])

@@ -11,7 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dtruntime import ConfigError, Run, StrataError
+from dtruntime import (
+    CheckpointManager,
+    CheckpointNotFoundError,
+    ConfigError,
+    Run,
+    StrataError,
+    load_tracked,
+)
 from dtruntime.data import NumberSource
 from dtruntime.run import rng
 
@@ -289,3 +296,22 @@ def test_random_numbers_of_all_libraries_are_restored():
 def test_metric_with_a_name_of_the_runs_own_is_refused(tmp_path: Path, name: str) -> None:
     with Run(tmp_path, max_steps=1) as run, pytest.raises(ValueError, match=f"reports {name}"):
         run.report(**{name: 1.0})
+
+
+def test_what_a_run_tracked_can_be_loaded_without_it(tmp_path: Path) -> None:
+    walk = Walk()
+    train(make(tmp_path, walk), walk)
+    assert (load_tracked(tmp_path, "walk")["walk"]["place"] == walk.place).all()
+    assert load_tracked(tmp_path).keys() == {"walk"}
+    (*_, before, last) = CheckpointManager(tmp_path).steps()
+    assert (load_tracked(tmp_path, "walk", step=before)["walk"]["place"] != walk.place).any()
+    assert last == 2 * SAMPLES // BATCH
+
+
+def test_run_that_has_saved_nothing_or_something_else_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointNotFoundError, match="no checkpoint"):
+        load_tracked(tmp_path / "nothing")
+    walk = Walk()
+    train(make(tmp_path, walk), walk)
+    with pytest.raises(KeyError, match="shared/objects/model"):
+        load_tracked(tmp_path, "model")
