@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,13 +37,15 @@ def export_safetensors(
     path: str | os.PathLike[str],
     *,
     under: str | None = None,
+    progress: Callable[[int], Callable[[int], None]] | None = None,
 ) -> None:
     """Write the tensors of a state checkpoint to a ``.safetensors`` file or object.
 
     ``step=None`` is the newest state. Names are the keys joined by dots; ``under="model"`` takes
     what lies in there only, by the rest of the names. Tensors that were one are written once for
     each name. The file's metadata says so (``strata.shared``), and has all values that are no
-    tensors as JSON (``strata.values``). The file is there when it is complete.
+    tensors as JSON (``strata.values``). The file is there when it is complete. ``progress`` is
+    told how many bytes there are, and returns what is told of each few that are written.
 
     ``TypeError`` names a tensor whose elements safetensors does not have, ``ValueError`` two
     values that would have the same name.
@@ -60,7 +62,13 @@ def export_safetensors(
     folder, name = os.path.split(os.fspath(path))
     with open_backend(folder or ".") as target, target.writer(name) as writer:
         writer.write(header)
-        _Copying(copy.reader(part), writer).run(ordered)
+        total = sum(leaf.nbytes for leaf in ordered)
+        advance = progress(total) if progress is not None else _ignore
+        _Copying(copy.reader(part), writer, advance).run(ordered)
+
+
+def _ignore(size: int) -> None:
+    """Nobody wants to know."""
 
 
 def import_safetensors(
@@ -116,9 +124,12 @@ def _metadata(manifest: Manifest, leaves: Leaves) -> dict[str, str]:
 class _Copying:
     """Copies tensors from a part to a file, many small ones at a time."""
 
-    def __init__(self, reader: PartReader, writer: StreamWriter) -> None:
+    def __init__(
+        self, reader: PartReader, writer: StreamWriter, advance: Callable[[int], None]
+    ) -> None:
         self._reader = reader
         self._writer = writer
+        self._advance = advance
         self._slab = memoryview(bytearray(SLAB))
         self._wanted: list[tuple[int, memoryview]] = []
         self._used = 0
@@ -132,6 +143,7 @@ class _Copying:
                 memory = np.empty(leaf.buffer[1], np.uint8)
                 self._reader.read_into([(leaf.buffer[0], memory.data)])
                 self._writer.write(leaf.assemble(memory))
+                self._advance(leaf.nbytes)
         self._flush()
 
     def _add(self, offset: int, nbytes: int) -> None:
@@ -144,6 +156,7 @@ class _Copying:
     def _flush(self) -> None:
         self._reader.read_into(self._wanted)
         self._writer.write(self._slab[: self._used])
+        self._advance(self._used)
         self._wanted, self._used = [], 0
 
 

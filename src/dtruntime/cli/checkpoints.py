@@ -105,10 +105,9 @@ def _export(options: argparse.Namespace) -> int:
         raise StorageError(f"this installation cannot write safetensors files: {exc}") from exc
     with opened(options.place) as (where, catalog):
         step = find(catalog, where, options.step).step
-    busy = open_console(stderr=True).status(f"writing {options.file}")
-    with CheckpointManager(options.place) as manager, busy:
+    with CheckpointManager(options.place) as manager, _bar("writing") as begin:
         try:
-            export_safetensors(manager, step, options.file)
+            export_safetensors(manager, step, options.file, progress=begin)
         except TypeError as exc:
             raise StorageError(f"step {step} of {where} cannot be exported: {exc}") from exc
     if options.json:

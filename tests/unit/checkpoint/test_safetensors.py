@@ -68,6 +68,20 @@ def test_one_part_of_a_state_is_exported_under_its_own_names(manager, tmp_path):
         export_safetensors(manager, 3, path, under="modle")
 
 
+def test_progress_is_told_of_every_byte(manager, tmp_path):
+    state = {"a": np.zeros(1000), "b": np.zeros((40, 30), order="F"), "c": np.zeros(0)}
+    manager.save(state, 3).wait()
+    told = []
+
+    def progress(total):
+        told.append(-total)
+        return told.append
+
+    export_safetensors(manager, 3, tmp_path / "m.safetensors", progress=progress)
+    assert told[0] == -(8 * 1000 + 8 * 40 * 30)
+    assert sum(told) == 0
+
+
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_every_type_of_elements_goes_both_ways(manager, tmp_path, name):
     tensor = random_tensor(name, 5, 3)
