@@ -131,7 +131,7 @@ def test_show_has_parameters_files_shares_and_columns(registry: DatasetRegistry)
         r"^ +500 +/.*/part-1\.parquet",
         r"^no epoch has been consumed yet",
     ):
-        assert re.search(pattern, output, re.MULTILINE), pattern
+        assert re.search(pattern, output, re.MULTILINE), f"{pattern}\n{output}"
 
 
 def test_dataset_is_found_by_its_name_alone_when_one_job_has_it(registry: DatasetRegistry) -> None:

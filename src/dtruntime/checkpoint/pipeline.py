@@ -75,8 +75,6 @@ class Pipeline:
         self._handles: list[SaveHandle] = []
         self._lock = threading.Lock()
         self._known: tuple[str, KnownChunks] | None = None
-        self._unclean = False
-        """Whether there may be more than has to be kept."""
         self._untidy = commits.rank == 0
         """Whether there may be something to collect before the next save."""
 
@@ -215,10 +213,6 @@ class Pipeline:
         )
         handle.span.end()
         handle.future.set_result(saved)
-        if self._unclean:
-            # Whoever waits for the checkpoint need not wait for this.
-            self._unclean = False
-            self.upkeep.clean()
 
     def _write(self, handle: SaveHandle, wanted: Wanted, content: _Content) -> Saved:
         began = time.perf_counter()
@@ -297,7 +291,7 @@ class Pipeline:
             return
         self._known = manifest.name, KnownChunks([part])
         self.committed(manifest)
-        self._unclean = True
+        self.upkeep.clean()
 
     def _known_chunks(self) -> KnownChunks:
         """What the newest checkpoint has; nothing when it cannot be read."""

@@ -414,7 +414,7 @@ def test_writers_with_a_path_leave_no_threads_and_no_locks(tmp_path):
     for step in range(3):
         dcp.save({"x": torch.ones(2)}, storage_writer=StrataWriter(tmp_path, step, is_full=False))
     gc.collect()
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
     assert not list(tmp_path.glob("locks/*"))
 
 
