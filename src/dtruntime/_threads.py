@@ -1,13 +1,35 @@
-"""Work that is done ahead, by another thread."""
+"""Work that other threads do: ahead, or with something that is given back at the end."""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+
+class Hold:
+    """Calls something when everybody has let go; whoever makes it holds it first."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self._holders = 1
+        self._then = then
+        self._lock = threading.Lock()
+
+    def take(self) -> None:
+        """One more holds it."""
+        with self._lock:
+            self._holders += 1
+
+    def drop(self) -> None:
+        """One lets go."""
+        with self._lock:
+            self._holders -= 1
+            over = self._holders == 0
+        if over:
+            self._then()
 
 
 class Ahead(Generic[T]):

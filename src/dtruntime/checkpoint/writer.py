@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from .._threads import Ahead
+from .._threads import Ahead, Hold
 from ..errors import StorageError
 from ..storage.backend import StorageBackend, StreamWriter
 from ..telemetry import EventLog, tracing
@@ -99,28 +98,6 @@ class Differ:
         )
 
 
-class _Hold:
-    """Calls something when everybody has let go."""
-
-    def __init__(self, then: Callable[[], None]) -> None:
-        self._holders = 1
-        self._then = then
-        self._lock = threading.Lock()
-
-    def take(self) -> None:
-        """One more holds it."""
-        with self._lock:
-            self._holders += 1
-
-    def drop(self) -> None:
-        """One lets go."""
-        with self._lock:
-            self._holders -= 1
-            over = self._holders == 0
-        if over:
-            self._then()
-
-
 class PartWriter:
     """Writes the chunks of one part."""
 
@@ -160,7 +137,7 @@ class PartWriter:
         try:
             with closing(Ahead(self._encoded(groups, encoding), 2, "strata-encode")) as ahead:
                 for group, chunks in ahead:
-                    hold = _Hold(partial(done, group))
+                    hold = Hold(partial(done, group))
                     self._store(group, chunks, hold)
                     hold.drop()
             if self._writer is not None:
@@ -227,7 +204,7 @@ class PartWriter:
         chunk.codec, chunk.data = self._compressor.encode(view)
         return chunk
 
-    def _store(self, group: Group, chunks: list[Encoded], hold: _Hold) -> None:
+    def _store(self, group: Group, chunks: list[Encoded], hold: Hold) -> None:
         """Append what is new; chunks that lie together in memory are written together."""
         run: memoryview | None = None
         run_start = run_stop = 0
@@ -298,7 +275,7 @@ class PartWriter:
             self._writer.write(MAGIC.ljust(HEADER, b"\0"))
         return self._writer.written
 
-    def _append_run(self, run: memoryview, group: Group, hold: _Hold) -> None:
+    def _append_run(self, run: memoryview, group: Group, hold: Hold) -> None:
         if not group.steady:
             self._append(run)
             return

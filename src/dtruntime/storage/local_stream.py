@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from .._threads import Hold
 from .backend import StreamWriter
 from .direct import (
     ALIGNMENT,
@@ -43,22 +44,6 @@ class _BlockWrite:
         """Is called when the memory is not needed any more."""
         self.done = threading.Event()
         self.error: BaseException | None = None
-
-
-class _Countdown:
-    """Calls something when so many have called it."""
-
-    def __init__(self, count: int, then: Callable[[], None]) -> None:
-        self._left = count
-        self._then = then
-        self._lock = threading.Lock()
-
-    def __call__(self, count: int = 1) -> None:
-        with self._lock:
-            self._left -= count
-            over = self._left == 0
-        if over:
-            self._then()
 
 
 class _Lanes:
@@ -138,17 +123,18 @@ class LocalStreamWriter(StreamWriter):
             super()._lend(view, done)
             return
         whole = view.nbytes - view.nbytes % ALIGNMENT
-        starts = range(0, whole, BLOCK)
-        used, begun = _Countdown(len(starts) + 1, done), 0
+        hold = Hold(done)
         try:
             with storage_errors("write", self.location):
                 self._start_block()
-                for start in starts:
-                    self._start(view[start : min(start + BLOCK, whole)], used)
-                    begun += 1
+                for start in range(0, whole, BLOCK):
+                    piece = view[start : min(start + BLOCK, whole)]
+                    self._make_room()
+                    hold.take()
+                    self._start(piece, hold.drop)
             self._write(view[whole:])
         finally:
-            used(len(starts) - begun + 1)
+            hold.drop()
 
     def _finish(self) -> None:
         with storage_errors("write", self.location):
@@ -170,15 +156,19 @@ class LocalStreamWriter(StreamWriter):
         if block is None:
             return
         self._block, self._filled = None, 0
+        self._make_room()
         self._start(memoryview(block)[:filled], partial(self._bounce.give, block))
+
+    def _make_room(self) -> None:
+        """Wait until one more may be written; raises when one has failed."""
+        if len(self._running) == LANES - 1:
+            self._wait()
 
     def _start(self, view: memoryview, release: Callable[[], None]) -> None:
         if self._direct and self._started + view.nbytes > self._reserved:
             with suppress(OSError):  # what is written may still fit
                 reserve(self._file.handle, self._reserved, _RESERVED_AT_ONCE)
             self._reserved += _RESERVED_AT_ONCE
-        if len(self._running) == LANES - 1:
-            self._wait()
         job = _BlockWrite(view, self._started, release)
         self._running.append(job)
         self._lanes.write(job)
