@@ -32,7 +32,7 @@ test: $(VENV)/.dev $(if $(findstring browser,$(TESTS)),browser) ## unit, integra
 	@scripts/ensure-system-package.sh prometheus prometheus || echo "going on without Prometheus: its tests are skipped"
 	@$(PYTEST) -m "not long" $(ARGS)
 
-test-long: $(VENV)/.dev ## more whole trainings, packages and scripts, which take half a minute each
+test-long: $(VENV)/.dev ## more whole trainings, Azure, packages and scripts, which take half a minute each
 	@$(PYTEST) -m long $(ARGS)
 
 lint: $(VENV)/.dev ## style, format, types, and whether the generated code is fresh
@@ -134,7 +134,7 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.run: $(VENV)/.created $(DEPENDENCIES)
-	@echo "installing Strata"
+	@echo "installing Strata and what it needs, once: half a minute or more, depending on the network"
 	@$(PIP_INSTALL) -e '.[data,fast]'
 	@touch $@
 

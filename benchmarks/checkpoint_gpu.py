@@ -135,7 +135,14 @@ def dcp(state: dict[str, Any], folder: Path) -> list[Contender]:
             use_async_staging=False,
             use_non_blocking_copy=True,
         )
-        stager = DefaultStager(options)
+
+        class KeptStager(DefaultStager):
+            """Used for every save: torch before 2.13 closes it after the first."""
+
+            def close(self) -> None:
+                pass
+
+        stager = KeptStager(options)
         kind = AsyncCheckpointerType.PROCESS
         made.append(
             Contender(

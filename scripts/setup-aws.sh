@@ -16,7 +16,7 @@ deleted, and a bucket that has lifecycle rules of its own is refused, because th
   --prefix PREFIX         allow workers only what is below PREFIX/ (default: the whole bucket)
   --kms-key ARN           encrypt with this key instead of the bucket's own (SSE-S3)
   --noncurrent-days N     keep replaced and deleted versions for N days (default 7)
-  --multipart-days N      drop unfinished uploads after N days (default 2)
+  --multipart-days N      drop unfinished uploads after N days (default 1)
   --policy-name NAME      default: strata-BUCKET
   --no-iam                do not make the policy: print it
   --allow-unsupported     for servers other than Amazon's: warn where a call is not implemented
@@ -34,7 +34,7 @@ fail() {
 
 bucket='' prefix='' kms_key='' policy_name=''
 region=${AWS_REGION:-us-east-1}
-noncurrent_days=7 multipart_days=2
+noncurrent_days=7 multipart_days=1
 iam=yes dry_run=no allow_unsupported=no
 
 while [[ $# -gt 0 ]]; do

@@ -24,7 +24,7 @@ def page() -> str:
     lines = [INTRODUCTION]
     for section, kind in typing.get_type_hints(Config).items():
         lines += [f"## [{section}]", "", inspect.getdoc(kind) or "", ""]
-        head = ("key", "type", "default", "environment", "meaning")
+        head = ("key", "type", "default", "meaning, and the variable that beats the file")
         lines += table(head, _rows(section, kind, variables))
     return "\n".join(lines)
 
@@ -34,12 +34,13 @@ def _rows(
 ) -> Iterator[tuple[str, ...]]:
     meanings, types = field_docstrings(kind), typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
+        meaning = meanings.get(field.name, "").replace("``", "`")
+        variable = variables.get((section, field.name), "")
         yield (
             code(field.name),
             _type(types[field.name]),
             code(_value(field.default)),
-            code(variables.get((section, field.name), "")),
-            meanings.get(field.name, "").replace("``", "`"),
+            f"{meaning} {code(variable)}".strip(),
         )
 
 

@@ -56,6 +56,7 @@ class CoordinatorConfig:
     max_dataset_bytes: int = 64 * 1024 * 1024
     """The same for registering a dataset, which carries what is known of its files."""
     max_workers_per_job: int = 65536
+    """A job takes no more workers than this, and no higher rank or world size."""
     transport: Literal["auto", "pygrpc-native", "grpc.aio"] = "auto"
     """The gRPC server; ``auto`` takes pygrpc-native when it is installed."""
 
@@ -86,8 +87,11 @@ class StorageConfig:
     """Where checkpoints go."""
 
     backend: Literal["local", "s3", "gcs", "azure"] = "local"
+    """Where plain paths of checkpoints lie; a URL such as ``s3://`` says it by itself."""
     bucket: str = ""
+    """The bucket or container in which a plain path is a prefix; not for ``local``."""
     region: str = "us-east-1"
+    """The region of S3 buckets, which stores take from ``AWS_REGION``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +99,11 @@ class CheckpointConfig:
     """When checkpoints are made and how long they are kept."""
 
     interval_steps: int = 1000
+    """``should_save`` says yes every so many steps."""
     keep_last_n: int = 5
+    """So many of the newest checkpoints are kept."""
     compression: Literal["none", "gzip", "zstd"] = "none"
+    """How chunks are compressed; those that do not get smaller are stored as they are."""
 
     def __post_init__(self) -> None:
         _positive("checkpoint", interval_steps=self.interval_steps, keep_last_n=self.keep_last_n)
@@ -107,7 +114,9 @@ class DatasetConfig:
     """Defaults for datasets."""
 
     default_shard_size: int = 10000
+    """How many samples a shard has, where registration does not say."""
     prefetch_shards: int = 2
+    """A loader reads at least so many shards ahead; more where more are mixed, or all are small."""
     cache_dir: str = ""
     """Where a cache of remote data lies; empty: ``$STRATA_CACHE_DIR/shards``."""
     cache_limit_bytes: int = 0

@@ -77,6 +77,16 @@ class Membership(StrEnum):
     LEFT = "left"
 
 
+class CheckpointCondition(StrEnum):
+    """What somebody who can see the store found of a committed checkpoint."""
+
+    GOOD = "good"
+    """Everything in it was read, and is as it was committed."""
+    DAMAGED = "damaged"
+    REMOVED = "removed"
+    """It was deleted, by retention or by somebody."""
+
+
 @dataclass(frozen=True, slots=True)
 class GpuUsage:
     """One GPU as its worker sees it."""
@@ -194,6 +204,13 @@ class CheckpointInfo:
     committed_at: float = 0.0
     """Seconds since 1970."""
     metadata: Mapping[str, str] = field(default_factory=dict)
+    verified: bool | None = None
+    """Whether whoever read all of it last found it good; None: nobody has told the coordinator."""
+    verified_at: float | None = None
+    verified_by: str = ""
+    """The member that read it; empty: somebody outside of the job."""
+    will_be_dropped: bool | None = None
+    """Whether retention lets go of it with the next commit; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +295,8 @@ class JobStatus:
     """What is asked of the job and not done yet."""
     loss_ages: tuple[float, ...] = ()
     """How many seconds ago each of the last 64 members was lost, the newest first."""
+    checkpoints: tuple[CheckpointInfo, ...] = ()
+    """The newest eight, newest first."""
 
     def recent_losses(self, seconds: float) -> int:
         """How many members were lost in the last ``seconds``, counted up to 64.

@@ -140,6 +140,7 @@ def test_killed_coordinator_is_restarted_and_no_step_is_done_again(tmp_path: Pat
     assert_all_ended(processes_in(demo.output))
 
 
+@pytest.mark.long
 def test_without_a_kill_both_runs_are_the_same_bit_for_bit(tmp_path: Path) -> None:
     demo = show(tmp_path / "kept", *SMALL, "--kill", "none", "--seed", "7")
 

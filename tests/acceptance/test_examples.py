@@ -103,6 +103,34 @@ def test_jax_training_that_was_killed_ends_with_the_same_bits(tmp_path: Path) ->
     assert one == other
 
 
+def test_numpy_training_that_lost_a_worker_ends_with_the_same_weights(
+    tmp_path: Path, coordinator: LocalCoordinator
+) -> None:
+    def trained(name: str, *, with_a_kill: bool) -> str:
+        options = ["--samples", 4_000, "--epochs", 2, "--save-steps", 5, "--step-seconds", 0.05]
+        arguments = ["--checkpoints", tmp_path / name / "checkpoints", *options]
+        with TrainingCrew(
+            tmp_path / name, coordinator.url, 2, "numpy_training.py", *arguments
+        ) as crew:
+            victim, _ = crew.start()
+            if with_a_kill:
+                manifests = tmp_path / name / "checkpoints" / "manifests"
+                crew.until("a save after step 0", lambda: len(list(manifests.glob("*.json"))) > 1)
+                victim.kill()
+                crew.environment["RANK"] = re.findall(r"worker (\d) of 2", victim.log)[0]
+                crew.start(1)
+            crew.wait()
+            logs = [trainer.log for trainer in crew.trainers if trainer.process.returncode == 0]
+        assert sum(log.count("every sample once") for log in logs) == 2, logs
+        (weights,) = {re.findall(r"finished after step 40, weights (\w+)", log)[0] for log in logs}
+        assert any("begins after step 0" not in log for log in logs) == with_a_kill
+        return str(weights)
+
+    whole = trained("whole", with_a_kill=False)
+    assert trained("killed", with_a_kill=True) == whole
+
+
+@pytest.mark.long
 def test_killed_searcher_is_not_replaced_and_every_key_is_tried_once(
     tmp_path: Path, coordinator: LocalCoordinator
 ) -> None:
@@ -136,6 +164,7 @@ def _tried(log: str) -> str:
     return line
 
 
+@pytest.mark.long
 def test_fifty_simulated_workers_train_and_meet_and_one_is_lost_and_returns(
     coordinator: LocalCoordinator,
 ) -> None:

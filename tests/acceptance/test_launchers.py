@@ -104,6 +104,7 @@ def process_of(worker: int, log: str) -> int:
 SLOW = ("--step-seconds", "0.02")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_torchrun_restarts_the_group_and_the_weights_are_those_of_an_undisturbed_run(
     tmp_path: Path, coordinator: LocalCoordinator

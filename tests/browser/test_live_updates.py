@@ -67,6 +67,22 @@ def test_committed_checkpoint(dashboard, workers, api):
     assert "3.00 MiB" in dashboard.text(".table-row")
 
 
+def test_damaged_and_deleted_checkpoints(dashboard, workers, api):
+    dashboard.go("checkpoints")
+    workers[0].call("commit_checkpoint", "second", 200, path="elsewhere", size_bytes=1 << 20)
+    dashboard.until_text("step 200", ".table-row")
+    workers[1].call("report_checkpoints", ["second"], "damaged", detail="a pack is gone")
+    dashboard.see_promptly(
+        "checkpoint damaged",
+        has_text("damaged", ".table-row"),
+        lambda: newest(api, "checkpoint.damaged"),
+    )
+    workers[1].call("report_checkpoints", ["second"], "removed")
+    dashboard.until("!document.querySelector('.table-body').innerText.includes('step 200')")
+    dashboard.go("journal")
+    dashboard.until_text("of step 200 is damaged: a pack is gone", ".log")
+
+
 def test_reported_step(dashboard, workers):
     dashboard.go("workers")
     dashboard.until_text("worker-0", ".table-row")

@@ -1,9 +1,6 @@
 """What an operator asks of a running job reaches its workers."""
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -14,6 +11,7 @@ from dtruntime.client.observer import Observer
 from dtruntime.errors import StrataError, SyncError
 from dtruntime.testing import LocalCoordinator, eventually
 from dtruntime.types import Action
+from tests.integration.command_line import strata
 from tests.integration.conftest import JobView, StartCoordinator
 from tests.integration.raw import RawClient
 from tests.integration.workers import remote_workers
@@ -24,12 +22,6 @@ def worker(coordinator: LocalCoordinator, job: str) -> Iterator[TrainingOrchestr
     with TrainingOrchestrator(coordinator_url=coordinator.url, job=job) as orchestrator:
         orchestrator.register()
         yield orchestrator
-
-
-def strata(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dtruntime.cli.main", *arguments]
-    env = {**os.environ, "COLUMNS": "200"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
 
 
 def test_request_of_an_operator_reaches_all_workers_until_one_completes_it(

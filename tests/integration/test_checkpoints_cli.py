@@ -1,14 +1,11 @@
 """``strata checkpoints``: what it prints, its exit codes, and that looking writes nothing."""
 
-import io
 import json
 import os
 import pty
 import re
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +13,15 @@ import numpy as np
 import pytest
 
 from dtruntime.checkpoint.manager import CheckpointManager
-from dtruntime.cli.main import main
+from tests.integration import command_line
+from tests.integration.command_line import Result
 from tests.integration.test_datasets_cli import PAGE
 
 STRATA = [sys.executable, "-m", "dtruntime.cli.main", "checkpoints"]
 
 
-@dataclass(frozen=True)
-class Result:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 def strata(*arguments: object) -> Result:
-    """Run the command in this process; what it needs of the environment is set by the tests."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        code = main(["checkpoints", *map(str, arguments)])
-    return Result(code, out.getvalue(), err.getvalue())
-
-
-@pytest.fixture(autouse=True)
-def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "250")
+    return command_line.strata("checkpoints", *arguments)
 
 
 def shown(*arguments: object) -> str:

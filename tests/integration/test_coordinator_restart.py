@@ -1,5 +1,6 @@
 """The coordinator dies, hangs or is away: what is remembered, and what workers notice."""
 
+import asyncio
 import signal
 import threading
 import time
@@ -8,6 +9,7 @@ import pytest
 
 from dtruntime import DatasetRegistry, TrainingOrchestrator, WorkerConfig
 from dtruntime.errors import ConnectionError, SyncError
+from dtruntime.rpc.channel import Channel
 from dtruntime.rpc.gen import coordinator_pb2 as pb
 from dtruntime.testing import LocalCoordinator, TcpProxy, eventually
 from dtruntime.types import Membership
@@ -43,6 +45,19 @@ def test_restart_keeps_ranks_incarnations_and_generation(
         assert all(w.membership == Membership.LIVE for w in after.workers)
         assert [worker.call("rank") for worker in workers] == [0, 1, 2]
         assert not any(worker.events("worker.superseded") for worker in workers)
+
+
+async def test_back_off_however_long_ends_when_the_coordinator_is_back(
+    own_coordinator: LocalCoordinator,
+) -> None:
+    own_coordinator.kill()
+    channel = Channel(own_coordinator.url)
+    with pytest.raises(ConnectionError):
+        await channel.call("Heartbeat", pb.HeartbeatRequest(), pb.HeartbeatResponse, patience=0)
+    rests = asyncio.gather(channel.rest(3600), channel.rest(3600))
+    await asyncio.to_thread(own_coordinator.start)
+    await rests
+    await channel.close()
 
 
 def test_open_barrier_completes_across_a_killed_coordinator(

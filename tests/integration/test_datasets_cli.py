@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +17,10 @@ import pytest
 from dtruntime import DatasetRegistry
 from dtruntime.sharding.coverage import Digest
 from dtruntime.testing import LocalCoordinator
+from tests.integration import command_line
+from tests.integration.command_line import Result
 from tests.integration.raw import RawClient
 
-STRATA = [sys.executable, "-m", "dtruntime.cli.main", "datasets"]
 PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
 SAMPLES = 1000
 
@@ -43,14 +42,8 @@ def registry(
         yield registry
 
 
-def strata(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*STRATA, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={"PATH": "/usr/bin:/bin", "COLUMNS": "250", **env},
-    )
+def strata(*arguments: str, **env: str) -> Result:
+    return command_line.strata("datasets", *arguments, **env)
 
 
 def shown(*arguments: str, **env: str) -> str:

@@ -106,7 +106,7 @@ def test_bucket_has_what_was_asked_for_also_the_second_time(
     rules = ask(environment, "get-bucket-lifecycle-configuration", *at)["Rules"]
     by_id = {rule["ID"]: rule for rule in rules}
     uploads = by_id["strata-unfinished-uploads"]["AbortIncompleteMultipartUpload"]
-    assert uploads == {"DaysAfterInitiation": 2}
+    assert uploads == {"DaysAfterInitiation": 1}
     versions = by_id["strata-noncurrent-versions"]
     assert versions["NoncurrentVersionExpiration"]["NoncurrentDays"] == 30
     assert "put-public-access-block': NOT DONE" in first.stderr

@@ -13,6 +13,8 @@ from tests.integration.azure_server import azure_server
 
 __all__ = ["azure_server"]
 
+pytestmark = pytest.mark.long
+
 _places = itertools.count()
 
 

@@ -122,9 +122,28 @@ def test_failure_on_a_later_page_of_a_listing_is_raised(
     with pytest.raises(StorageThrottledError):
         seen.extend(hopeless.list())
     assert len(seen) <= 1000
+    faults.fail("", "half", 10_000)
+    with pytest.raises(StorageError, match=f"cannot list {hopeless.url}"):
+        list(hopeless.list())
     faults.fail("", None, 0)
     assert hopeless.delete_many(names) == []
     assert list(hopeless.list()) == []
+
+
+def test_listing_that_breaks_off_is_taken_up_after_the_last_name(
+    faulty: S3Backend, faults: HttpFaults
+) -> None:
+    names = [f"{number:04d}" for number in range(2005)]
+    side_by_side(names, lambda name: faulty.write(name, b""), 8)
+    # The first page twice, and twice the second one: as asked for first, and when asked again.
+    broken = {1, 2, 4, 5}
+    count = itertools.count(1)
+    faults.requests.clear()
+    faults.rule = lambda line, _: "half" if next(count) in broken else None
+    assert [file.name for file in faulty.list()] == names
+    assert faults.faults == len(broken)
+    assert "start-after" in faults.requests[4]
+    assert "0999" in faults.requests[4]
 
 
 def test_winner_whose_answer_was_lost_is_told_that_it_won(

@@ -218,6 +218,7 @@ def test_nothing_is_imported_where_nothing_is_configured() -> None:
         assert "telemetry" not in coordinator.log
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trouble", ["nobody listens", "refused"])
 def test_a_collector_that_fails_disturbs_nothing_and_is_named_once(
     receiver: Receiver, trouble: str

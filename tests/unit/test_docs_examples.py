@@ -19,8 +19,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.integration.command_line import Result, strata
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -29,12 +32,6 @@ PAGES = [
 
 OTHER_COMMANDS = {"cd", "export", "git", "pip", "python"}
 """First words of commands that are not ours to check."""
-
-STRATA = [
-    sys.executable,
-    "-c",
-    "import sys; from dtruntime.cli.main import main; sys.exit(main())",
-]
 
 
 @dataclass(frozen=True)
@@ -125,14 +122,8 @@ def make_targets() -> frozenset[str]:
 
 
 @cache
-def strata_help(arguments: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*STRATA, *arguments, "--help"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
-    )
+def strata_help(arguments: tuple[str, ...]) -> Result:
+    return strata(*arguments, "--help", COLUMNS="200", NO_COLOR="1")
 
 
 def complaint_about(command: list[str]) -> str | None:
@@ -188,7 +179,16 @@ def write_training_data(folder: Path) -> None:
         pq.write_table(table, folder / f"{number}.parquet", row_group_size=100)
 
 
-@pytest.mark.parametrize("chain", chains_of(BLOCKS), ids=lambda chain: str(chain[0]))
+LONG = "docs/integrations.md"
+"""Its examples import whole frameworks; they run with the long tests."""
+
+
+def example(chain: list[Block]) -> Any:
+    marks = [pytest.mark.long] if chain[0].page == LONG else []
+    return pytest.param(chain, marks=marks, id=str(chain[0]))
+
+
+@pytest.mark.parametrize("chain", [example(chain) for chain in chains_of(BLOCKS)])
 def test_python_example_runs(
     chain: list[Block], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -126,6 +126,9 @@ export interface Checkpoint {
   duration_seconds: number | null;
   written_bytes: number | null;
   verified: boolean | null;
+  verified_at: number | null;
+  /** The worker that read it; empty: an operator. */
+  verified_by: string;
   will_be_dropped: boolean | null;
   metadata: Record<string, string>;
 }

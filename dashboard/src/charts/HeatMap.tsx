@@ -1,4 +1,4 @@
-import { type KeyboardEvent, useEffect, useMemo, useRef, useState } from "react";
+import { type CSSProperties, type KeyboardEvent, useEffect, useMemo, useRef, useState } from "react";
 import { useSize } from "./useSize";
 
 interface HeatMapProps<T> {
@@ -46,8 +46,8 @@ export function HeatMap<T>({ label, cells, colour, name, describe, onOpen, onIns
   useEffect(() => {
     const context = canvas.current?.getContext("2d");
     if (!context || !canvas.current) return;
-    paint(context, canvas.current, { cells, colour, name, grid, width, height: drawn, cursor });
-  }, [cells, colour, name, grid, width, drawn, cursor]);
+    paint(context, canvas.current, { cells, colour, name, grid, width, height: drawn });
+  }, [cells, colour, name, grid, width, drawn]);
 
   const choose = (index: number | null) => {
     const inside = index !== null && index >= 0 && index < cells.length ? index : null;
@@ -90,6 +90,7 @@ export function HeatMap<T>({ label, cells, colour, name, describe, onOpen, onIns
         onClick={() => chosen !== undefined && onOpen(chosen)}
         onKeyDown={onKey}
       />
+      {cursor !== null && <span className="heat-cursor" style={placeOf(cursor, grid)} />}
       <p className="visually-hidden" aria-live="polite">
         {chosen === undefined ? "" : describe(chosen)}
       </p>
@@ -104,20 +105,31 @@ interface Painting<T> {
   grid: Grid;
   width: number;
   height: number;
-  cursor: number | null;
 }
 
+/** Above the canvas, so that pointing at a cell does not draw all of them again. */
+function placeOf(index: number, grid: Grid): CSSProperties {
+  return {
+    left: (index % grid.columns) * grid.wide,
+    top: Math.floor(index / grid.columns) * grid.size,
+    width: Math.max(4, grid.wide - grid.gap),
+    height: Math.max(4, grid.size - grid.gap),
+    borderRadius: cornerOf(grid),
+  };
+}
+
+const cornerOf = (grid: Grid) => (grid.size >= 16 ? 4 : grid.size >= 8 ? 2 : 0);
+
 function paint<T>(context: CanvasRenderingContext2D, canvas: HTMLCanvasElement, painting: Painting<T>): void {
-  const { cells, colour, name, grid, width, height, cursor } = painting;
+  const { cells, colour, name, grid, width, height } = painting;
   const ratio = window.devicePixelRatio || 1;
   canvas.width = Math.round(width * ratio);
   canvas.height = Math.round(height * ratio);
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
-  const style = getComputedStyle(canvas);
   const inner = grid.size - grid.gap;
   const wide = grid.wide - grid.gap;
-  context.font = `540 12px ${style.fontFamily}`;
-  const radius = grid.size >= 16 ? 4 : grid.size >= 8 ? 2 : 0;
+  context.font = `540 12px ${getComputedStyle(canvas).fontFamily}`;
+  const radius = cornerOf(grid);
   cells.forEach((cell, index) => {
     const x = (index % grid.columns) * grid.wide;
     const y = Math.floor(index / grid.columns) * grid.size;
@@ -133,14 +145,6 @@ function paint<T>(context: CanvasRenderingContext2D, canvas: HTMLCanvasElement, 
       context.fillText(name(cell), x + 8, y + 18);
     }
   });
-  if (cursor === null) return;
-  const x = (cursor % grid.columns) * grid.wide;
-  const y = Math.floor(cursor / grid.columns) * grid.size;
-  context.strokeStyle = style.color;
-  context.lineWidth = 2;
-  context.beginPath();
-  context.roundRect(x + 1, y + 1, Math.max(2, wide - 2), Math.max(2, inner - 2), radius);
-  context.stroke();
 }
 
 /** Black or white, whichever is easier to read on a #rrggbb colour. */

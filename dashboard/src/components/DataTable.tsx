@@ -45,17 +45,20 @@ const ROW_HEIGHT = 44;
 const HEAD_HEIGHT = 41;
 const OVERSCAN = 6;
 
+/** Made once: comparing with a locale by name looks it up each time. */
+const COLLATOR = new Intl.Collator("en", { numeric: true });
+
 export function sortRows<T>(rows: T[], columns: TableColumn<T>[], sort: Sort): T[] {
   const by = columns.find((column) => column.key === sort.key)?.sortBy;
   if (!by) return rows;
   const sign = sort.descending ? -1 : 1;
-  return [...rows].sort((a, b) => {
-    const x = by(a);
-    const y = by(b);
+  const keyed = rows.map((row) => ({ row, key: by(row) }));
+  keyed.sort(({ key: x }, { key: y }) => {
     if (x === null || y === null) return x === y ? 0 : x === null ? 1 : -1;
-    if (typeof x === "string" && typeof y === "string") return sign * x.localeCompare(y, "en", { numeric: true });
+    if (typeof x === "string" && typeof y === "string") return sign * COLLATOR.compare(x, y);
     return sign * (Number(x) - Number(y));
   });
+  return keyed.map(({ row }) => row);
 }
 
 /** A sortable table that draws only the rows in sight. Arrow keys move, Enter opens. */

@@ -29,6 +29,8 @@ export class CheckpointShelf {
       duration_seconds: seconds,
       written_bytes: written,
       verified: null,
+      verified_at: null,
+      verified_by: "",
       will_be_dropped: false,
       metadata: { world_size: String(ranks), trigger: "every 90 s" },
     };
@@ -41,9 +43,10 @@ export class CheckpointShelf {
   /** The one before the newest has been verified by now; the oldest go next. */
   private review(): Checkpoint[] {
     const before = this.items;
+    const now = before.at(-1)?.committed_at ?? 0;
     this.items = before.map((item, index) => ({
       ...item,
-      verified: index < before.length - 1 ? true : item.verified,
+      ...(index < before.length - 1 && item.verified === null ? { verified: true, verified_at: now } : {}),
       will_be_dropped: before.length >= KEPT && index < TO_BE_DROPPED,
     }));
     return this.items.filter((item, index) => {

@@ -15,7 +15,7 @@ import msgspec
 from ..errors import CheckpointAbortedError, StorageError, StrataError, SyncError
 from ..storage.backend import StoredFile
 from ..telemetry import EventLog
-from ..types import CheckpointInfo
+from ..types import CheckpointCondition, CheckpointInfo
 from .catalog import Entry
 from .format import (
     PARTS,
@@ -77,6 +77,16 @@ class Coordinator(Protocol):
 
     def latest_checkpoint(self) -> CheckpointInfo | None:
         """The checkpoint that was recorded last."""
+
+    def report_checkpoints(
+        self,
+        checkpoint_ids: list[str],
+        condition: CheckpointCondition,
+        *,
+        path: str = "",
+        detail: str = "",
+    ) -> int:
+        """Say what became of checkpoints; returns how many of them are known."""
 
 
 class Commits(ABC):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..telemetry import EventLog
-from .saving import DeviceSource
+from .filling import DeviceSource
 from .trees import Buffer
 
 log = EventLog("checkpoint")

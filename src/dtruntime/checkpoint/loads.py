@@ -9,7 +9,8 @@ from ..errors import CheckpointDamagedError, CheckpointNotFoundError, StorageErr
 from ..telemetry import EventLog
 from ..types import CheckpointInfo
 from .format import Manifest, Part
-from .tiers import Copy, Tiers, title
+from .telling import Witness
+from .tiers import Copy, Listed, Tiers, title
 from .trees import Rebuild
 
 log = EventLog("checkpoint")
@@ -22,9 +23,12 @@ __all__ = ["Loads", "title"]
 class Loads:
     """Reads the checkpoints of a run; ``rank`` says whose part is read unless one is named."""
 
-    def __init__(self, tiers: Tiers, rank: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self, tiers: Tiers, rank: Callable[[], int] = lambda: 0, witness: Witness | None = None
+    ) -> None:
         self._tiers = tiers
         self._rank = rank
+        self._witness = witness or Witness(None)
 
     def of_step(self, step: int, read: Callable[[Copy], R]) -> R:
         """What ``read`` makes of the checkpoint of a step."""
@@ -36,7 +40,7 @@ class Loads:
             raise CheckpointNotFoundError(
                 f"there is no checkpoint of step {step} in {self._tiers.url} (there: {there})"
             )
-        return self._tiers.read(found[-1], read)
+        return self._read(found[-1], read)
 
     def newest_good(
         self,
@@ -56,7 +60,7 @@ class Loads:
         for listed in reversed(everything):
             attempt = _Attempt(read, is_one)
             try:
-                found = self._tiers.read(listed, attempt)
+                found = self._read(listed, attempt)
             except _OtherKindError:
                 continue
             except CheckpointDamagedError as exc:
@@ -88,7 +92,7 @@ class Loads:
         """What ``read`` makes of a checkpoint by its id."""
         for listed in reversed(self._tiers.listed()):
             if self._tiers.read(listed, _id_of) == checkpoint_id:
-                return self._tiers.read(listed, read)
+                return self._read(listed, read)
         raise CheckpointNotFoundError(
             f"there is no checkpoint {checkpoint_id!r} in {self._tiers.url}"
         )
@@ -116,7 +120,9 @@ class Loads:
         part = self.part_of(copy, rank)
         if part.kind != "bytes":
             raise TypeError(f"{copy.title} is a state dict: use load_state()")
-        return copy.reader(part).read()
+        data = copy.reader(part).read()
+        self._found_good(copy)
+        return data
 
     def state_of(
         self,
@@ -133,7 +139,10 @@ class Loads:
         copy.reader(part).read_into(
             (part.extents[i].offset, view) for i, view in plan.destinations()
         )
-        return plan.finish()
+        state = plan.finish()
+        if keys is None:
+            self._found_good(copy)
+        return state
 
     def verified(self, copy: Copy) -> CheckpointInfo:
         """Describe a checkpoint after reading all of it; ``StorageError`` when it is damaged."""
@@ -141,7 +150,20 @@ class Loads:
             problems = copy.reader(part).verify()
             if problems:
                 raise problems[0]
+        self._witness.good(copy.manifest)
         return self.info(copy)
+
+    def _read(self, listed: Listed, read: Callable[[Copy], R]) -> R:
+        try:
+            return self._tiers.read(listed, read)
+        except CheckpointDamagedError as exc:
+            self._witness.damaged(listed, exc)
+            raise
+
+    def _found_good(self, copy: Copy) -> None:
+        """One part was read and checked: that is all of a checkpoint that has no other."""
+        if len(copy.manifest.parts) == 1:
+            self._witness.good(copy.manifest)
 
     def info(self, copy: Copy) -> CheckpointInfo:
         """Describe a checkpoint."""

@@ -29,6 +29,7 @@ from .policy import SavePolicy
 from .retention import Retention
 from .saving import SaveHandle
 from .staging import SLAB, StagingPool
+from .telling import Witness
 from .tiers import Copy, Tiers
 from .upkeep import Upkeep
 from .uploads import Uploads
@@ -116,11 +117,15 @@ class CheckpointManager:
         self._main = Place(url, storage_options)
         self._place = self._main
         """Where saves go."""
-        upkeep = Upkeep(self._main, retention)
+        coordinator = orchestrator or current.current()
+        witness = Witness(coordinator)
+        # With two tiers a checkpoint that one of them drops may be in the other.
+        told = witness if local_tier is None else None
+        upkeep = Upkeep(self._main, retention, witness=told)
         self._uploads: Uploads | None = None
         if local_tier is not None:
             self._place = Place(local_path(local_tier, self._main), {})
-        commits = _commits(self._place, orchestrator or current.current(), sharded)
+        commits = _commits(self._place, coordinator, sharded)
         if local_tier is None:
             commits.retention = retention
         else:
@@ -135,7 +140,7 @@ class CheckpointManager:
             upkeep = Upkeep(self._place, kept, self._uploads.spares)
         self._commits = commits
         places = [self._main] if self._uploads is None else [self._place, self._main]
-        self._loads = Loads(Tiers(places), lambda: commits.rank)
+        self._loads = Loads(Tiers(places), lambda: commits.rank, witness)
         self._pipeline = Pipeline(
             self._place,
             commits,
@@ -290,7 +295,7 @@ class CheckpointManager:
             if self._uploads is not None:
                 self._uploads.close()
                 if self._uploads.has_uploaded:
-                    self._pipeline.upkeep.clean()
+                    self._pipeline.upkeep.clean(for_good=True)
         finally:
             self._place.close()
             self._main.close()

@@ -17,11 +17,12 @@ from ..telemetry import EventLog, tracing
 from .codecs import Compressor
 from .commits import Commits, Wanted
 from .estimates import Estimates
+from .filling import staged
 from .format import PACKS, Extent, Manifest, Part, is_stored_in_full
 from .known import KnownChunks
 from .layout import lay_out
 from .place import Place
-from .saving import GroupQueue, Lent, Saved, SaveHandle, Saver, groups_of, staged, watched
+from .saving import GroupQueue, Lent, Saved, SaveHandle, Saver, groups_of, watched
 from .staging import StagingPool
 from .trees import Buffer, flatten
 from .upkeep import Upkeep
@@ -31,9 +32,6 @@ from .writer import Differ, Group, PartWriter
 log = EventLog("checkpoint")
 
 
-SPARE_CORES = 4
-"""With fewer cores nothing is digested or written while a state is copied: that would take the time
-from the caller, who waits."""
 LEFTOVER_SECONDS = 60.0
 """What a dead process has left of unfinished files is removed when it is older."""
 
@@ -77,6 +75,8 @@ class Pipeline:
         self._known: tuple[str, KnownChunks] | None = None
         self._untidy = commits.rank == 0
         """Whether there may be something to collect before the next save."""
+        self._cleans = False
+        """Whether there may be something that is not kept any more after this one."""
 
     def take(self, state: Any, wanted: Wanted) -> SaveHandle:
         """Begin a save; returns when the state is not needed any more."""
@@ -141,7 +141,7 @@ class Pipeline:
             handle.stall_seconds = time.perf_counter() - handle.started
             self._submit(handle, wanted, _Content(groups, kind, extents, skeleton))
             return
-        queue = GroupQueue(hold=_cores() < SPARE_CORES)
+        queue = GroupQueue()
         self._submit(handle, wanted, _Content(iter(queue), kind, extents, skeleton))
         versions = [buffer.version() for buffer in buffers]
         try:
@@ -213,6 +213,10 @@ class Pipeline:
         )
         handle.span.end()
         handle.future.set_result(saved)
+        if self._cleans:
+            # Whoever waits for the checkpoint need not wait for this.
+            self._cleans = False
+            self.upkeep.clean()
 
     def _write(self, handle: SaveHandle, wanted: Wanted, content: _Content) -> Saved:
         began = time.perf_counter()
@@ -264,6 +268,8 @@ class Pipeline:
         try:
             # Before anything is swept: parts of what was committed must not be taken for leftovers.
             self._commits.heal()
+            # Whoever committed the last one may have died before it dropped the one too many.
+            self.upkeep.retain()
             self.upkeep.sweep()
             self._place.backend.sweep(LEFTOVER_SECONDS)
         except StrataError as exc:
@@ -283,7 +289,7 @@ class Pipeline:
                 )
 
     def _after_commit(self, manifest: Manifest | None, part: Part) -> None:
-        """Remember what is stored, and clear away what is not kept."""
+        """Remember what is stored."""
         if self._differ is not None:
             self._differ.end()
         if manifest is None:
@@ -291,7 +297,7 @@ class Pipeline:
             return
         self._known = manifest.name, KnownChunks([part])
         self.committed(manifest)
-        self.upkeep.clean()
+        self._cleans = True
 
     def _known_chunks(self) -> KnownChunks:
         """What the newest checkpoint has; nothing when it cannot be read."""
@@ -340,14 +346,6 @@ def _rest(groups: Iterator[Group]) -> Iterator[Group]:
         yield from groups
     except BaseException as exc:
         log.debug("checkpoint.abandoned", reason=str(exc))
-
-
-def _cores() -> int:
-    """How many this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS
-        return os.cpu_count() or 1
 
 
 def _check_versions(buffers: list[Buffer], before: list[object], step: int) -> None:

@@ -6,22 +6,17 @@ import asyncio
 import queue
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
 from typing import Any, Protocol
-
-import numpy as np
 
 from ..errors import StorageError
 from ..telemetry import EventLog
 from ..telemetry.tracing import NO_SPAN, Span
 from .format import digest_of
-from .layout import CHUNK, Layout
-from .staging import SLAB, StagingPool
+from .layout import CHUNK
+from .staging import SLAB
 from .writer import Group
 
 log = EventLog("checkpoint")
@@ -186,12 +181,15 @@ class Lent:
 
 
 class GroupQueue:
-    """Groups of chunks on their way from the caller to the writer."""
+    """Groups of chunks on their way from the caller to the writer.
 
-    def __init__(self, *, hold: bool = False) -> None:
-        """``hold`` keeps them back until `let_go` or `end`."""
+    They are kept back until all are copied, or until the memory is needed: to digest and write them
+    meanwhile takes bandwidth of memory from the caller, who waits.
+    """
+
+    def __init__(self) -> None:
         self._groups: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._held: list[Group] | None = [] if hold else None
+        self._held: list[Group] | None = []
         self._ended = False
 
     def put(self, group: Group) -> None:
@@ -243,110 +241,6 @@ def watched(view: memoryview, groups: Iterator[Group], name: str) -> Iterator[Gr
                 f"{name} was changed while it was being saved, and is not committed: do not write "
                 "to a buffer before the save's handle is done, or pass bytes"
             )
-
-
-def staged(
-    layout: Layout,
-    sources: Sequence[Any],
-    pool: StagingPool,
-    before_waiting: Callable[[], None] = lambda: None,
-) -> Iterator[Group]:
-    """Copy buffers into slabs, one slab after the other.
-
-    Slabs come back when their groups are written: ``before_waiting`` for one has to see to that.
-    """
-    copier = _Copier(layout, sources)
-    for bounds in _slabs(layout):
-        slab = pool.borrow(before_waiting)
-        size = bounds[-1] - bounds[0]
-        try:
-            copier.fill(slab.view[:size], bounds[0])
-        except BaseException:
-            pool.give_back(slab)
-            raise
-        give_back = partial(pool.give_back, slab)
-        yield Group(bounds[0], bounds, slab.view[:size], give_back, steady=True)
-
-
-def _slabs(layout: Layout) -> Iterator[tuple[int, ...]]:
-    """The bounds of as many whole chunks as fit a slab, again and again."""
-    bounds: list[int] = [0]
-    for start, stop in pairwise(layout.bounds):
-        if stop - bounds[0] > SLAB:
-            yield tuple(bounds)
-            bounds = [start]
-        bounds.append(stop)
-    if len(bounds) > 1:
-        yield tuple(bounds)
-
-
-class DeviceSource(ABC):
-    """Memory of a device, which is copied in the background of the device."""
-
-    nbytes: int
-
-    @abstractmethod
-    def copy_part(self, first: int, target: memoryview) -> None:
-        """Begin to copy the bytes from ``first`` on."""
-
-    @abstractmethod
-    def wait(self) -> None:
-        """Wait until what was begun is there."""
-
-
-class _Copier:
-    """Copies a stretch of the stream at a time, front to back."""
-
-    def __init__(self, layout: Layout, sources: Sequence[Any]) -> None:
-        self._offsets = layout.offsets
-        self._sources = sources
-        self._next = 0
-        self._view: memoryview | None = None
-        self._devices: set[DeviceSource] = set()
-
-    def fill(self, target: memoryview, start: int) -> None:
-        """Copy what lies from ``start`` on; gaps become zeros."""
-        stop = start + target.nbytes
-        at = start
-        while self._next < len(self._sources):
-            source, offset = self._sources[self._next], self._offsets[self._next]
-            end = offset + source.nbytes
-            if offset >= stop:
-                break
-            first, last = max(offset, start), min(end, stop)
-            if at < first:
-                target[at - start : first - start] = bytes(first - at)
-            self._copy(source, first - offset, target[first - start : last - start])
-            at = max(at, last)
-            if end > stop:
-                break
-            self._next, self._view = self._next + 1, None
-        if at < stop:
-            target[at - start :] = bytes(stop - at)
-        for device in self._devices:
-            device.wait()
-        self._devices.clear()
-
-    def _copy(self, source: Any, first: int, target: memoryview) -> None:
-        if not target.nbytes:
-            return
-        if isinstance(source, DeviceSource):
-            source.copy_part(first, target)
-            self._devices.add(source)
-            return
-        if self._view is None and target.nbytes == source.nbytes and source.memory() is None:
-            source.copy_into(target)
-            return
-        if self._view is None:
-            self._view = source.memory()
-            if self._view is None:
-                self._view = memoryview(bytearray(source.nbytes))
-                source.copy_into(self._view)
-        _copy_bytes(target, self._view[first : first + target.nbytes])
-
-
-def _copy_bytes(target: memoryview, source: memoryview) -> None:
-    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 
 class Saver:

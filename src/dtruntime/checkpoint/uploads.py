@@ -85,6 +85,8 @@ class Uploads:
         """Whether this rank uploads."""
         self._jobs: dict[str, _Job] = {}
         self._uploaded: set[str] = set()
+        self._dropped: set[str] = set()
+        """Those that were dropped locally, by another process that saw to them."""
         self._lost: dict[str, CheckpointDamagedError] = {}
         self._untold: list[CheckpointDamagedError] = []
         self._newest_uploaded = 0
@@ -174,6 +176,13 @@ class Uploads:
         job = self._job_of(checkpoint_id)
         if job is not None:
             self._wait(job, deadline)
+        with self._changed:
+            dropped = checkpoint_id in self._dropped
+        if dropped and self._main.catalog.with_id(checkpoint_id) is None:
+            raise StorageError(
+                f"checkpoint {checkpoint_id} is neither in {self._local.url} nor in "
+                f"{self._main.url} any more: another process has dropped it"
+            )
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait for what is due; raises as `wait_for`, once for all, and ``TimeoutError``."""
@@ -254,7 +263,7 @@ class Uploads:
         with self._changed:
             if checkpoint_id in self._lost:
                 raise self._told(checkpoint_id)
-            if checkpoint_id in self._uploaded:
+            if checkpoint_id in self._uploaded | self._dropped:
                 return None
             if checkpoint_id in self._jobs:
                 return self._jobs[checkpoint_id]
@@ -354,7 +363,14 @@ class Uploads:
 
     def _failed(self, job: _Job, error: Exception) -> bool:
         fields = {"step": job.entry.step, "place": self._main.url, "reason": str(error)}
+        dropped = isinstance(error, CheckpointDamagedError) and self._is_dropped(job)
         with self._changed:
+            if dropped:
+                # Whoever has this tier now has uploaded it, or something newer.
+                log.info("checkpoint.upload_not_needed", step=job.entry.step)
+                self._dropped.add(job.checkpoint_id)
+                self._end(job)
+                return True
             if not isinstance(error, CheckpointDamagedError):
                 self._failures += 1
                 self._trouble = error if isinstance(error, StorageError) else _unexpected(error)
@@ -369,6 +385,13 @@ class Uploads:
             self._untold.append(lost)
             self._end(job)
         return True
+
+    def _is_dropped(self, job: _Job) -> bool:
+        """Whether the local tier has lost a checkpoint because another process dropped it."""
+        try:
+            return not self._local.backend.exists(job.entry.name)
+        except StorageError:
+            return False
 
     def _end(self, job: _Job) -> None:
         job.done = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,9 +14,11 @@ from rich.console import RenderableType
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..checkpoint.manager import CheckpointManager
+from ..client import Observer
 from ..display import count, open_console
-from ..errors import ConfigError, StorageError
+from ..errors import ConfigError, StorageError, StrataError
 from .checkpoints_report import find, opened, read_checkpoint, read_list, remove, verify
+from .checkpoints_telling import Finding, found, gone, tell
 from .checkpoints_view import list_view, removal_view, show_view, verify_view
 from .logs import log_only_when_asked
 
@@ -37,6 +40,7 @@ def add_parser(subparsers: Any) -> None:
     show.add_argument("step", metavar="STEP", type=_step, help="a step, or 'latest'")
     check = _add_action(actions, "verify", "read everything and say what is damaged", _verify)
     check.add_argument("steps", metavar="STEP", type=_whole, nargs="*", help="default: all")
+    _add_coordinator(check)
     _add_rm(actions)
     export = _add_action(actions, "export", "write a checkpoint as a safetensors file", _export)
     export.add_argument("step", metavar="STEP", type=_step, help="a step, or 'latest'")
@@ -48,6 +52,12 @@ def _add_rm(actions: Any) -> None:
     rm.add_argument("steps", metavar="STEP", type=_whole, nargs="+")
     rm.add_argument("--yes", action="store_true", help="do not ask")
     rm.add_argument("--force", action="store_true", help="also the last one that is whole")
+    _add_coordinator(rm)
+
+
+def _add_coordinator(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", help="coordinator to tell (default: COORDINATOR_URL, else none)")
+    parser.add_argument("--job", help="of this job (default: those with checkpoints in PLACE)")
 
 
 def _add_action(
@@ -84,6 +94,8 @@ def _show(options: argparse.Namespace) -> int:
 def _verify(options: argparse.Namespace) -> int:
     with _bar("reading") as begin:
         report = verify(options.place, options.steps, begin)
+    told = _tell(options, report.place, found(report))
+    report = msgspec.structs.replace(report, told=told)
     _write(report, lambda: verify_view(report), options)
     return 0 if report.good else 1
 
@@ -94,8 +106,23 @@ def _rm(options: argparse.Namespace) -> int:
             _ask(f"remove {count(len(steps), 'checkpoint')} ({_some(steps)}) from {where}?")
 
     report = remove(options.place, options.steps, force=options.force, confirm=confirm)
+    told = _tell(options, report.place, gone(report))
+    report = msgspec.structs.replace(report, told=told)
     _write(report, lambda: removal_view(report), options)
     return 0
+
+
+def _tell(options: argparse.Namespace, place: str, findings: Sequence[Finding]) -> int:
+    """Tell the coordinator, if there is one; that it cannot be told changes nothing here."""
+    url = options.url or os.environ.get("COORDINATOR_URL")
+    if not url:
+        return 0
+    try:
+        with Observer(url) as observer:
+            return tell(observer, options.job, place, findings)
+    except StrataError as exc:
+        print(f"the coordinator was not told: {exc}", file=sys.stderr)
+        return 0
 
 
 def _export(options: argparse.Namespace) -> int:

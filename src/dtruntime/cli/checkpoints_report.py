@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -116,6 +116,8 @@ class Verification(msgspec.Struct, frozen=True):
     newest_good: int | None
     """The newest step that is good, of those that were read."""
     read_bytes: int
+    told: int = 0
+    """Of how many of them a coordinator was told."""
     schema: int = SCHEMA
 
     @property
@@ -132,6 +134,10 @@ class Removal(msgspec.Struct, frozen=True):
     left: tuple[int, ...]
     deleted_files: int
     freed_bytes: int
+    removed_ids: tuple[str, ...] = ()
+    """Those that could still be read."""
+    told: int = 0
+    """Of how many of them a coordinator was told."""
     schema: int = SCHEMA
 
 
@@ -230,6 +236,7 @@ def remove(
                 f"no whole checkpoint would be left in {where}: use --force if that is wanted"
             )
         confirm(where, sorted({entry.step for entry in doomed}))
+        ids = tuple(_ids(catalog, doomed))
         dropped = catalog.drop(doomed)
         catalog.point_to_newest()
         files, freed = _sweep(catalog)
@@ -237,7 +244,7 @@ def remove(
             raise StorageError(f"not all of them could be deleted from {where}: try again")
         steps_left = tuple(sorted({entry.step for entry in left}))
         removed = tuple(sorted({entry.step for entry in doomed}))
-        return Removal(where, removed, steps_left, files, freed)
+        return Removal(where, removed, steps_left, files, freed, ids)
 
 
 def find(catalog: Catalog, where: str, step: int | None) -> Entry:
@@ -249,6 +256,12 @@ def find(catalog: Catalog, where: str, step: int | None) -> Entry:
             f"there is no checkpoint of step {step} in {where} (there: {there})"
         )
     return entry
+
+
+def _ids(catalog: Catalog, entries: Sequence[Entry]) -> Iterator[str]:
+    for entry in entries:
+        with suppress(CheckpointDamagedError):
+            yield catalog.manifest(entry).checkpoint_id
 
 
 def _sweep(catalog: Catalog) -> tuple[int, int]:

@@ -59,17 +59,22 @@ def verify_view(report: Verification) -> RenderableType:
         end = Text("none of them is good", "bold red")
     else:
         end = Text(f"good: {', '.join(good)}; {size(report.read_bytes)} read")
-    return Group(table, Text(), *lines, end)
+    return Group(table, Text(), *lines, end, *_told(report.told))
 
 
 def removal_view(report: Removal) -> RenderableType:
     """What was removed, and what is left."""
     left = ", ".join(map(str, report.left)) or "none"
-    return Text(
+    done = Text(
         f"removed {count(len(report.removed), 'checkpoint')} and "
         f"{count(report.deleted_files, 'file')} that nothing else needed "
         f"({size(report.freed_bytes)}); left: {left}"
     )
+    return Group(done, *_told(report.told))
+
+
+def _told(number: int) -> list[Text]:
+    return [Text(f"told the coordinator of {count(number, 'checkpoint')}", "dim")] if number else []
 
 
 def _line(one: ListedCheckpoint, now: float) -> Iterator[RenderableType]:

@@ -87,7 +87,7 @@ def hint(coordinator: CoordinatorReport) -> Text:
 
 def job_lines(job: JobStatus) -> list[Text]:
     """A job in a few lines: its membership, checkpoints, requests and open barriers."""
-    lines = [_job_headline(job), _checkpoint_line(job.latest_checkpoint, job.checkpoint_count)]
+    lines = [_job_headline(job), _newest_checkpoint(job)]
     lines += [_action_line(action) for action in job.actions]
     lines += [_barrier_line(barrier) for barrier in job.barriers[:BARRIERS_SHOWN]]
     if len(job.barriers) > BARRIERS_SHOWN:
@@ -116,14 +116,24 @@ def _job_headline(job: JobStatus) -> Text:
     )
 
 
-def _checkpoint_line(latest: CheckpointInfo | None, total: int) -> Text:
+def _newest_checkpoint(job: JobStatus) -> Text:
+    latest = job.latest_checkpoint
     if latest is None:
         return Text("  checkpoint  none committed yet", "dim")
-    age = duration(max(0.0, time.time() - latest.committed_at))
+    shown = next(iter(job.checkpoints), latest)
+    return checkpoint_line(shown, "checkpoint", f", latest of {job.checkpoint_count:,}")
+
+
+def checkpoint_line(one: CheckpointInfo, title: str = "", note: str = "") -> Text:
+    """A checkpoint in one line: how old and large it is, whether it is good, whether it stays."""
+    age = duration(max(0.0, time.time() - one.committed_at))
+    said = {None: ("", ""), True: ("   verified", "green"), False: ("   DAMAGED", "bold red")}
     return Text.assemble(
-        ("  checkpoint  ", "dim"),
-        f"step {latest.step:,}, epoch {latest.epoch}, {size(latest.size_bytes)}, {age} ago",
-        (f"   {latest.checkpoint_id}, latest of {total:,}", "dim"),
+        (f"  {title:<12}", "dim"),
+        f"step {one.step:,}, epoch {one.epoch}, {size(one.size_bytes)}, {age} ago",
+        said[one.verified],
+        ("   dropped next" if one.will_be_dropped else "", "yellow"),
+        (f"   {one.checkpoint_id}{note}", "dim"),
         no_wrap=True,
         overflow="ellipsis",
     )

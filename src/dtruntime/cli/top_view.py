@@ -10,12 +10,15 @@ from rich.text import Text
 from ..coordinator.http.journal import level_of, sentence
 from ..coordinator.state import Event
 from ..rpc.gen import coordinator_pb2 as pb
-from .status_view import headline, hint, job_lines, staleness
+from .status_view import checkpoint_line, headline, hint, job_lines, staleness
 from .status_workers import worker_lines
 from .top_state import TopState
 
 JOURNAL_LINES = 8
 LEAST_WORKERS = 4
+WORKERS_FIRST = 16
+"""Older checkpoints are shown where so many workers have room, and the journal."""
+CHECKPOINT_LINES = 4
 BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {"warning": "yellow", "error": "red"}
 _KEYS = "q quit   s sort   ↑↓ scroll   tab next job   p pause"
@@ -27,8 +30,13 @@ def top_view(state: TopState, width: int, height: int | None) -> RenderableType:
     head = [headline(look.coordinator), *staleness(look.stale_since)]
     if look.job is None:
         return Group(*head, hint(look.coordinator))
-    head += [*job_lines(look.job), _pace(state, width)]
     rows = state.rows()
+    lines = [*job_lines(look.job), _pace(state, width)]
+    older = [checkpoint_line(one) for one in look.job.checkpoints[1:CHECKPOINT_LINES]]
+    needed = len(head) + len(lines) + min(len(rows), WORKERS_FIRST) + JOURNAL_LINES + 5
+    if height is None or height >= needed + len(older):
+        lines[2:2] = older  # below the newest
+    head += lines
     journal = [_entry(event) for event in look.events]
     if height is None:
         return Group(*head, Text(), *worker_lines(rows, width), *_journal(journal, JOURNAL_LINES))

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from .._loop import awaitable, blocking
 from ..errors import CheckpointAbortedError, StorageError
 from ..rpc.gen import coordinator_pb2 as pb
-from ..types import CheckpointInfo, check_id, check_whole
+from ..types import CheckpointCondition, CheckpointInfo, check_id, check_whole
 from . import wire
 from .member import Member
+
+REPORT_SECONDS = 2.0
+"""How long a coordinator that is away is tried when it is told what became of a checkpoint."""
 
 
 class CommitCalls(Member):
@@ -112,8 +115,33 @@ class CommitCalls(Member):
     commit_checkpoint = blocking(commit_checkpoint_async)
 
     @awaitable
+    async def report_checkpoints_async(
+        self,
+        checkpoint_ids: Sequence[str],
+        condition: CheckpointCondition,
+        *,
+        path: str = "",
+        detail: str = "",
+    ) -> int:
+        """Say what became of committed checkpoints; returns how many of them are known.
+
+        The coordinator cannot see where they are stored, and shows what it was told last. ``path``
+        stands for one whose id cannot be read: the path that it was committed with. A coordinator
+        that is away is tried for two seconds only.
+        """
+        identity = self.identity
+        request = wire.checkpoint_report(identity.job, checkpoint_ids, condition, path, detail)
+        request.reported_by, request.incarnation = identity.worker_id, identity.incarnation
+        reply = await self._call(
+            "ReportCheckpoints", request, pb.CheckpointsReported, patience=REPORT_SECONDS
+        )
+        return reply.known
+
+    report_checkpoints = blocking(report_checkpoints_async, brief=True)
+
+    @awaitable
     async def latest_checkpoint_async(self) -> CheckpointInfo | None:
-        """The checkpoint of this job that was committed last, or ``None``."""
+        """The checkpoint of this job that was committed last and not deleted, or ``None``."""
         request = pb.RecoveryRequest(job=self.job, worker_id=self.worker_id)
         reply = await self._call("GetLatestCheckpoint", request, pb.RecoveryInfo)
         return wire.checkpoint(reply.checkpoint) if reply.found else None

@@ -36,6 +36,8 @@ class Report:
     metrics: tuple[tuple[str, float], ...] = ()
     step_seconds: float = 0.0
     """0: not reported."""
+    samples: int = 0
+    """How many were used in all; 0: not reported."""
 
     def updated(
         self,
@@ -44,8 +46,9 @@ class Report:
         state: WorkerState | str | None,
         metrics: Mapping[str, float],
         step_seconds: float | None = None,
+        samples: int = 0,
     ) -> Report:
-        """A report with what is given replaced; metrics that are not given stay."""
+        """A report with what is given replaced, ``samples`` added; metrics not given stay."""
         values = {**dict(self.metrics), **{name: float(x) for name, x in metrics.items()}}
         if len(values) > METRICS_LIMIT or any(len(name) > METRIC_NAME_LENGTH for name in values):
             raise ValueError(
@@ -58,6 +61,7 @@ class Report:
             self.epoch if epoch is None else check_whole("epoch", epoch),
             tuple(values.items()),
             self.step_seconds if step_seconds is None else _seconds(step_seconds),
+            self.samples + check_whole("samples", samples),
         )
 
 

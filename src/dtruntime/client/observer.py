@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
 from .._loop import awaitable, blocking
 from ..rpc.channel import Channel
 from ..rpc.gen import coordinator_pb2 as pb
-from ..types import Action, JobStatus, check_id
+from ..types import Action, CheckpointCondition, CheckpointInfo, JobStatus, check_id
 from . import wire
 
 
@@ -92,6 +93,35 @@ class Observer:
         return tuple(wire.action(action) for action in reply.actions)
 
     actions = blocking(actions_async)
+
+    @awaitable
+    async def checkpoints_async(self, job: str) -> list[CheckpointInfo]:
+        """The committed checkpoints of a job that are not known to be deleted, oldest first."""
+        reply = await self._channel.call(
+            "ListCheckpoints", pb.JobRequest(job=job), pb.CheckpointList, patience=self._patience
+        )
+        return [wire.checkpoint(one) for one in reply.checkpoints]
+
+    checkpoints = blocking(checkpoints_async)
+
+    @awaitable
+    async def report_checkpoints_async(
+        self,
+        job: str,
+        checkpoint_ids: Sequence[str],
+        condition: CheckpointCondition,
+        detail: str = "",
+    ) -> int:
+        """Say what became of checkpoints, as `TrainingOrchestrator.report_checkpoints` does."""
+        reply = await self._channel.call(
+            "ReportCheckpoints",
+            wire.checkpoint_report(job, checkpoint_ids, condition, "", detail),
+            pb.CheckpointsReported,
+            patience=self._patience,
+        )
+        return reply.known
+
+    report_checkpoints = blocking(report_checkpoints_async)
 
     @awaitable
     async def server_info_async(self) -> pb.ServerInfo:

@@ -209,16 +209,20 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
         state: WorkerState | str | None = None,
         loss: float | None = None,
         step_seconds: float | None = None,
+        samples_used: float = 0,
         **metrics: float,
     ) -> None:
         """Say how far this worker is; the next heartbeat carries it, at no cost here.
 
         ``step_seconds`` is how long one of the last steps took; by it the coordinator tells who is
-        slower than the others.
+        slower than the others. ``samples_used`` is how many were since the last report; from
+        their sum the coordinator tells how many the job uses in a second.
         """
         if loss is not None:
             metrics["loss"] = loss
-        self._report = self._report.updated(step, epoch, state, metrics, step_seconds)
+        self._report = self._report.updated(
+            step, epoch, state, metrics, step_seconds, int(samples_used)
+        )
 
     def on_heartbeat(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` after each heartbeat that told of other members or actions.
@@ -243,6 +247,7 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
             resources=wire.resources(self._probe.sample()),
             metrics=dict(report.metrics),
             step_seconds=report.step_seconds,
+            samples=report.samples,
         )
         reply = await self._call("Heartbeat", request, pb.HeartbeatResponse, patience=0.0)
         if self._identity is identity:
@@ -274,7 +279,7 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
             except SyncError:
                 return
             except ConnectionError:
-                await asyncio.sleep(next(delays))
+                await self._channel.rest(next(delays))
                 continue
             except Exception as exc:
                 log.error("heartbeat.failed", worker=self.worker_id, error=repr(exc))

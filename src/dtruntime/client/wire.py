@@ -11,6 +11,7 @@ from ..types import (
     ACTION_KINDS,
     Action,
     BarrierStatus,
+    CheckpointCondition,
     CheckpointInfo,
     DatasetSummary,
     GpuUsage,
@@ -28,6 +29,11 @@ _STATE_CODES: dict[WorkerState, Any] = {
 }
 _STATES = {code: state for state, code in _STATE_CODES.items()}
 _MEMBERSHIPS = {pb.Membership.Value(f"MEMBERSHIP_{m.name}"): m for m in Membership}
+
+_CONDITIONS: dict[CheckpointCondition, Any] = {
+    x: pb.CheckpointCondition.Value(f"CHECKPOINT_CONDITION_{x.name}") for x in CheckpointCondition
+}
+DETAIL_LENGTH = 2000
 
 
 def state(value: WorkerState) -> Any:
@@ -102,6 +108,24 @@ def checkpoint(message: pb.CheckpointInfo) -> CheckpointInfo:
         parts=message.parts,
         committed_at=message.committed_at,
         metadata=dict(message.metadata),
+        verified=message.verified if message.HasField("verified") else None,
+        verified_at=message.verified_at if message.HasField("verified") else None,
+        verified_by=message.verified_by,
+        will_be_dropped=message.will_be_dropped if message.HasField("will_be_dropped") else None,
+    )
+
+
+def checkpoint_report(
+    job: str, checkpoint_ids: Iterable[str], condition: CheckpointCondition, path: str, detail: str
+) -> pb.CheckpointReport:
+    """What became of checkpoints, checked and cut to what is taken."""
+    text = "".join(character if character.isprintable() else " " for character in detail)
+    return pb.CheckpointReport(
+        job=job,
+        checkpoint_ids=[check_id("checkpoint", key) for key in checkpoint_ids],
+        path=path,
+        condition=_CONDITIONS[CheckpointCondition(condition)],
+        detail=text[:DETAIL_LENGTH],
     )
 
 
@@ -171,6 +195,7 @@ def job_status(message: pb.JobStatus, workers: list[WorkerStatus]) -> JobStatus:
         latest_checkpoint=checkpoint(latest) if latest is not None else None,
         actions=tuple(action(a) for a in message.actions),
         loss_ages=tuple(message.loss_ages_seconds),
+        checkpoints=tuple(checkpoint(one) for one in message.checkpoints),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
@@ -25,6 +26,10 @@ ATTEMPT_SECONDS = 10.0
 """How long one attempt may take beyond the time that the coordinator may hold it."""
 HELD_A_WHILE = 1.0
 """A connection that broke after this long was good: the outage begins with its end."""
+SPREAD_SECONDS = 0.2
+"""Within how long workers call after their connections are back, each at a random moment."""
+HURRY_SECONDS = 5.0
+"""How often a call may come earlier than its back-off says, because there is a connection."""
 
 _OPTIONS = [
     ("grpc.enable_retries", 0),
@@ -34,9 +39,10 @@ _OPTIONS = [
     # Without it a silent connection is given up only after a minute, whatever the above says.
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 0),
+    # gRPC varies each by a fifth. The second is how long one attempt to connect may take.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2_000),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 600),
     # The layout and index of a large dataset are the longest replies.
     ("grpc.max_receive_message_length", 256 * 1024 * 1024),
     ("grpc.use_local_subchannel_pool", 1),
@@ -49,6 +55,13 @@ def target_of(url: str) -> str:
         raise ConfigError(f"coordinator URL {url!r}: TLS is not supported; use http://HOST:PORT")
     host, port = split_address(url)
     return f"{host}:{port}"
+
+
+async def _connected(channel: grpc.aio.Channel) -> None:
+    """Connect; ends when the channel is connected or closed."""
+    ends = grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.SHUTDOWN
+    while (state := channel.get_state(try_to_connect=True)) not in ends:
+        await channel.wait_for_state_change(state)
 
 
 def _checked(answer: object, reply: type[R]) -> R:
@@ -70,6 +83,10 @@ class Channel:
         self._channel: grpc.aio.Channel | None = None
         self._stubs: dict[str, Callable[..., Any]] = {}
         self._away_since: float | None = None
+        self._reconnecting: asyncio.Task[None] | None = None
+        self._hurry_from = 0.0
+        self._refused = False
+        """Whether the last call that failed was answered."""
 
     async def call(
         self,
@@ -110,7 +127,25 @@ class Channel:
             delay = self._delay_before_retry(failure, next(delays), method, first)
             if now + delay > trying_since + patience:
                 raise self._give_up(failure, patience)
-            await asyncio.sleep(delay)
+            if failure.means_absent:
+                await self.rest(delay)
+            else:
+                await asyncio.sleep(delay)
+
+    async def rest(self, seconds: float) -> None:
+        """Wait before another attempt, less when the coordinator can be reached again.
+
+        Seldom, though: where connections come and break, the whole delays count.
+        """
+        reconnecting = self._reconnect()
+        too_early = time.monotonic() < self._hurry_from
+        if reconnecting is None or too_early or seconds <= SPREAD_SECONDS:
+            await asyncio.sleep(seconds)
+            return
+        back, _ = await asyncio.wait({reconnecting}, timeout=seconds)
+        if back:
+            self._hurry_from = time.monotonic() + HURRY_SECONDS
+            await asyncio.sleep(random.uniform(0, SPREAD_SECONDS))
 
     async def stream(self, method: str, request: Message) -> AsyncIterator[Any]:
         """Call a streaming method once."""
@@ -127,6 +162,15 @@ class Channel:
         self._stubs.clear()
         if channel is not None:
             await channel.close()
+
+    def _reconnect(self) -> asyncio.Task[None] | None:
+        """What ends when there is a connection; ``None`` while the coordinator refuses calls."""
+        if self._reconnecting is None or self._reconnecting.done():
+            channel, ready = self._channel, grpc.ChannelConnectivity.READY
+            if channel is None or (self._refused and channel.get_state() is ready):
+                return None
+            self._reconnecting = asyncio.get_running_loop().create_task(_connected(channel))
+        return self._reconnecting
 
     def _stub(self, method: str) -> Callable[..., Any]:
         if self._channel is None:
@@ -166,6 +210,7 @@ class Channel:
         )
 
     def _note_away(self, failure: Failure) -> None:
+        self._refused = bool(failure.reason)
         if self._away_since is None:
             self._away_since = time.monotonic()
             log.warning("coordinator.unreachable", url=self.url, reason=failure.message)
@@ -174,4 +219,5 @@ class Channel:
         if self._away_since is not None:
             away = time.monotonic() - self._away_since
             self._away_since = None
+            self._hurry_from = 0.0
             log.info("coordinator.back", url=self.url, away_seconds=round(away, 1))

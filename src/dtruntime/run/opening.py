@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..checkpoint import CheckpointManager
 from ..client import TrainingOrchestrator, WorkerConfig
@@ -16,9 +15,12 @@ from .crew import Alone, Membership, Together
 from .formation import Formation
 from .gate import Gate
 from .notices import Notices
-from .recovery import Recovery
+from .options import RunOptions
 from .saves import CrewCommits, Saves
 from .tracking import Tracked
+
+if TYPE_CHECKING:
+    from .process_group import ProcessGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +70,14 @@ def worker_of(
 
 
 def open_run(
-    checkpoints: str | os.PathLike[str],
-    checkpoint_options: Mapping[str, Any],
-    data: DataOptions,
+    options: RunOptions,
     tracked: Tracked,
-    seed: int,
-    *,
     worker: TrainingOrchestrator | None,
-    recovery: Recovery,
-    group: tuple[str | None, float],
     gate: Gate,
     notices: Notices,
 ) -> Opened:
     """Register with the coordinator, and open checkpoints and data."""
-    if group[0] is not None and tracked.is_sharded:
+    if options.process_group is not None and tracked.is_sharded:
         raise ConfigError(
             "a sharded model is tied to the process group that it was sharded in, and cannot go on "
             "in another: leave out process_group=, make the group with torch.distributed."
@@ -91,27 +87,26 @@ def open_run(
     agreements = watch = None
     if worker is not None:
         worker.register()
-        membership = Together(worker, recovery, notices.look)
+        membership = Together(worker, options.recovery, notices.look)
         agreements = Agreements(worker, gate)
         watch = Watch(worker, lambda: notices.reason if notices.look() else "")
     commits = None if worker is None else CrewCommits(worker)
     manager = CheckpointManager(
-        checkpoints, orchestrator=commits, sharded=commits is not None, **checkpoint_options
+        options.checkpoints, orchestrator=commits, sharded=commits is not None, **options.manager
     )
-    stream = open_stream(data, worker)
-    saves = Saves(manager, commits, tracked, stream, seed)
-    formation = Formation(membership, worker, stream, saves, _group(group, worker))
+    stream = open_stream(options.data, worker)
+    saves = Saves(manager, commits, tracked, stream, options.seed)
+    formation = Formation(membership, worker, stream, saves, _group(options, worker))
     return Opened(manager, stream, saves, formation, agreements, watch)
 
 
-def _group(options: tuple[str | None, float], worker: TrainingOrchestrator | None) -> Any:
-    backend, seconds = options
-    if backend is None:
+def _group(options: RunOptions, worker: TrainingOrchestrator | None) -> ProcessGroup | None:
+    if options.process_group is None:
         return None
     from .process_group import ProcessGroup
 
     host = "127.0.0.1" if worker is None else worker.coordinator_host
-    return ProcessGroup(backend, seconds, host)
+    return ProcessGroup(options.process_group, options.collective_seconds, host)
 
 
 def open_stream(options: DataOptions, worker: TrainingOrchestrator | None) -> Stream:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
@@ -12,28 +10,20 @@ from typing import Any, Self
 
 from ..checkpoint import CheckpointManager
 from ..client import DatasetRegistry, TrainingOrchestrator
-from ..errors import CheckpointAbortedError, ConnectionError, StrataError, SyncError
-from ..telemetry import EventLog
-from ..types import Action, CheckpointInfo, EpochCoverage, WorkerState, check_whole
+from ..errors import StrataError, SyncError
+from ..types import EpochCoverage, check_whole
 from .batches import DataOptions
 from .crew import Crew, Leaving
-from .gate import Gate
 from .notices import Notices
-from .opening import Opened, open_run, worker_of
-from .pace import Pace
-from .recovery import Failures, Recovery
+from .opening import worker_of
+from .options import RunOptions
+from .recovery import Recovery
 from .tracking import Tracked
+from .training import Regroup, Training
 
-log = EventLog("run")
-
-LOOK_SECONDS = 0.1
 _REPORTED = frozenset({"step", "epoch", "state", "step_seconds"})
 PREEMPTED = 143
 """The exit status of a process that SIGTERM has ended."""
-
-
-class _Regroup(Exception):
-    """The crew has to come together again."""
 
 
 class Run:
@@ -101,44 +91,44 @@ class Run:
         - ``grace_seconds``: how long there is after SIGTERM, or after ``preemption_file``
           (``STRATA_PREEMPTION_FILE``) has appeared, to save and leave.
         """
-        self.epochs = check_whole("epochs", epochs, 1)
-        self.max_steps = None if max_steps is None else check_whole("max_steps", max_steps)
-        if data is None and self.max_steps is None:
-            raise ValueError("a run without data has no end: give max_steps")
-        self.recovery = recovery or Recovery()
-        self._seed = check_whole("seed", seed)
-        self._tracked = Tracked(track or {}, state)
-        self._checkpoints = checkpoints
-        self._checkpoint_options = {
-            "keep_count": keep_count,
-            "interval_steps": save_steps,
-            **(checkpoint or {}),
-        }
-        self._save_seconds = save_seconds
-        self._orchestrator = worker_of(coordinator_url, job, rank, world_size, worker_id)
+        seed = check_whole("seed", seed)
         sizes = {"batch_size": batch_size, "global_batch_size": global_batch_size}
         given = {name: size for name, size in sizes.items() if size is not None}
-        options = {"seed": self._seed, **given, **(loader or {})}
-        self._data = DataOptions(data, format, dataset, options)
-        self._group = process_group, collective_seconds
+        kept = {"keep_count": keep_count, "interval_steps": save_steps}
+        self._options = RunOptions(
+            checkpoints=checkpoints,
+            manager={**kept, **(checkpoint or {})},
+            data=DataOptions(data, format, dataset, {"seed": seed, **given, **(loader or {})}),
+            epochs=check_whole("epochs", epochs, 1),
+            max_steps=None if max_steps is None else check_whole("max_steps", max_steps),
+            seed=seed,
+            save_seconds=save_seconds,
+            grace_seconds=grace_seconds,
+            recovery=recovery or Recovery(),
+            process_group=process_group,
+            collective_seconds=collective_seconds,
+        )
+        self._tracked = Tracked(track or {}, state)
+        self._orchestrator = worker_of(coordinator_url, job, rank, world_size, worker_id)
         self._notices = Notices(preemption_file, signals=handle_signals)
-        self._grace = grace_seconds
-        self._failures = Failures(self.recovery)
-        self._gate = Gate()
-        self._metrics: dict[str, float] = {}
-        self._crew: Crew | None = None
-        self._parts: Opened | None = None
-        self._broken: BaseException | None = None
-        self._pace = Pace(self._orchestrator)
-        self._samples = 0
-        self._length = {} if data is None else {"epochs": float(self.epochs)}
-        """Tells how much there is to do; without data, nobody knows it in samples."""
-        self._in_step = self._guarded = False
-        self._welcomed = 0
-        """The generation with newcomers that were noticed last."""
-        self._ending = ""
+        self._training = Training(self._options, self._tracked, self._orchestrator, self._notices)
 
     # What is known
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs the run has in all."""
+        return self._options.epochs
+
+    @property
+    def max_steps(self) -> int | None:
+        """After how many steps it ends at the latest."""
+        return self._options.max_steps
+
+    @property
+    def recovery(self) -> Recovery:
+        """What it does when workers are lost."""
+        return self._options.recovery
 
     @property
     def state(self) -> dict[str, Any]:
@@ -148,19 +138,17 @@ class Run:
     @property
     def step(self) -> int:
         """How many steps are done."""
-        return self._gate.step
+        return self._training.step
 
     @property
     def epoch(self) -> int:
         """The epoch that is read."""
-        return self._open.stream.epoch
+        return self._training.parts.stream.epoch
 
     @property
     def crew(self) -> Crew:
         """Those who train together now."""
-        if self._crew is None:
-            raise StrataError("the run is not open: use it in a 'with' statement")
-        return self._crew
+        return self._training.crew
 
     @property
     def rank(self) -> int:
@@ -175,12 +163,12 @@ class Run:
     @property
     def ending(self) -> str:
         """Why the loop ended: ``finished``, ``stopped``, ``drained``, ``preempted``; or nothing."""
-        return self._ending
+        return self._training.ending
 
     @property
     def checkpoints(self) -> CheckpointManager:
         """The run's checkpoints."""
-        return self._open.manager
+        return self._training.parts.manager
 
     @property
     def orchestrator(self) -> TrainingOrchestrator | None:
@@ -193,36 +181,24 @@ class Run:
         if worker is None:
             raise StrataError("coverage is kept by a coordinator: this run has none")
         registry = DatasetRegistry(worker.config.coordinator_url, job=worker.job)
-        return registry.coverage(self._data.dataset)
+        return registry.coverage(self._options.data.dataset)
 
     # Opening and closing
 
     def track(self, **objects: Any) -> None:
         """Track more objects, before the run is entered."""
-        if self._parts is not None:
+        if self._training.is_open:
             raise StrataError("track objects before the run is entered, so that they are restored")
         self._tracked.add(objects)
 
     def __enter__(self) -> Self:
-        if self._parts is not None:
+        if self._training.is_open:
             raise StrataError("a run can be entered once: make another")
         self._notices.install()
         try:
-            self._parts = open_run(
-                self._checkpoints,
-                self._checkpoint_options,
-                self._data,
-                self._tracked,
-                self._seed,
-                worker=self._orchestrator,
-                recovery=self.recovery,
-                group=self._group,
-                gate=self._gate,
-                notices=self._notices,
-            )
-            self._begin()
+            self._training.open()
         except Leaving:
-            self._ending = "preempted"
+            self._training.ending = "preempted"
         except BaseException as exc:
             self._close(f"failed to open: {type(exc).__name__}")
             raise
@@ -235,97 +211,22 @@ class Run:
         trace: TracebackType | None,
     ) -> None:
         try:
-            if error is None and not self._ending:
-                self._keep_unfinished()
+            if error is None and not self.ending:
+                self._training.keep_unfinished()
         finally:
             self._close("" if error is None else f"failed: {type(error).__name__}")
-        if error is None and self._ending == "preempted":
+        if error is None and self.ending == "preempted":
             raise SystemExit(PREEMPTED)
-
-    def _keep_unfinished(self) -> None:
-        """Save when the loop was left early, if what was done with its last batch is clear."""
-        if self._in_step and self._guarded:
-            self._open.stream.used()
-            self._gate.pass_step()
-        elif self._in_step:
-            last = self._open.saves.last_step
-            log.warning("run.left_in_a_step", step=self.step + 1, resumes_after=last)
-            return
-        if self.step > self._open.saves.last_step:
-            self._save().wait()
-
-    @property
-    def _open(self) -> Opened:
-        if self._parts is None:
-            raise StrataError("the run is not open: use it in a 'with' statement")
-        return self._parts
-
-    def _begin(self) -> None:
-        finished = self._open.saves.finished()
-        if finished is None or not self._reaches(finished):
-            self._assemble()
-            return
-        # Nobody has to come: there is nothing left to do.
-        self._crew = Crew((0,), 0, 0)
-        self._open.stream.open(self._crew)
-        self._open.saves.restore(self._crew, finished)
-        self._gate.reset(finished.step)
-        self._ending = "finished"
-
-    def _reaches(self, finished: CheckpointInfo) -> bool:
-        """Whether a checkpoint is where this run ends; it may be longer than it was."""
-        if self.max_steps is not None and finished.step >= self.max_steps:
-            return True
-        return self._data.data is not None and finished.epoch >= self.epochs
 
     def _close(self, reason: str) -> None:
         self._notices.remove()
         try:
-            if self._parts is not None:
-                self._parts.close(give_up=bool(reason))
+            self._training.close(give_up=bool(reason))
         finally:
             worker = self._orchestrator
             if worker is not None:
                 with worker.goodbye_may_fail():
-                    worker.deregister(reason or self._ending)
-
-    # Coming together
-
-    def _assemble(self) -> None:
-        self._crew = crew = self._open.formation.assemble()
-        self._gate.reset(self._open.saves.last_step)
-        self._broken = None
-        if self._open.agreements is not None:
-            self._open.agreements.begin(crew)
-        log.info("run.training", step=self.step, workers=crew.size, place=crew.index)
-
-    def _regroup_or_leave(self, reason: str) -> None:
-        try:
-            self._regroup(reason)
-        except Leaving:
-            self._ending = "preempted"
-
-    def _regroup(self, reason: str) -> None:
-        """Come together again and go back to the last checkpoint."""
-        log.warning("run.regrouping", step=self.step, reason=reason)
-        worker, agreements = self._orchestrator, self._open.agreements
-        assert worker is not None
-        assert agreements is not None
-        agreements.end()
-        self._open.formation.break_up()
-        worker.report(state=WorkerState.RECOVERING)
-        time.sleep(self._failures.count(self._recent_losses(worker), reason))
-        # Before it looks: the others may finish and leave until there is room for it.
-        worker.register()
-        self._begin()
-
-    def _recent_losses(self, worker: TrainingOrchestrator) -> int:
-        """How many workers were lost lately; one that was lost itself is not told."""
-        try:
-            return worker.recent_losses(self.recovery.window_seconds)
-        except SyncError as exc:
-            log.warning("run.lost_itself", reason=str(exc))
-            return 0
+                    worker.deregister(reason or self.ending)
 
     # Training
 
@@ -336,114 +237,24 @@ class Run:
         Whoever leaves the loop early after that finds everything saved; in the middle of a step
         nothing is, and the next time the run goes on from its last checkpoint.
         """
-        while not self._ending:
+        while not self.ending:
             try:
-                yield from self._steps()
-                if not self._ending:
-                    self._finish()
+                yield from self._training.steps()
+                if not self.ending:
+                    self._training.finish()
             except SyncError as exc:
                 # From the stream: what was consumed could not be reported.
-                if not self._lost_somebody(exc):
+                if not self._training.explains(exc):
                     raise
-                self._regroup_or_leave(f"{type(exc).__name__}: {exc}")
-            except _Regroup as why:
-                self._regroup_or_leave(str(why))
+                self._regroup(f"{type(exc).__name__}: {exc}")
+            except Regroup as why:
+                self._regroup(str(why))
 
-    def _steps(self) -> Iterator[Any]:
-        stream = self._open.stream
-        while stream.epoch < self.epochs and not self._is_over():
-            for batch, self._samples in stream.batches():
-                self._pace.begin()
-                self._in_step, self._guarded = True, False
-                yield batch
-                self._in_step = False
-                self._after_step()
-                if self._ending or self._is_over():
-                    return
-
-    def _is_over(self) -> bool:
-        return self.max_steps is not None and self.step >= self.max_steps
-
-    def _after_step(self) -> None:
-        if self._broken is not None:
-            raise _Regroup(f"{type(self._broken).__name__}: {self._broken}")
-        self._open.stream.used()
-        due = self._gate.pass_step()
-        self._note()
-        if due:
-            self._obey(due)
-        elif self._is_time_to_save():
-            self._save()
-        self._open.saves.check()
-        if not self._ending and self._open.formation.has_lost(self.crew):
-            raise _Regroup(self._change())
-        if not self._ending and self._open.formation.has_changed(self.crew):
-            self._welcome()
-        if not self._ending and self._notices.look():
-            self._leave_if_due()
-
-    def _welcome(self) -> None:
-        """Somebody has come: save first, so that nothing is lost when the crew forms again."""
-        worker = self._orchestrator
-        assert worker is not None
-        if self.crew.leads and self._welcomed != worker.generation:
-            self._welcomed = worker.generation
-            worker.request_action("checkpoint", reason="a worker has joined")
-
-    def _save(self, **options: Any) -> Any:
-        return self._open.saves.save(self.crew, self.step, metrics=self._metrics, **options)
-
-    def _is_time_to_save(self) -> bool:
-        if self._open.manager.should_save(self.step):
-            return True
-        if self._save_seconds is None or not self.crew.leads:
-            return False
-        saves = self._open.saves
-        if time.monotonic() - saves.last_time < self._save_seconds:
-            return False
-        if self._orchestrator is not None:
-            # All ranks have to save after the same step: this is agreed on like other requests.
-            saves.last_time = time.monotonic()
-            reason = f"every {self._save_seconds:g} s"
-            self._orchestrator.request_action("checkpoint", reason=reason)
-        return self._orchestrator is None
-
-    def _note(self) -> None:
-        """Report how far this worker is."""
-        self._pace.end()
-        if self._orchestrator is not None:
-            self._orchestrator.report(
-                step=self.step,
-                epoch=self.epoch,
-                state=WorkerState.TRAINING,
-                step_seconds=self._pace.step_seconds,
-                **{**self._length, **self._metrics},
-            )
-
-    def report(self, **metrics: float) -> None:
-        """Say how training goes; heartbeats and checkpoints carry it."""
-        if own := _REPORTED & metrics.keys():
-            raise ValueError(f"the run itself reports {', '.join(sorted(own))}: name it otherwise")
-        self._metrics.update({name: float(value) for name, value in metrics.items()})
-
-    def waiting(self) -> AbstractContextManager[None]:
-        """Do not count the time of a block as the step's: it is spent waiting for others.
-
-        Step times tell which worker is slow only as far as they leave out such waits. Barriers,
-        `exchange` and `average_gradients` are left out by themselves.
-        """
-        return self._pace.waiting()
-
-    def average_gradients(self, module: Any) -> None:
-        """Replace a module's gradients by their mean over the samples of all workers' batches.
-
-        Also takes an iterable of parameters. Needs ``process_group``.
-        """
-        from .process_group import average_gradients
-
-        parameters: Iterable[Any] = module.parameters() if hasattr(module, "parameters") else module
-        with self.waiting():
-            average_gradients(parameters, self._samples, self.crew)
+    def _regroup(self, reason: str) -> None:
+        try:
+            self._training.regroup(reason)
+        except Leaving:
+            self._training.ending = "preempted"
 
     @contextmanager
     def guard(self) -> Iterator[None]:
@@ -455,116 +266,33 @@ class Run:
         """
         try:
             yield
-            self._guarded = True
+            self._training.guarded = True
         except (RuntimeError, OSError, SyncError) as exc:
-            if not self._lost_somebody(exc):
+            if not self._training.explains(exc):
                 raise
-            self._broken = exc
+            self._training.break_step(exc)
 
-    def _lost_somebody(self, error: Exception) -> bool:
-        worker = self._orchestrator
-        if worker is None or self._has_foreign_group():
-            return False
-        if self.crew.size == 1 and worker.is_registered:
-            return False
-        wait = f"up to {self.recovery.detect_seconds:g} s, in case a worker was lost"
-        log.warning("run.step_failed", step=self.step, error=repr(error), waits=wait)
-        deadline = time.monotonic() + self.recovery.detect_seconds
-        while not self._open.formation.has_lost(self.crew):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(LOOK_SECONDS)
-            try:
-                worker.beat()
-            except (SyncError, ConnectionError) as exc:
-                log.info("run.not_told", reason=str(exc))
-        return True
+    def report(self, **metrics: float) -> None:
+        """Say how training goes; heartbeats and checkpoints carry it."""
+        if own := _REPORTED & metrics.keys():
+            raise ValueError(f"the run itself reports {', '.join(sorted(own))}: name it otherwise")
+        self._training.metrics.update({name: float(value) for name, value in metrics.items()})
 
-    def _has_foreign_group(self) -> bool:
-        """Whether the process has a process group of torch that is not the run's."""
-        if self._group[0] is not None or "torch.distributed" not in sys.modules:
-            return False
-        from .process_group import is_initialized
+    def waiting(self) -> AbstractContextManager[None]:
+        """Do not count the time of a block as the step's: it is spent waiting for others.
 
-        return is_initialized()
+        Step times tell which worker is slow only as far as they leave out such waits. Barriers,
+        `exchange` and `average_gradients` are left out by themselves.
+        """
+        return self._training.pace.waiting()
 
-    def _change(self) -> str:
-        self._check_own_group()
-        assert self._orchestrator is not None
-        return f"the membership changed (generation {self._orchestrator.generation})"
+    def average_gradients(self, module: Any) -> None:
+        """Replace a module's gradients by their mean over the samples of all workers' batches.
 
-    def _check_own_group(self) -> None:
-        """Raise when only a restart of all processes can help."""
-        worker = self._orchestrator
-        if worker is not None and self._has_foreign_group():
-            raise SyncError(
-                "a worker was lost, left or came, and only a restart of all workers can mend a "
-                "process group that the run did not make: this process ends, so that its launcher "
-                "restarts all of them; the run then resumes from its last checkpoint",
-                reason="membership_changed",
-                generation=worker.generation,
-            )
+        Also takes an iterable of parameters. Needs ``process_group``.
+        """
+        from .process_group import average_gradients
 
-    # Ending
-
-    def _obey(self, actions: list[Action]) -> None:
-        """Save, then do what was asked for; all ranks do it after the same step."""
-        worker = self._orchestrator
-        assert worker is not None
-        worker.report(state=WorkerState.CHECKPOINTING)
-        self._commit(is_full=self._full_fits())
-        for action in actions:
-            self._gate.done(action)
-            if self.crew.leads:
-                self._complete(action)
-        if any(action.kind == "stop" for action in actions):
-            self._ending = "stopped"
-        leaving = {action.worker_id for action in actions if action.kind == "drain"}
-        noticed = self._notices.look()
-        if worker.worker_id in leaving or (leaving and noticed):
-            # With a notice of its own it need not wait for its turn: everything is saved.
-            self._ending = "preempted" if noticed else "drained"
-        elif leaving and not self._ending:
-            self._change()
-            raise _Regroup(f"{', '.join(sorted(leaving))} left")
-        elif not self._ending and self._open.formation.has_changed(self.crew):
-            raise _Regroup(self._change())
-
-    def _complete(self, action: Action) -> None:
-        assert self._orchestrator is not None
-        try:
-            self._orchestrator.complete_action(action.action_id, f"saved step {self.step}")
-        except StrataError as exc:
-            log.warning("run.action_not_completed", action=action.kind, reason=str(exc))
-
-    def _leave_if_due(self) -> None:
-        """With a notice: save alone, or leave without when it takes the others too long."""
-        if self._orchestrator is None:
-            self._commit(is_full=self._full_fits())
-            self._ending = "preempted"
-        elif self._notices.seconds > self._grace:
-            last = self._open.saves.last_step
-            log.error("run.leaves_unsaved", step=self.step, last_saved=last)
-            self._ending = "preempted"
-
-    def _full_fits(self) -> bool:
-        """Whether a full checkpoint fits into what is left of the grace period."""
-        if not self._notices.look():
-            return True
-        seconds = self._open.manager.estimate_seconds()
-        return seconds is None or seconds < self._grace - self._notices.seconds
-
-    def _finish(self) -> None:
-        self._commit(is_full=False, finished=True)
-        self._ending = "finished"
-        if self._orchestrator is not None:
-            self._orchestrator.report(state=WorkerState.FINISHED)
-        log.info("run.finished", step=self.step, epoch=self.epoch)
-
-    def _commit(self, **options: Any) -> None:
-        """Save, and wait until it is committed."""
-        try:
-            self._save(**options).wait()
-        except CheckpointAbortedError as exc:
-            self._check_own_group()
-            raise _Regroup(str(exc)) from exc
+        parameters: Iterable[Any] = module.parameters() if hasattr(module, "parameters") else module
+        with self.waiting():
+            average_gradients(parameters, self._training.samples, self.crew)

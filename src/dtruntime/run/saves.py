@@ -14,7 +14,7 @@ from ..checkpoint.saving import SaveHandle
 from ..client import TrainingOrchestrator
 from ..errors import CheckpointAbortedError, StorageError
 from ..telemetry import EventLog
-from ..types import CheckpointInfo
+from ..types import CheckpointCondition, CheckpointInfo
 from . import rng
 from .batches import Stream
 from .crew import Crew
@@ -59,6 +59,12 @@ class CrewCommits:
     def latest_checkpoint(self) -> CheckpointInfo | None:
         """What was recorded last."""
         return self._worker.latest_checkpoint()
+
+    def report_checkpoints(
+        self, checkpoint_ids: list[str], condition: CheckpointCondition, **options: str
+    ) -> int:
+        """Say what became of checkpoints."""
+        return self._worker.report_checkpoints(checkpoint_ids, condition, **options)
 
 
 class Saves:

@@ -2,7 +2,7 @@
 
 obstore retries by itself, with back-off and jitter: refused and cut connections, timeouts, 5xx and
 429, each part of an upload for itself, and a download from where it broke off. Nothing here
-retries again.
+retries again, except for a listing that breaks off (`object_listing`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from .buffers import Views, blocks_of, size_of
 from .failures import storage_errors
 from .lanes import side_by_side
 from .names import check_prefix
+from .object_listing import Listing
 from .object_reads import Fetcher
 from .object_stream import ObjectStreamWriter, Upload
 from .stores import ObjectUrl, StoreOptions, check_process, open_store, parse_object_url
@@ -53,6 +54,7 @@ class ObjectBackend(StorageBackend):
         self._under = f"{self._place.key}/" if self._place.key else ""
         self.url = str(self._place).rstrip("/")
         self._secrets = options.secrets
+        self._retry_seconds = options.retry_seconds
         self._store = self._open(options)
         self._part_bytes = part_bytes
         self._parallel_parts = parallel_parts
@@ -153,11 +155,9 @@ class ObjectBackend(StorageBackend):
             return self._file(obstore.head(self._client(), self._key(name)))
 
     def _list(self, prefix: str) -> Iterator[StoredFile]:
-        import obstore
-
         # The slash keeps an object that has the prefix as its whole name apart.
         under = (self._under + prefix).rstrip("/")
-        pages = iter(obstore.list(self._client(), under or None, chunk_size=1000))
+        pages = Listing(self._client(), under, self._retry_seconds).pages()
         while True:
             with self._errors("list", prefix):
                 page = next(pages, None)

@@ -148,7 +148,8 @@ def test_it_is_a_checkpoint_like_others(tmp_path):
         for step in (5, 6, 7):
             manager.save({"a": 1}, step=step).wait()
         assert manager.steps() == [5, 6, 7]
-        manager.save({"a": 1}, step=8).wait()
+        manager.save({"a": 1}, step=8)
+        manager.wait()
         assert not list(tmp_path.glob("parts/*"))
         with pytest.raises(dcp.api.CheckpointException, match="was not saved by torch"):
             dcp.load({"a": torch.ones(1)}, storage_reader=StrataReader(manager, 8))

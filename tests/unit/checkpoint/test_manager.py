@@ -17,6 +17,7 @@ from dtruntime.checkpoint import CheckpointWriter
 from dtruntime.checkpoint.format import PACKS
 from dtruntime.checkpoint.manager import CheckpointManager
 from dtruntime.checkpoint.pipeline import Pipeline
+from dtruntime.checkpoint.upkeep import Upkeep
 from dtruntime.errors import CheckpointNotFoundError, StorageError
 from dtruntime.storage import open_backend
 
@@ -143,7 +144,8 @@ def test_retention_never_breaks_what_increments_need(tmp_path):
 def test_packs_of_dropped_checkpoints_go(tmp_path):
     with CheckpointManager(tmp_path, keep_count=1) as manager:
         for step in range(6):
-            manager.save(os.urandom(5000), step=step).wait()
+            manager.save(os.urandom(5000), step=step)
+        manager.wait()
         assert len(packs(tmp_path)) <= 2
 
 
@@ -327,11 +329,13 @@ def test_leftovers_of_dead_writers_are_collected_and_live_ones_are_not(tmp_path)
     ):
         name = writer.stdout.readline().strip()
         manager.save(b"1", step=1).wait()
-        manager.save(b"2", step=2).wait()
+        manager.save(b"2", step=2)
+        manager.wait()
         assert name in packs(tmp_path)
         writer.send_signal(signal.SIGKILL)
         writer.wait()
-        manager.save(b"3", step=3).wait()
+        manager.save(b"3", step=3)
+        manager.wait()
         assert name not in packs(tmp_path)
         assert len(list((tmp_path / "locks").iterdir())) == 1
 
@@ -473,3 +477,12 @@ def test_writer_keeps_checkpoints_of_several_names(tmp_path):
         assert writer.load_state("optimizer")["m"].sum() == 3
         with pytest.raises(ValueError, match="checkpoint name"):
             writer.write_checkpoint("../etc", 1, b"x")
+
+
+def test_writers_that_die_right_after_their_commit_keep_no_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(Upkeep, "clean", lambda self: None)
+    for step in range(1, 6):
+        with CheckpointManager(tmp_path, keep_count=2) as manager:
+            manager.save(b"x", step=step)
+    with CheckpointManager(tmp_path) as reader:
+        assert reader.steps() == [3, 4, 5]

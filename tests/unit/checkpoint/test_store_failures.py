@@ -82,6 +82,7 @@ def test_failing_store_never_breaks_what_is_listed(
                 errors.append(str(exc))
             else:
                 succeeded = step
+            manager.wait(30)  # nothing is removed while the reader looks
             with CheckpointManager(tmp_path) as reader:
                 steps = check_everything(reader)
             assert max(steps, default=0) >= succeeded
@@ -89,7 +90,8 @@ def test_failing_store_never_breaks_what_is_listed(
         assert all("on purpose" in error for error in errors)
         made[0].armed = False
         for step in (16, 17, 18):
-            manager.save(state(step), step).wait(30)
+            manager.save(state(step), step)
+        manager.wait(30)
         assert check_everything(manager) == [16, 17, 18]
         # What they need, what the one dropped last needed, and, of differences, what those are of.
         most = 14 if options else 5
@@ -230,6 +232,9 @@ class Refusing:
     def commit_checkpoint(self, *_: object, **__: object) -> None:
         raise self.error
 
+    def report_checkpoints(self, *_: object, **__: object) -> int:
+        raise self.error
+
 
 def test_checkpoint_stays_when_the_coordinator_cannot_be_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -250,7 +255,8 @@ def test_replaced_writer_takes_its_checkpoint_back(tmp_path: Path) -> None:
             manager.save(state(2), 2).wait()
         assert check_everything(manager) == [1]
     with CheckpointManager(tmp_path) as manager:
-        manager.save(state(3), 3).wait()
+        manager.save(state(3), 3)
+        manager.wait()
         assert not list((tmp_path / "packs").glob("000000000002-*"))
 
 

@@ -60,9 +60,13 @@ class Run:
 
         self._monkeypatch.setattr(place, "open_backend", opened)
 
+    def unwrap_main(self) -> None:
+        """Put nothing in front of it any more."""
+        self._monkeypatch.setattr(place, "open_backend", open_backend)
+
     def steps(self, where: Path) -> list[int]:
         """What is in one of the places; everything that is listed loads and is right."""
-        self._monkeypatch.setattr(place, "open_backend", open_backend)
+        self.unwrap_main()
         with CheckpointManager(where) as reader:
             for step in reader.steps():
                 assert same(reader.load_state(step), state(step)), step
@@ -178,7 +182,8 @@ def test_waiting_uploads_what_was_not_due_and_it_does_not_become_the_newest(run:
 def test_waiting_for_what_was_dropped_says_so(run: Run) -> None:
     with run.manager(upload_every=100, local_keep=1) as manager:
         first = manager.save(state(1), 1)
-        manager.save(state(2), 2).wait()
+        manager.save(state(2), 2)
+        manager.wait()
         with pytest.raises(StorageError, match=r"was not due.*local_keep"):
             first.wait_uploaded(30)
 
@@ -480,3 +485,30 @@ def test_each_tier_keeps_its_own_number(run: Run) -> None:
             manager.save(state(step), step)
     assert run.steps(run.main) == [4, 5]
     assert run.steps(run.local) == [3, 4, 5]
+
+
+def test_local_tier_that_was_far_ahead_is_cleared_at_the_end(run: Run, gate: Gate) -> None:
+    with run.manager(local_keep=1) as manager:
+        for step in range(1, 6):
+            manager.save(state(step), step).wait(30)
+        assert len(list((run.local / "packs").iterdir())) == 5
+        gate.open.set()
+    assert run.steps(run.local) == [5]
+    assert len(list((run.local / "packs").iterdir())) == 1
+
+
+def test_replaced_manager_does_not_miss_what_its_successor_has_uploaded_and_dropped(
+    run: Run, gate: Gate
+) -> None:
+    with run.manager() as replaced:
+        handles = [replaced.save(state(step), step) for step in (1, 2, 3)]
+        handles[-1].wait(30)
+        assert gate.waiting.wait(30)
+        run.unwrap_main()
+        with run.manager(keep_count=1, local_keep=1) as successor:
+            for step in (4, 5, 6):
+                successor.save(state(step), step).wait(30)
+        gate.open.set()
+        with pytest.raises(StorageError, match="another process has dropped it"):
+            handles[0].wait_uploaded(30)
+    assert run.steps(run.main) == run.steps(run.local) == [6]

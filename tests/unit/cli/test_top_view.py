@@ -9,7 +9,14 @@ from dtruntime.cli.top_polling import Look
 from dtruntime.cli.top_state import SORTS, TopState
 from dtruntime.cli.top_view import sparkline, top_view
 from dtruntime.rpc.gen import coordinator_pb2 as pb
-from dtruntime.types import BarrierStatus, JobStatus, Membership, WorkerState, WorkerStatus
+from dtruntime.types import (
+    BarrierStatus,
+    CheckpointInfo,
+    JobStatus,
+    Membership,
+    WorkerState,
+    WorkerStatus,
+)
 
 COORDINATOR = CoordinatorReport("http://c:50051", "1", "pygrpc-native", 1, 60.0, 1000, 30000, ())
 
@@ -166,3 +173,25 @@ def test_sparkline(values: list[float], bars: str) -> None:
 
 def test_keys_have_names_also_when_many_come_at_once() -> None:
     assert named(b"s\x1b[A\x1bOB\x1b[6~xq") == ["sort", "up", "down", "page down", "quit"]
+
+
+def test_newest_checkpoints_are_shown_where_there_is_room() -> None:
+    saved = [
+        CheckpointInfo(f"c{number}", 100 * number, verified=verdict, will_be_dropped=dropped)
+        for number, verdict, dropped in (
+            (5, None, False),
+            (4, True, False),
+            (3, False, False),
+            (2, None, True),
+            (1, None, True),
+        )
+    ]
+    shown = job(*map(worker, range(64)), checkpoints=tuple(saved), latest_checkpoint=saved[0])
+    lines = [line for line in drawn(TopState(look(shown)), height=40) if " step " in line[:20]]
+    assert [line.split(",")[0].split()[-1] for line in lines] == ["500", "400", "300", "200"]
+    assert "verified" not in lines[0]
+    assert "verified" in lines[1]
+    assert "DAMAGED" in lines[2]
+    assert "dropped next" in lines[3]
+    small = drawn(TopState(look(shown)), height=24)
+    assert len([line for line in small if " step " in line[:20]]) == 1

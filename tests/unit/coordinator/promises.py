@@ -23,6 +23,7 @@ from dtruntime.coordinator.state.records import (
     Put,
     RoundRecord,
 )
+from tests.unit.coordinator import report_promises
 from tests.unit.coordinator.action_promises import ActionPromises
 from tests.unit.coordinator.attempt_promises import AttemptPromises
 from tests.unit.coordinator.barrier_promises import BarrierPromises
@@ -90,7 +91,7 @@ class Promises:
         demand(job.roster.generation >= model.generation, "the generation went back", name)
         committed = set(job.checkpoints.committed)
         demand(committed == set(model.commits), "commits were forgotten", name)
-        newest = next(reversed(model.commits.values()), None)
+        newest = report_promises.newest_there(model)
         demand(job.checkpoints.latest == newest, "the newest commit is not the latest", newest)
 
     def lost_power(self, rows: Rows, synced: Rows) -> None:
@@ -213,7 +214,9 @@ class Promises:
                 demand(effect.key not in model.begun, "begun twice", effect)
                 model.begun[effect.key] = dict(model.live)
             elif isinstance(effect, Put) and isinstance(effect.record, CheckpointRecord):
-                demand(effect.key not in model.commits, "committed twice", effect)
+                if effect.key in model.commits:
+                    report_promises.check_change(model, applied, effect.record)
+                    continue
                 model.commits[effect.key] = effect.record
                 self._check_commit(model, applied.job, effect.record)
         for effect in applied.effects:
@@ -277,6 +280,8 @@ class Promises:
             self._attempts.leaves(command, reply)
         elif isinstance(command, c.RequestAction):
             self._actions.leaves(command, reply)
+        elif isinstance(command, c.ReportCheckpoints):
+            report_promises.check_answer(self.jobs[command.job], command, reply)
 
     def final_rounds(self, job: str) -> list[set[int]]:
         """The incarnations that passed each of the newest rounds of the final barrier."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtruntime.coordinator.state import Refused
 from dtruntime.coordinator.state import commands as c
+from dtruntime.types import CheckpointCondition
 from tests.unit.coordinator.simulated_reader import Unreachable, reading
 
 if TYPE_CHECKING:
@@ -303,12 +304,27 @@ class Process:
             worker = me.worker_id if kind == "drain" else ""
             request = c.RequestAction(me.job, kind, worker, "", me.worker_id, me.incarnation)
             yield from self._call(request)
+        if step % 2 == me.rank % 2:
+            yield from self._report_checkpoints()
         if self.actions and step % 3 == me.rank % 3:
             done = c.CompleteAction(me.job, self.actions[0], "", me.worker_id, me.incarnation)
             yield from self._call(done)
         if step % 7 == 0:
             dataset = c.RegisterDataset(me.job, f"data-{step % 3}", 1000, 10)
             yield from self._call(dataset)
+
+    def _report_checkpoints(self) -> Task:
+        """Say what became of some checkpoints; of what is known, and of what is not."""
+        rng, me = self.sim.rng, self._me()
+        known = list(self.sim.promises.jobs[me.job].commits)
+        report = c.ReportCheckpoints(
+            me.job,
+            rng.choice(list(CheckpointCondition)),
+            tuple(rng.sample(known, min(len(known), rng.choice([1, 1, 3])))),
+            reported_by=me.worker_id,
+            incarnation=me.incarnation,
+        )
+        yield from self._call(report)
 
     def _leave(self) -> Task:
         me = self._me()

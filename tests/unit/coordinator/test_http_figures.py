@@ -10,8 +10,9 @@ import pytest
 from dtruntime.coordinator.http import journal
 from dtruntime.coordinator.http.answers import Failure
 from dtruntime.coordinator.http.coverage import Reported, judge
+from dtruntime.coordinator.http.figures import JobFigures
 from dtruntime.coordinator.http.history import HistoryFiles, Rings, Stored
-from dtruntime.coordinator.http.measures import Rate, RecentQuantiles, Share, StepRates
+from dtruntime.coordinator.http.measures import RankRates, Rate, RecentQuantiles, Share
 from dtruntime.coordinator.http.origins import Origins
 from dtruntime.coordinator.http.preview import is_loopback
 from dtruntime.coordinator.http.views import Point, Recovery
@@ -30,6 +31,26 @@ def test_rate_is_of_the_last_seconds_and_begins_anew_when_a_counter_goes_back() 
     assert rate.value is None
     rate.add(31, 8)
     assert rate.value == 3
+
+
+def test_samples_per_second_are_unknown_until_something_was_consumed() -> None:
+    figures = JobFigures("j", None, 1.0)
+    for second, consumed in enumerate((500, 500, 500)):
+        figures.note_consumed(second, consumed)
+        assert figures.samples_per_second is None
+    figures.note_consumed(4, 900)
+    assert figures.samples_per_second == 100
+    for second in (70, 140):
+        figures.note_consumed(second, 900)
+    assert figures.samples_per_second == 0, "measured: nobody consumes any more"
+
+
+def test_samples_of_all_ranks_are_added_up() -> None:
+    rates = RankRates(samples=10)
+    rates.add(numbers(1, 2, 3), numbers(100, 50, -1), np.array([0.0, 0.0, 0.0]))
+    assert rates.total is None
+    rates.add(numbers(1, 2, 4), numbers(300, 90, 70), np.array([2.0, 4.0, 2.0]))
+    assert rates.total == 110
 
 
 def test_quantiles_forget_what_is_old() -> None:
@@ -59,7 +80,7 @@ def numbers(*values: int) -> np.ndarray:  # type: ignore[type-arg]
 
 
 def test_step_rate_is_the_median_of_ranks_that_can_be_measured() -> None:
-    rates = StepRates(samples=10)
+    rates = RankRates(samples=10)
     rates.add(numbers(1, 2, 3, 4, 5), numbers(0, 0, 100, -1, 0), np.zeros(5))
     assert rates.median is None
     # Ranks 0 and 1 advance, 2 was set back, 3 had no step, 4 was replaced.

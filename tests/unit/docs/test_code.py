@@ -10,7 +10,14 @@ import pytest
 
 from dtruntime.cli.main import build_parser
 from scripts.docs_site.repository import CODE
-from tests.unit.test_docs_examples import BLOCKS, PAGES, ROOT, Block, make_targets
+from tests.unit.test_docs_examples import (
+    BLOCKS,
+    PAGES,
+    ROOT,
+    Block,
+    commands_of,
+    make_targets,
+)
 
 OURS = {"dtruntime", "strata"}
 
@@ -72,3 +79,31 @@ def test_commands_that_do_not_exist_are_found() -> None:
     assert complaint_about("strata status --wach")
     assert complaint_about("make tset")
     assert complaint_about("strata checkpoints verify PLACE") is None
+
+
+def complaint_about_files(command: list[str]) -> str | None:
+    """Which file of the repository is not there, or has no such option; None when all is well."""
+    program = ""
+    for word in command:
+        if re.match(r"(benchmarks|deploy|examples|k8s|scripts)/", word):
+            if not (ROOT / word).exists():
+                return f"there is no {word}"
+            program = word if word.endswith((".py", ".sh")) else program
+        elif program and word.startswith("--"):
+            option = word.partition("=")[0]
+            if option not in (ROOT / program).read_text(encoding="utf-8"):
+                return f"{program} has no {option}"
+    return None
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "bash"], ids=str)
+def test_files_that_commands_name_exist_and_take_their_options(block: Block) -> None:
+    for command in commands_of(block.code):
+        complaint = complaint_about_files(command)
+        assert complaint is None, f"{block}: {shlex.join(command)}: {complaint}"
+
+
+def test_files_and_options_that_do_not_exist_are_found() -> None:
+    assert complaint_about_files(["python", "examples/numpy_trainin.py"])
+    assert complaint_about_files(["python", "examples/numpy_training.py", "--foldre", "x"])
+    assert complaint_about_files(["scripts/setup-aws.sh", "--bucket", "b", "--dry-run"]) is None

@@ -109,8 +109,15 @@ function noSaving(increments: number): string {
 }
 
 function Verified({ checkpoint }: { checkpoint: Checkpoint }) {
-  if (checkpoint.verified === null) return <span className="muted">not checked</span>;
-  return checkpoint.verified ? <span className="good">verified</span> : <span className="bad">damaged</span>;
+  const format = useFormat();
+  if (checkpoint.verified === null || checkpoint.verified_at === null)
+    return <span className="muted">not checked</span>;
+  const said = `${format.dateTime(checkpoint.verified_at)}, by ${checkpoint.verified_by || "an operator"}`;
+  return (
+    <span className={checkpoint.verified ? "good" : "bad"} title={said}>
+      {checkpoint.verified ? "verified" : "damaged"}
+    </span>
+  );
 }
 
 function CheckpointTable({ checkpoints, now }: { checkpoints: Checkpoint[]; now: number }) {

@@ -33,9 +33,21 @@ export function readPalette(element: Element): Palette {
   };
 }
 
-/** Between two #rrggbb colours. */
+const RAMP_STEPS = 100;
+const ramps = new Map<string, string[]>();
+
+/** Between two #rrggbb colours, in hundredths: ten thousand cells are mixed once a second. */
 export function mix(from: string, to: string, share: number): string {
-  const s = Math.max(0, Math.min(1, share));
+  const key = from + to;
+  let ramp = ramps.get(key);
+  if (!ramp) {
+    ramp = Array.from({ length: RAMP_STEPS + 1 }, (_, step) => blend(from, to, step / RAMP_STEPS));
+    ramps.set(key, ramp);
+  }
+  return ramp[Math.round(Math.max(0, Math.min(1, share)) * RAMP_STEPS)] ?? to;
+}
+
+function blend(from: string, to: string, s: number): string {
   const channel = (colour: string, index: number) => Number.parseInt(colour.slice(1 + 2 * index, 3 + 2 * index), 16);
   const mixed = [0, 1, 2].map((index) => Math.round(channel(from, index) * (1 - s) + channel(to, index) * s));
   return `#${mixed.map((value) => value.toString(16).padStart(2, "0")).join("")}`;

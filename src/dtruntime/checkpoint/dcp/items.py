@@ -9,7 +9,7 @@ import torch
 from torch.distributed.checkpoint.planner import WriteItemType
 
 from ...errors import StorageError
-from ..saving import DeviceSource
+from ..filling import DeviceSource
 from ..trees import Buffer
 from ..trees.bytes_leaves import BytesBuffer
 from ..trees.torch_leaves import TorchBuffer

@@ -18,11 +18,12 @@ from ...errors import StorageError
 from ...telemetry import EventLog
 from ...types import check_whole
 from ..access import Access, access, manager_of
+from ..filling import staged
 from ..format import PARTS, Extent, Manifest, Part, PartFile, digest_of, is_stored_in_full, seal
 from ..known import KnownChunks
 from ..layout import lay_out
 from ..manager import CheckpointManager
-from ..saving import Lent, staged
+from ..saving import Lent
 from ..sessions import Session
 from ..writer import PartWriter
 from .items import BytesSource, TensorSource, source_of

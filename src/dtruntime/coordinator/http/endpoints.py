@@ -151,7 +151,7 @@ class Endpoints:
         job = self._job(query.job)
         if job is None:
             return _page([], query)
-        durations, total = self._durations(job), len(job.checkpoints.committed)
+        durations, total = self._durations(job), job.checkpoints.history.present
         rows = sections.checkpoints(
             job, durations, self._lookout.fates, query.limit, skip=query.start
         )

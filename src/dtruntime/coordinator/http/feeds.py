@@ -14,7 +14,8 @@ import msgspec
 from ...errors import StorageError
 from ...telemetry import EventLog
 from .answers import Answer
-from .looks import Look, Lookout, encode
+from .looks import CheckpointsAt, Look, Lookout, encode
+from .views import Checkpoint
 from .workers import Seen
 
 log = EventLog("http")
@@ -68,7 +69,9 @@ class Feed:
         self._sent: dict[str, bytes] = {}
         self._sample = -1
         self._event = 0
-        self._checkpoint = 0
+        self._checkpoints_at: CheckpointsAt | None = None
+        self._checkpoints: dict[str, Checkpoint] = {}
+        """As they were sent last."""
         self._seeded = False
         """Whether there was a first snapshot, which changes are counted from."""
 
@@ -89,7 +92,7 @@ class Feed:
             if not self._seeded:
                 self._seed(look)
             rest: dict[str, Any] = {"event_id": event_id, **look._asdict()}
-            del rest["crew"], rest["event"]
+            del rest["crew"], rest["event"], rest["checkpoints_at"]
             body = await encode(rest, "workers", look.crew, look.crew.members)
             await self._lookout.service.settled()
             self._snapshot = Snapshot(event_id, body)
@@ -100,12 +103,12 @@ class Feed:
         if not self._seeded:
             return
         look = await self._lookout.look(
-            self.job, since_event=self._event, since_checkpoint=self._checkpoint
+            self.job, since_event=self._event, checkpoints_at=self._checkpoints_at
         )
         change: dict[str, Any] = {}
         self._add_sections(look, change)
         rows, removed = self._changed_rows(look)
-        self._event, self._checkpoint = look.event, self._newest_checkpoint()
+        self._event = look.event
         if removed:
             change["removed_workers"] = removed
         if change or rows:
@@ -119,14 +122,14 @@ class Feed:
 
     def _seed(self, look: Look) -> None:
         self._seeded = True
-        self._event, self._checkpoint = look.event, self._newest_checkpoint()
+        self._event = look.event
         self._rows = {seen.record.worker_id: seen for seen in look.crew.members}
         self._add_sections(look, {})
 
     def _add_sections(self, look: Look, change: dict[str, Any]) -> None:
-        for name in ("logs", "checkpoints"):
-            if getattr(look, name):
-                change[name] = getattr(look, name)
+        if look.logs:
+            change["logs"] = look.logs
+        self._add_checkpoints(look, change)
         sampled = self._lookout.sampler.samples
         fresh, self._sample = sampled != self._sample, sampled
         names = (*_SAMPLED, "actions") if fresh else ("actions",)
@@ -137,6 +140,22 @@ class Feed:
         if self._sent.get("barriers") != key:
             self._sent["barriers"] = key
             change["barriers"] = look.barriers
+
+    def _add_checkpoints(self, look: Look, change: dict[str, Any]) -> None:
+        """Those that are new or other than they were sent, and those that are gone."""
+        if look.checkpoints is None:
+            return
+        self._checkpoints_at, sent = look.checkpoints_at, self._checkpoints
+        fresh = [one for one in look.checkpoints if sent.get(one.checkpoint_id) != one]
+        sent.update((one.checkpoint_id, one) for one in fresh)
+        job = self._lookout.machine.jobs.get(self.job)
+        gone = [key for key in sent if not job or not job.checkpoints.history.is_present(key)]
+        for key in gone:
+            del sent[key]
+        if fresh:
+            change["checkpoints"] = fresh
+        if gone:
+            change["removed_checkpoints"] = gone
 
     def _add_if_changed(self, change: dict[str, Any], name: str, value: Any) -> None:
         encoded = msgspec.json.encode(value)
@@ -170,11 +189,6 @@ class Feed:
         for seen in rows:
             known[seen.record.worker_id] = seen
         return rows, removed
-
-    def _newest_checkpoint(self) -> int:
-        job = self._lookout.machine.jobs.get(self.job)
-        latest = job.checkpoints.latest if job else None
-        return latest.sequence if latest else 0
 
     def _publish(self, event_id: int, frame: bytes) -> None:
         self._changes.append((event_id, frame))

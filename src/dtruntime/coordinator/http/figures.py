@@ -15,7 +15,7 @@ from ..state import Event, Job
 from ..state.member import Member
 from ..state.records import CheckpointRecord
 from .history import Rings, Stored
-from .measures import Rate, RecentQuantiles, Share, StepRates
+from .measures import RankRates, Rate, RecentQuantiles, Share
 from .ports import in_slices
 from .recoveries import Recoveries
 from .views import Metrics, Point
@@ -52,11 +52,15 @@ class JobFigures:
         self.heard_at = 0.0
         """When the newest heartbeat came."""
         self.dead = 0
-        self.samples_rate = Rate(SAMPLES_RATE_SECONDS)
+        self._consumed = Rate(SAMPLES_RATE_SECONDS)
+        self._consumed_first: int | None = None
+        self._consumed_more = False
+        """Whether more was consumed than when it was looked first: before, nothing is measured."""
         self._heartbeats = Rate(RATE_SECONDS)
         self._goodput = Share()
         self._barriers = RecentQuantiles()
-        self._steps = StepRates(max(10, math.ceil(3 * heartbeat_seconds)))
+        beats = max(10, math.ceil(3 * heartbeat_seconds))
+        self._steps, self._samples = RankRates(beats), RankRates(beats)
 
     def to_store(self) -> Stored:
         """What its file keeps."""
@@ -70,6 +74,19 @@ class JobFigures:
         known = member is not None and str(member.incarnation) == event.fields.get("incarnation")
         heard = member.last_seen if member is not None and known else event.at
         self.recoveries.lost(worker_id, min(heard, event.at), event.at)
+
+    def note_consumed(self, at: float, samples: int) -> None:
+        """So many samples of all epochs were committed, or reported as consumed."""
+        if self._consumed_first is None:
+            self._consumed_first = samples
+        self._consumed_more |= samples > self._consumed_first
+        self._consumed.add(at, samples)
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """As heartbeats say, or else what loaders commit; none before anything was measured."""
+        told = self._samples.total
+        return self._consumed.value if told is None and self._consumed_more else told
 
     async def measure(
         self,
@@ -93,10 +110,10 @@ class JobFigures:
             heartbeats_per_second=self._heartbeats.value,
             requests_per_second=requests_per_second,
             steps_per_second=self._steps.median,
-            samples_per_second=self.samples_rate.value,
+            samples_per_second=self.samples_per_second,
             goodput=self._goodput.value,
             checkpoint_bytes_per_second=checkpoint_rate(job.checkpoints.latest, durations, now),
-            checkpoints_committed=len(job.checkpoints.committed),
+            checkpoints_committed=job.checkpoints.history.present,
             barrier_p50_ms=p50,
             barrier_p99_ms=p99,
             assignment_ms=None if assignment_seconds is None else assignment_seconds * 1000,
@@ -111,7 +128,7 @@ class JobFigures:
     async def _look_at(self, members: Sequence[Member], slots: int) -> float | None:
         """Count states and take steps; returns when the most silent live worker was heard."""
         incarnations = np.zeros(slots, dtype=np.int64)
-        steps = np.full(slots, -1, dtype=np.int64)
+        steps, samples = np.full((2, slots), -1, dtype=np.int64)
         beats = np.zeros(slots)
         states: Counter[WorkerState] = Counter()
         heard: list[float] = []
@@ -130,7 +147,10 @@ class JobFigures:
                 beats[member.rank] = member.beat_at
                 if pulse.step is not None:
                     steps[member.rank] = pulse.step
+                if pulse.samples:
+                    samples[member.rank] = pulse.samples
         self._steps.add(incarnations, steps, beats)
+        self._samples.add(incarnations, samples, beats)
         self.states, self.dead = states, dead
         self.heard_at = float(beats.max(initial=self.heard_at))
         if members:

@@ -16,6 +16,7 @@ _LEVELS: dict[str, Level] = {
     "worker.slow": "warning",
     "barrier.timed_out": "warning",
     "checkpoint.aborted": "warning",
+    "checkpoint.damaged": "error",
     "coordinator.stalled": "warning",
 }
 
@@ -59,6 +60,15 @@ _SENTENCES: dict[str, Callable[[_Fields], str]] = {
     ),
     "checkpoint.aborted": lambda f: (
         f"checkpoint {_of(f, 'checkpoint')} of step {_of(f, 'step')} was given up{_why(f)}"
+    ),
+    "checkpoint.verified": lambda f: (
+        f"checkpoint {_of(f, 'checkpoint')} of step {_of(f, 'step')} was read and is good"
+    ),
+    "checkpoint.damaged": lambda f: (
+        f"checkpoint {_of(f, 'checkpoint')} of step {_of(f, 'step')} is damaged{_why(f)}"
+    ),
+    "checkpoint.removed": lambda f: (
+        f"checkpoint {_of(f, 'checkpoint')} of step {_of(f, 'step')} was deleted{_why(f)}"
     ),
     "dataset.registered": lambda f: (
         f"dataset {_of(f, 'dataset')} was registered: {_of(f, 'samples')} samples in "

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..state import Job
+from ..state.fates import FateBook
 from . import journal, sections, views
 from .figures import JobFigures
 from .ports import Service, in_slices
-from .retention import FateBook
 from .sampling import Sampler
 from .workers import Crew, Seen, muster
 
@@ -21,6 +21,10 @@ JOBS_SHOWN = 1000
 ROWS_AT_ONCE = 64
 
 
+CheckpointsAt = tuple[int, int]
+"""How often something about checkpoints has changed, and how many durations are known."""
+
+
 class Look(NamedTuple):
     """What was seen."""
 
@@ -29,7 +33,8 @@ class Look(NamedTuple):
     coordinator: views.Coordinator
     jobs: list[views.Job]
     datasets: list[views.Dataset]
-    checkpoints: list[views.Checkpoint]
+    checkpoints: list[views.Checkpoint] | None
+    """None: they are as they were."""
     barriers: views.Barriers
     metrics: views.Metrics
     tasks: list[views.Task]
@@ -37,6 +42,7 @@ class Look(NamedTuple):
     logs: list[views.LogEntry]
     event: int
     """The newest entry of the journal."""
+    checkpoints_at: CheckpointsAt
 
 
 class Lookout:
@@ -67,8 +73,10 @@ class Lookout:
         await self.sampler.board(job.name).refresh(job, self.service.clock())
         return figures
 
-    async def look(self, name: str, *, since_event: int = 0, since_checkpoint: int = 0) -> Look:
-        """See a job, and of the journal and the checkpoints what is newer than these."""
+    async def look(
+        self, name: str, *, since_event: int = 0, checkpoints_at: CheckpointsAt | None = None
+    ) -> Look:
+        """See a job, of the journal what is newer, and the checkpoints if they have changed."""
         job = self.machine.jobs.get(name)
         if job is None:
             return self._empty(name, since_event)
@@ -76,9 +84,10 @@ class Lookout:
         # From here on nothing is waited for: everything is of one moment.
         now, durations = self.service.clock(), self.sampler.durations.get(name, {})
         datasets = self.sampler.board(name).rows
-        newest = sections.checkpoints(
-            job, durations, self.fates, CHECKPOINTS_SHOWN, since_checkpoint
-        )
+        newest_at = job.checkpoints.history.version, len(durations)
+        newest = None
+        if newest_at != checkpoints_at:
+            newest = sections.checkpoints(job, durations, self.fates, CHECKPOINTS_SHOWN)
         return Look(
             job=name,
             crew=muster(job, now),
@@ -92,6 +101,7 @@ class Lookout:
             actions=sections.actions(job.actions.pending.values()),
             logs=self._logs(name, since_event),
             event=self.machine.journal.last_id,
+            checkpoints_at=newest_at,
         )
 
     def _empty(self, name: str, since_event: int) -> Look:
@@ -108,6 +118,7 @@ class Lookout:
             actions=[],
             logs=self._logs(name, since_event),
             event=self.machine.journal.last_id,
+            checkpoints_at=(0, 0),
         )
 
     def _logs(self, job: str, since: int) -> list[views.LogEntry]:

@@ -76,19 +76,29 @@ Numbers = NDArray[np.int64]
 Times = NDArray[np.float64]
 
 
-class StepRates:
-    """How fast the ranks' steps advance, from their heartbeats."""
+class RankRates:
+    """How fast what the ranks count advances, from their heartbeats: steps, or samples."""
 
     def __init__(self, samples: int = 10) -> None:
         self._kept: deque[tuple[Numbers, Numbers, Times]] = deque(maxlen=samples + 1)
 
-    def add(self, incarnations: Numbers, steps: Numbers, beats: Times) -> None:
-        """What is known of each rank; step -1: none, incarnation 0: nobody."""
-        self._kept.append((incarnations, steps, beats))
+    def add(self, incarnations: Numbers, counts: Numbers, beats: Times) -> None:
+        """What is known of each rank; count -1: none, incarnation 0: nobody."""
+        self._kept.append((incarnations, counts, beats))
 
     @property
     def median(self) -> float | None:
-        """Steps per second of the rank in the middle; none where no rank can be measured."""
+        """Per second, of the rank in the middle; none where no rank can be measured."""
+        rates = self._rates()
+        return None if rates is None else float(np.median(rates))
+
+    @property
+    def total(self) -> float | None:
+        """Per second, of all ranks that can be measured; none where there is none."""
+        rates = self._rates()
+        return None if rates is None else float(rates.sum())
+
+    def _rates(self) -> Times | None:
         if len(self._kept) < 2:
             return None
         (was, before, then), (now, after, beats) = self._kept[0], self._kept[-1]
@@ -97,4 +107,5 @@ class StepRates:
         known = (was[:size] == now[:size]) & (before[:size] >= 0) & (advanced >= 0) & (took > 0)
         if not known.any():
             return None
-        return float(np.median(advanced[known] / took[known]))
+        rates: Times = advanced[known] / took[known]
+        return rates

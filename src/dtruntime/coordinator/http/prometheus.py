@@ -196,8 +196,8 @@ class Exporter(Collector):
         )
         yield _gauges(
             "strata_checkpoints",
-            "Committed checkpoints that are remembered.",
-            ((job.name, len(job.checkpoints.committed)) for job, _ in known),
+            "Committed checkpoints that are remembered, and not known to be deleted.",
+            ((job.name, job.checkpoints.history.present) for job, _ in known),
         )
         latest = [(job.name, r) for job, _ in known if (r := job.checkpoints.latest) is not None]
         yield _gauges(

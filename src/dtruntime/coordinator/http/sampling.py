@@ -10,7 +10,7 @@ import psutil
 
 from ...telemetry import EventLog
 from ..state import Event, Job
-from ..state.checkpoints import CHECKPOINTS_KEPT
+from ..state.committed import CHECKPOINTS_KEPT
 from .datasets import DatasetBoard
 from .figures import RATE_SECONDS, JobFigures
 from .history import HistoryFiles
@@ -98,7 +98,7 @@ class Sampler:
         figures, board = await self.figures(job.name), self.board(job.name)
         await board.refresh(job, now, self.memberships.get(job.name, ""))
         if board.consumed is not None:
-            figures.samples_rate.add(board.refreshed_at, board.consumed)
+            figures.note_consumed(board.refreshed_at, board.consumed)
         await figures.measure(
             job,
             now,

@@ -10,11 +10,11 @@ from ..._version import __version__
 from ...checkpoint.retention import FINISHED_KEY
 from ...types import WorkerState
 from ..state import Job, Machine
+from ..state.fates import FateBook, Fates, users_metadata, written_bytes
 from ..state.records import ActionRecord, CheckpointRecord
 from . import views
 from .figures import JobFigures
 from .ports import Service, totals
-from .retention import FateBook, Fates, users_metadata, written_bytes
 from .sampling import Sampler
 
 MISSING_SHOWN = 256
@@ -127,26 +127,21 @@ def checkpoint(
         committed_at=record.committed_at,
         duration_seconds=durations.get(record.checkpoint_id),
         written_bytes=written_bytes(record),
-        verified=None,
+        verified=record.verified,
+        verified_at=record.verified_at if record.verified is not None else None,
+        verified_by=record.verified_by,
         will_be_dropped=fates.will_be_dropped(record),
         metadata=users_metadata(record.metadata),
     )
 
 
 def checkpoints(
-    job: Job,
-    durations: Mapping[str, float],
-    book: FateBook,
-    count: int,
-    since: int = 0,
-    skip: int = 0,
+    job: Job, durations: Mapping[str, float], book: FateBook, count: int, skip: int = 0
 ) -> list[views.Checkpoint]:
-    """The newest ones, newest first, that are other than they were at number ``since``."""
-    newest = islice(reversed(job.checkpoints.committed.values()), skip, skip + count)
-    records = [record for record in newest if record.sequence > since]
-    records += book.changed(job, since)[: count - len(records)]
-    fates = book.of(job)
-    return [checkpoint(record, durations, fates) for record in records]
+    """The newest ones, newest first."""
+    newest, fates = job.checkpoints.history.newest(), book.of(job)
+    shown = islice(newest, skip, skip + count)
+    return [checkpoint(record, durations, fates) for record in shown]
 
 
 def barriers(job: Job, figures: JobFigures | None, now: float) -> views.Barriers:
@@ -205,7 +200,7 @@ def metrics(job: Job, figures: JobFigures, dead: int) -> views.Metrics:
         samples_per_second=None,
         goodput=None,
         checkpoint_bytes_per_second=None,
-        checkpoints_committed=len(job.checkpoints.committed),
+        checkpoints_committed=job.checkpoints.history.present,
         barrier_p50_ms=None,
         barrier_p99_ms=None,
         assignment_ms=None,

@@ -155,6 +155,8 @@ class Checkpoint(View, frozen=True):
     duration_seconds: float | None
     written_bytes: int | None
     verified: bool | None
+    verified_at: float | None
+    verified_by: str
     will_be_dropped: bool | None
     metadata: dict[str, str]
 
@@ -290,6 +292,7 @@ class Change(View, frozen=True):
     removed_workers: list[str] | UnsetType = UNSET
     datasets: list[Dataset] | UnsetType = UNSET
     checkpoints: list[Checkpoint] | UnsetType = UNSET
+    removed_checkpoints: list[str] | UnsetType = UNSET
     barriers: Barriers | UnsetType = UNSET
     metrics: Metrics | UnsetType = UNSET
     tasks: list[Task] | UnsetType = UNSET

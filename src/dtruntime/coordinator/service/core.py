@@ -85,6 +85,7 @@ class CoordinatorService:
             "BeginCheckpoint": self._begin_checkpoint,
             "NotifyCheckpoint": self._notify_checkpoint,
             "AbandonCheckpoints": self._abandon_checkpoints,
+            "ReportCheckpoints": self._report_checkpoints,
             "RequestAction": self._request_action,
             "CompleteAction": self._complete_action,
             "GetServerInfo": self._get_server_info,
@@ -311,6 +312,11 @@ class CoordinatorService:
         self._limit_worker(command.job, command.worker_id, now)
         return encode.reply(self._apply(command, now))
 
+    def _report_checkpoints(self, request: pb.CheckpointReport, now: float) -> Answer:
+        command = decode.report_checkpoints(request)
+        self._limit_worker(command.job, command.reported_by, now)
+        return encode.reply(self._apply(command, now))
+
     # Actions
 
     def _request_action(self, request: pb.ActionRequest, now: float) -> Answer:
@@ -397,7 +403,14 @@ class CoordinatorService:
 
 
 _ALARMS = frozenset(
-    {"worker.dead", "worker.slow", "barrier.timed_out", "checkpoint.aborted", "coordinator.stalled"}
+    {
+        "worker.dead",
+        "worker.slow",
+        "barrier.timed_out",
+        "checkpoint.aborted",
+        "checkpoint.damaged",
+        "coordinator.stalled",
+    }
 )
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ...rpc.gen import coordinator_pb2 as pb
-from ...types import DEFAULT_JOB, VALUE_BYTES, WorkerState, check_id
+from ...types import DEFAULT_JOB, VALUE_BYTES, CheckpointCondition, WorkerState, check_id
 from ..state import Refused
 from ..state import commands as c
 from . import layouts
@@ -17,7 +17,9 @@ METADATA_VALUE = 4096
 HEARTBEAT_BYTES = 16 * 1024
 PATH_LENGTH = 4096
 TEXT_LENGTH = 512
+DETAIL_LENGTH = 2048
 MAX_COUNT = 2**63 - 1
+REPORTED_AT_ONCE = 1000
 MAX_WAIT_SECONDS = 24 * 3600.0
 FORMATS = ("", "parquet", "csv", "tfrecord")
 
@@ -31,6 +33,13 @@ _STATES = [
     WorkerState.RECOVERING,
     WorkerState.FINISHED,
 ]
+
+
+_CONDITIONS = {
+    pb.CHECKPOINT_CONDITION_GOOD: CheckpointCondition.GOOD,
+    pb.CHECKPOINT_CONDITION_DAMAGED: CheckpointCondition.DAMAGED,
+    pb.CHECKPOINT_CONDITION_REMOVED: CheckpointCondition.REMOVED,
+}
 
 
 def refuse(message: str) -> Refused:
@@ -87,8 +96,8 @@ def heartbeat(request: pb.HeartbeatRequest) -> c.Heartbeat:
             f"a heartbeat has {len(report)} bytes, more than {HEARTBEAT_BYTES}: report less"
         )
     step = request.step if request.HasField("step") else None
-    if request.epoch > MAX_COUNT or (step or 0) > MAX_COUNT:
-        raise refuse("step and epoch must be below 2**63")
+    if max(request.epoch, request.samples, step or 0) > MAX_COUNT:
+        raise refuse("step, epoch and samples must be below 2**63")
     if not 0 <= request.step_seconds < math.inf:
         raise refuse(f"step_seconds must be a time, not {request.step_seconds}")
     return c.Heartbeat(
@@ -100,6 +109,7 @@ def heartbeat(request: pb.HeartbeatRequest) -> c.Heartbeat:
         request.epoch,
         report,
         request.step_seconds,
+        request.samples,
     )
 
 
@@ -221,6 +231,24 @@ def notify_checkpoint(request: pb.CheckpointInfo, call: int) -> c.NotifyCheckpoi
         call=call,
         timeout=_seconds(request.timeout_ms),
         metadata=_metadata(request.metadata),
+    )
+
+
+def report_checkpoints(request: pb.CheckpointReport) -> c.ReportCheckpoints:
+    """What became of committed checkpoints."""
+    condition = _CONDITIONS.get(request.condition)
+    if condition is None:
+        raise refuse(f"checkpoint condition {request.condition} is unknown")
+    if len(request.checkpoint_ids) > REPORTED_AT_ONCE:
+        raise refuse(f"at most {REPORTED_AT_ONCE} checkpoints can be reported on at once")
+    return c.ReportCheckpoints(
+        job=job_name(request.job),
+        condition=condition,
+        checkpoint_ids=tuple(identifier("checkpoint", key) for key in request.checkpoint_ids),
+        path=_text("path", request.path, PATH_LENGTH),
+        detail=_text("detail", request.detail, DETAIL_LENGTH),
+        reported_by=request.reported_by,
+        incarnation=_incarnation(request.incarnation) if request.reported_by else 0,
     )
 
 

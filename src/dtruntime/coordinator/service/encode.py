@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 from google.protobuf.message import Message
@@ -14,12 +15,14 @@ from ..state import Event, Job
 from ..state import commands as c
 from ..state.barriers import NAMES_CUT, Round
 from ..state.coverage import Covered
+from ..state.fates import Fates
 from ..state.layouts import Shard
 from ..state.member import Member
 from ..state.records import ActionRecord, CheckpointRecord, DatasetRecord, SegmentRecord
 from . import layouts
 
 SEGMENTS_CACHED = 512
+CHECKPOINTS_SHOWN = 8
 
 _STATES: dict[WorkerState, Any] = {
     state: pb.WorkerState.Value(f"WORKER_STATE_{state.name}") for state in WorkerState
@@ -119,6 +122,11 @@ def pending(reply: c.Pending) -> pb.CheckpointResponse:
     )
 
 
+def checkpoints_reported(reply: c.CheckpointsReported) -> pb.CheckpointsReported:
+    """What somebody said of checkpoints is noted."""
+    return pb.CheckpointsReported(known=reply.known)
+
+
 def granted(reply: c.Granted) -> pb.ClaimResponse:
     """A claim that stands."""
     return pb.ClaimResponse(
@@ -185,6 +193,7 @@ _ENCODERS: dict[type[c.Reply], Callable[[Any], Message]] = {
     c.Begun: begun,
     c.Committed: committed,
     c.Aborted: aborted,
+    c.CheckpointsReported: checkpoints_reported,
     c.Pending: pending,
     c.Granted: granted,
     c.Moved: moved,
@@ -247,9 +256,11 @@ def dataset(
     return info
 
 
-def checkpoint(record: CheckpointRecord, job: str) -> pb.CheckpointInfo:
+def checkpoint(
+    record: CheckpointRecord, job: str, will_be_dropped: bool | None = None
+) -> pb.CheckpointInfo:
     """A committed checkpoint."""
-    return pb.CheckpointInfo(
+    info = pb.CheckpointInfo(
         checkpoint_id=record.checkpoint_id,
         worker_id=record.worker_id,
         step=record.step,
@@ -261,7 +272,14 @@ def checkpoint(record: CheckpointRecord, job: str) -> pb.CheckpointInfo:
         job=job,
         committed_at=record.committed_at,
         parts=record.parts,
+        verified_at=record.verified_at,
+        verified_by=record.verified_by,
     )
+    if record.verified is not None:
+        info.verified = record.verified
+    if will_be_dropped is not None:
+        info.will_be_dropped = will_be_dropped
+    return info
 
 
 def coverage(covered: Covered) -> pb.Coverage:
@@ -327,7 +345,7 @@ def worker(job: Job, rank: int, member: Member | None, now: float) -> pb.WorkerS
 
 
 def job_status(
-    job: Job, members: list[tuple[int, Member | None]], next_rank: int, now: float
+    job: Job, members: list[tuple[int, Member | None]], next_rank: int, now: float, fates: Fates
 ) -> pb.JobStatus:
     """A job, with one page of its workers."""
     roster, latest = job.roster, job.checkpoints.latest
@@ -343,12 +361,16 @@ def job_status(
         epoch=roster.epoch,
         completed_epochs=roster.completed_epochs,
         dataset_count=len(job.datasets),
-        checkpoint_count=len(job.checkpoints.committed),
+        checkpoint_count=job.checkpoints.history.present,
         actions=actions(roster.actions),
         loss_ages_seconds=[max(0.0, now - at) for at in reversed(roster.losses.times)],
     )
+    for record in islice(job.checkpoints.history.newest(), CHECKPOINTS_SHOWN):
+        shown = checkpoint(record, job.name, fates.will_be_dropped(record))
+        status.checkpoints.append(shown)
     if latest is not None:
-        status.latest_checkpoint.CopyFrom(checkpoint(latest, job.name))
+        shown = checkpoint(latest, job.name, fates.will_be_dropped(latest))
+        status.latest_checkpoint.CopyFrom(shown)
     return status
 
 

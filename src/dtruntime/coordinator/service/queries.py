@@ -15,6 +15,7 @@ from ...telemetry import MethodStats
 from ...types import DEFAULT_JOB
 from ..sqlite import SqliteStore
 from ..state import Machine, Refused
+from ..state.fates import FateBook
 from . import decode, encode
 from .descriptions import Descriptions
 from .limits import RateLimits
@@ -36,6 +37,7 @@ class Queries:
         self._limits = limits
         self._config = config
         self._descriptions = Descriptions(store)
+        self._fates = FateBook()
         self.handlers: dict[str, Callable[[Any, float], Answer]] = {
             "GetDataShard": self._get_data_shard,
             "ListShards": self._list_shards,
@@ -154,8 +156,10 @@ class Queries:
 
     def _list_checkpoints(self, request: pb.JobRequest, now: float) -> Answer:
         job = self._machine.job(decode.job_name(request.job))
-        records = job.checkpoints.committed.values()
-        return pb.CheckpointList(checkpoints=[encode.checkpoint(r, job.name) for r in records])
+        records, fates = job.checkpoints.history.oldest(), self._fates.of(job)
+        return pb.CheckpointList(
+            checkpoints=[encode.checkpoint(r, job.name, fates.will_be_dropped(r)) for r in records]
+        )
 
     def _list_actions(self, request: pb.JobRequest, now: float) -> Answer:
         job = self._machine.job(decode.job_name(request.job))
@@ -171,13 +175,14 @@ class Queries:
                     "unknown_worker",
                     f"worker {request.worker_id!r} is not a member of job {job.name!r}",
                 )
-            return encode.job_status(job, [(known.rank, known)], 0, now)
+            return encode.job_status(job, [(known.rank, known)], 0, now, self._fates.of(job))
         first = request.from_rank
         last = first + min(request.limit or PAGE, PAGE)
         page = [(rank, slots[rank]) for rank in range(first, min(last, len(slots)))]
         if not job.roster.world_size:
             page = [(rank, member) for rank, member in page if member is not None]
-        return encode.job_status(job, page, last if last < len(slots) else 0, now)
+        following = last if last < len(slots) else 0
+        return encode.job_status(job, page, following, now, self._fates.of(job))
 
     def _list_jobs(self, request: pb.ListJobsRequest, now: float) -> Answer:
         return pb.JobList(

@@ -20,12 +20,12 @@ from .commands import (
     Refused,
     Reply,
 )
+from .committed import CommittedCheckpoints
 from .member import Member
 from .outbox import Outbox
 from .records import CheckpointRecord, PartRecord, PendingRecord
 from .roster import Roster
 
-CHECKPOINTS_KEPT = 10_000
 PENDING_LIMIT = 64
 ABORTS_KEPT = 256
 RANKS_CUT = 256
@@ -54,18 +54,22 @@ class Checkpoints:
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
-        self.committed: OrderedDict[str, CheckpointRecord] = OrderedDict()
+        self.history = CommittedCheckpoints(roster.job)
         self.attempts = Attempts(roster)
         self.pending: dict[str, PendingCheckpoint] = {}
         self._calls: dict[int, PendingCheckpoint] = {}
         self._aborted_in: OrderedDict[str, int] = OrderedDict()
         """The generation in which a checkpoint was last aborted."""
-        self._sequence = 0
+
+    @property
+    def committed(self) -> OrderedDict[str, CheckpointRecord]:
+        """All that is committed, in that order; also what was deleted since."""
+        return self.history.records
 
     @property
     def latest(self) -> CheckpointRecord | None:
-        """The checkpoint that was committed last: after a rollback, maybe one of a lower step."""
-        return next(reversed(self.committed.values()), None)
+        """The one that was committed last and is still there: maybe one of a lower step."""
+        return self.history.latest
 
     @property
     def held_calls(self) -> set[int]:
@@ -142,8 +146,7 @@ class Checkpoints:
         parts: list[PartRecord],
     ) -> None:
         """Take back what was stored."""
-        for record in sorted(committed, key=lambda r: r.sequence):
-            self._keep(record)
+        self.history.restore(committed)
         for open_ in pending:
             if open_.checkpoint_id not in self.committed:
                 self.pending[open_.checkpoint_id] = PendingCheckpoint(open_)
@@ -364,11 +367,10 @@ class Checkpoints:
             committed_at=out.now,
             parts=len(parts),
             metadata=first.metadata,
-            sequence=self._sequence + 1,
+            sequence=self.history.sequence + 1,
             newest_part=newest_part,
         )
-        self._keep(record)
-        out.put("checkpoint", self._roster.job, record.checkpoint_id, record)
+        self.history.add(record, out)
         out.emit(
             self._roster.job,
             "checkpoint.committed",
@@ -377,17 +379,7 @@ class Checkpoints:
             bytes=record.size_bytes,
             parts=record.parts,
         )
-        self._forget_oldest(out)
         return Committed(record.checkpoint_id, self._roster.generation)
-
-    def _keep(self, record: CheckpointRecord) -> None:
-        self.committed[record.checkpoint_id] = record
-        self._sequence = record.sequence
-
-    def _forget_oldest(self, out: Outbox) -> None:
-        while len(self.committed) > CHECKPOINTS_KEPT:
-            oldest, _ = self.committed.popitem(last=False)
-            out.delete("checkpoint", self._roster.job, oldest)
 
     def _check_same(self, known: CheckpointRecord, c: NotifyCheckpoint, member: Member) -> None:
         if c.partial:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ...types import WorkerState
+from ...types import CheckpointCondition, WorkerState
 from .layouts import LayoutRecord
 from .records import ActionRecord, ReaderRecord, SegmentRecord
 
@@ -44,6 +44,8 @@ class Heartbeat(Command, frozen=True):
     """The whole message as it came; resources and metrics are read from it when somebody looks."""
     step_seconds: float = 0.0
     """How long a step takes; 0: not reported."""
+    samples: int = 0
+    """How many the process has used in all; 0: not reported."""
 
 
 class Deregister(Command, frozen=True):
@@ -136,6 +138,20 @@ class NotifyCheckpoint(Command, frozen=True):
     call: int = 0
     timeout: float = 0.0
     metadata: dict[str, str] = {}
+
+
+class ReportCheckpoints(Command, frozen=True):
+    """Somebody who can see the store says what became of committed checkpoints."""
+
+    job: str
+    condition: CheckpointCondition
+    checkpoint_ids: tuple[str, ...] = ()
+    path: str = ""
+    """In place of an id that cannot be read any more: the path given with the commit."""
+    detail: str = ""
+    reported_by: str = ""
+    """The member that says so; empty: somebody outside of the job."""
+    incarnation: int = 0
 
 
 class Claim(Command, frozen=True):
@@ -349,6 +365,12 @@ class Committed(Reply, frozen=True):
 
     checkpoint_id: str
     generation: int
+
+
+class CheckpointsReported(Reply, frozen=True):
+    """So many of the checkpoints that were reported on are known."""
+
+    known: int
 
 
 class Aborted(Reply, frozen=True):

@@ -16,7 +16,8 @@ from . import ledger_invariants
 from .actions import ACTIONS_LIMIT, action_id
 from .attempts import ATTEMPTS_KEPT, RANKS_KEPT, Attempt, ask_key, attempt_id
 from .barriers import OPEN_LIMIT, ROUNDS_KEPT, VALUES_KEPT, Barriers, Round
-from .checkpoints import CHECKPOINTS_KEPT, PENDING_LIMIT, Checkpoints, part_key
+from .checkpoints import PENDING_LIMIT, Checkpoints, part_key
+from .committed import CHECKPOINTS_KEPT
 from .coverage import coverage_key, share_key
 from .epochs import epoch_key, reader_key, segment_key
 from .losses import LOSSES_KEPT, TIMES_KEPT
@@ -315,7 +316,13 @@ def _checkpoints(job: Job) -> Iterator[str]:
     sequences = [record.sequence for record in records]
     if sequences != sorted(set(sequences)):
         yield "commits are out of order"
-    latest = max(records, key=lambda r: r.sequence, default=None)
+    present = [record for record in records if not record.removed_at]
+    if len(present) != checkpoints.history.present:
+        yield f"{checkpoints.history.present} checkpoints are counted, {len(present)} are there"
+    for record in records:
+        if (record.verified is None) != (record.verified_at == 0.0):
+            yield f"{record.checkpoint_id} was verified at {record.verified_at}: {record.verified}"
+    latest = max(present, key=lambda r: r.sequence, default=None)
     if latest is not checkpoints.latest:
         yield f"the latest checkpoint is {latest}, not {checkpoints.latest}"
     both = checkpoints.committed.keys() & checkpoints.pending.keys()

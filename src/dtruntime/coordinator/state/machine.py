@@ -124,6 +124,7 @@ class Machine:
             c.BeginCheckpoint: self._begin_checkpoint,
             c.AbandonCheckpoints: self._abandon_checkpoints,
             c.NotifyCheckpoint: self._notify_checkpoint,
+            c.ReportCheckpoints: self._report_checkpoints,
             c.Claim: self._claim,
             c.Commit: self._commit,
             c.Rebalance: self._rebalance,
@@ -266,6 +267,13 @@ class Machine:
         job.roster.hear(member, self._out.now)
         if reply is c.HELD:
             self._wait(command.timeout, command.call, command.job)
+        return reply
+
+    def _report_checkpoints(self, command: c.ReportCheckpoints) -> Reply:
+        job, member = self._speaker(command.job, command.reported_by, command.incarnation)
+        reply = job.checkpoints.history.report(command, self._out)
+        if member is not None:
+            job.roster.hear(member, self._out.now)
         return reply
 
     def _claim(self, command: c.Claim) -> Reply:

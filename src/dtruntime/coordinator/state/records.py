@@ -104,6 +104,14 @@ class CheckpointRecord(Record, frozen=True):
     """Order of commits within the job."""
     newest_part: int = 0
     """The highest incarnation that sent a part; 0: committed by one writer."""
+    verified: bool | None = None
+    """Whether whoever read all of it last found it good; None: nobody has told."""
+    verified_at: float = 0.0
+    verified_by: str = ""
+    """The member that read it; empty: somebody outside of the job."""
+    removed_at: float = 0.0
+    """When it was deleted from its place. What was committed stays so: a repeated commit must not
+    bring it back. 0: it is there."""
 
 
 class PartRecord(Record, frozen=True):

@@ -33,6 +33,13 @@ class BarrierOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BARRIER_OUTCOME_MEMBERSHIP_CHANGED: _ClassVar[BarrierOutcome]
     BARRIER_OUTCOME_TIMED_OUT: _ClassVar[BarrierOutcome]
 
+class CheckpointCondition(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CHECKPOINT_CONDITION_UNSPECIFIED: _ClassVar[CheckpointCondition]
+    CHECKPOINT_CONDITION_GOOD: _ClassVar[CheckpointCondition]
+    CHECKPOINT_CONDITION_DAMAGED: _ClassVar[CheckpointCondition]
+    CHECKPOINT_CONDITION_REMOVED: _ClassVar[CheckpointCondition]
+
 class CheckpointStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     CHECKPOINT_STATUS_UNSPECIFIED: _ClassVar[CheckpointStatus]
@@ -64,6 +71,10 @@ BARRIER_OUTCOME_UNSPECIFIED: BarrierOutcome
 BARRIER_OUTCOME_COMPLETED: BarrierOutcome
 BARRIER_OUTCOME_MEMBERSHIP_CHANGED: BarrierOutcome
 BARRIER_OUTCOME_TIMED_OUT: BarrierOutcome
+CHECKPOINT_CONDITION_UNSPECIFIED: CheckpointCondition
+CHECKPOINT_CONDITION_GOOD: CheckpointCondition
+CHECKPOINT_CONDITION_DAMAGED: CheckpointCondition
+CHECKPOINT_CONDITION_REMOVED: CheckpointCondition
 CHECKPOINT_STATUS_UNSPECIFIED: CheckpointStatus
 CHECKPOINT_STATUS_COMMITTED: CheckpointStatus
 CHECKPOINT_STATUS_PENDING: CheckpointStatus
@@ -158,7 +169,7 @@ class ResourceUsage(_message.Message):
     def __init__(self, cpu_percent: _Optional[float] = ..., memory_used_bytes: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[GpuUsage, _Mapping]]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker_id", "job", "incarnation", "state", "step", "epoch", "resources", "metrics", "step_seconds")
+    __slots__ = ("worker_id", "job", "incarnation", "state", "step", "epoch", "resources", "metrics", "step_seconds", "samples")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +186,7 @@ class HeartbeatRequest(_message.Message):
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     job: str
     incarnation: int
@@ -184,7 +196,8 @@ class HeartbeatRequest(_message.Message):
     resources: ResourceUsage
     metrics: _containers.ScalarMap[str, float]
     step_seconds: float
-    def __init__(self, worker_id: _Optional[str] = ..., job: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[WorkerState, str]] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., resources: _Optional[_Union[ResourceUsage, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., step_seconds: _Optional[float] = ...) -> None: ...
+    samples: int
+    def __init__(self, worker_id: _Optional[str] = ..., job: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[WorkerState, str]] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., resources: _Optional[_Union[ResourceUsage, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., step_seconds: _Optional[float] = ..., samples: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("generation", "heartbeat_interval_ms", "live_workers", "actions", "lost_generation")
@@ -694,7 +707,7 @@ class BeginCheckpointResponse(_message.Message):
     def __init__(self, checkpoint_id: _Optional[str] = ..., generation: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CheckpointInfo(_message.Message):
-    __slots__ = ("checkpoint_id", "worker_id", "step", "epoch", "path", "size_bytes", "is_full", "metadata", "job", "incarnation", "generation", "partial", "timeout_ms", "committed_at", "parts")
+    __slots__ = ("checkpoint_id", "worker_id", "step", "epoch", "path", "size_bytes", "is_full", "metadata", "job", "incarnation", "generation", "partial", "timeout_ms", "committed_at", "parts", "verified", "verified_at", "verified_by", "will_be_dropped")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -717,6 +730,10 @@ class CheckpointInfo(_message.Message):
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_AT_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_AT_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_BY_FIELD_NUMBER: _ClassVar[int]
+    WILL_BE_DROPPED_FIELD_NUMBER: _ClassVar[int]
     checkpoint_id: str
     worker_id: str
     step: int
@@ -732,7 +749,35 @@ class CheckpointInfo(_message.Message):
     timeout_ms: int
     committed_at: float
     parts: int
-    def __init__(self, checkpoint_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., is_full: bool = ..., metadata: _Optional[_Mapping[str, str]] = ..., job: _Optional[str] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., partial: bool = ..., timeout_ms: _Optional[int] = ..., committed_at: _Optional[float] = ..., parts: _Optional[int] = ...) -> None: ...
+    verified: bool
+    verified_at: float
+    verified_by: str
+    will_be_dropped: bool
+    def __init__(self, checkpoint_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., is_full: bool = ..., metadata: _Optional[_Mapping[str, str]] = ..., job: _Optional[str] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., partial: bool = ..., timeout_ms: _Optional[int] = ..., committed_at: _Optional[float] = ..., parts: _Optional[int] = ..., verified: bool = ..., verified_at: _Optional[float] = ..., verified_by: _Optional[str] = ..., will_be_dropped: bool = ...) -> None: ...
+
+class CheckpointReport(_message.Message):
+    __slots__ = ("job", "checkpoint_ids", "path", "condition", "detail", "reported_by", "incarnation")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_IDS_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    CONDITION_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    REPORTED_BY_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    checkpoint_ids: _containers.RepeatedScalarFieldContainer[str]
+    path: str
+    condition: CheckpointCondition
+    detail: str
+    reported_by: str
+    incarnation: int
+    def __init__(self, job: _Optional[str] = ..., checkpoint_ids: _Optional[_Iterable[str]] = ..., path: _Optional[str] = ..., condition: _Optional[_Union[CheckpointCondition, str]] = ..., detail: _Optional[str] = ..., reported_by: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class CheckpointsReported(_message.Message):
+    __slots__ = ("known",)
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    known: int
+    def __init__(self, known: _Optional[int] = ...) -> None: ...
 
 class CheckpointResponse(_message.Message):
     __slots__ = ("status", "checkpoint_id", "generation", "missing_ranks", "detail")
@@ -923,7 +968,7 @@ class BarrierStatus(_message.Message):
     def __init__(self, barrier_id: _Optional[str] = ..., round: _Optional[int] = ..., arrived: _Optional[int] = ..., expected: _Optional[int] = ..., open_seconds: _Optional[float] = ..., missing: _Optional[_Iterable[_Union[MissingWorker, _Mapping]]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "generation", "world_size", "live_workers", "workers", "next_rank", "barriers", "latest_checkpoint", "epoch", "completed_epochs", "dataset_count", "checkpoint_count", "dead_workers", "actions", "loss_ages_seconds")
+    __slots__ = ("job", "generation", "world_size", "live_workers", "workers", "next_rank", "barriers", "latest_checkpoint", "epoch", "completed_epochs", "dataset_count", "checkpoint_count", "dead_workers", "actions", "loss_ages_seconds", "checkpoints")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -939,6 +984,7 @@ class JobStatus(_message.Message):
     DEAD_WORKERS_FIELD_NUMBER: _ClassVar[int]
     ACTIONS_FIELD_NUMBER: _ClassVar[int]
     LOSS_AGES_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     world_size: int
@@ -954,7 +1000,8 @@ class JobStatus(_message.Message):
     dead_workers: int
     actions: _containers.RepeatedCompositeFieldContainer[Action]
     loss_ages_seconds: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., world_size: _Optional[int] = ..., live_workers: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., next_rank: _Optional[int] = ..., barriers: _Optional[_Iterable[_Union[BarrierStatus, _Mapping]]] = ..., latest_checkpoint: _Optional[_Union[CheckpointInfo, _Mapping]] = ..., epoch: _Optional[int] = ..., completed_epochs: _Optional[int] = ..., dataset_count: _Optional[int] = ..., checkpoint_count: _Optional[int] = ..., dead_workers: _Optional[int] = ..., actions: _Optional[_Iterable[_Union[Action, _Mapping]]] = ..., loss_ages_seconds: _Optional[_Iterable[float]] = ...) -> None: ...
+    checkpoints: _containers.RepeatedCompositeFieldContainer[CheckpointInfo]
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., world_size: _Optional[int] = ..., live_workers: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., next_rank: _Optional[int] = ..., barriers: _Optional[_Iterable[_Union[BarrierStatus, _Mapping]]] = ..., latest_checkpoint: _Optional[_Union[CheckpointInfo, _Mapping]] = ..., epoch: _Optional[int] = ..., completed_epochs: _Optional[int] = ..., dataset_count: _Optional[int] = ..., checkpoint_count: _Optional[int] = ..., dead_workers: _Optional[int] = ..., actions: _Optional[_Iterable[_Union[Action, _Mapping]]] = ..., loss_ages_seconds: _Optional[_Iterable[float]] = ..., checkpoints: _Optional[_Iterable[_Union[CheckpointInfo, _Mapping]]] = ...) -> None: ...
 
 class ListJobsRequest(_message.Message):
     __slots__ = ()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ...checkpoint.retention import PLACE_KEY, RETENTION_KEY, WRITTEN_KEY, Kept, Retention
-from ..state import Job
-from ..state.records import CheckpointRecord
+from .machine import Job
+from .records import CheckpointRecord
 
 _TOLD = frozenset({RETENTION_KEY, PLACE_KEY, WRITTEN_KEY})
 
@@ -38,28 +38,18 @@ class Fates:
 
 
 class FateBook:
-    """The fates of each job's checkpoints, looked up anew when there is another commit."""
+    """The fates of each job's checkpoints, looked up anew when something has changed."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[int, Fates]] = {}
 
     def of(self, job: Job) -> Fates:
         """Those of a job."""
-        latest = job.checkpoints.latest
-        newest = latest.sequence if latest is not None else 0
+        history = job.checkpoints.history
         known = self._known.get(job.name)
-        if known is None or known[0] != newest:
-            known = self._known[job.name] = newest, Fates(job.checkpoints.committed.values())
+        if known is None or known[0] != history.version:
+            known = self._known[job.name] = history.version, Fates(history.oldest())
         return known[1]
-
-    def changed(self, job: Job, since: int) -> list[CheckpointRecord]:
-        """Checkpoints up to number ``since`` whose fate another commit has sealed, newest first."""
-        latest = job.checkpoints.latest
-        if not since or latest is None or latest.sequence == since:
-            return []
-        old = [r for r in job.checkpoints.committed.values() if r.sequence <= since]
-        before, now = Fates(old), self.of(job)
-        return [r for r in reversed(old) if before.will_be_dropped(r) != now.will_be_dropped(r)]
 
 
 def written_bytes(record: CheckpointRecord) -> int | None:

@@ -1,7 +1,7 @@
 """What the HTTP API says of checkpoints that retention will drop."""
 
 from dtruntime.checkpoint.retention import PLACE_KEY, RETENTION_KEY, WRITTEN_KEY, Retention
-from dtruntime.coordinator.http.retention import Fates, users_metadata, written_bytes
+from dtruntime.coordinator.state.fates import Fates, users_metadata, written_bytes
 from dtruntime.coordinator.state.records import CheckpointRecord
 
 

@@ -1,0 +1,187 @@
+"""Copies what a state consists of into slabs: the part of a save that keeps the caller."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from .._threads import usable_cores
+from .layout import Layout
+from .staging import SLAB, StagingPool
+from .writer import Group
+
+THREADS = 8
+"""So many threads copy at most: a few use all the bandwidth that memory has."""
+PIECE = 4 * 2**20
+"""So much is copied by a thread before it takes the next piece."""
+
+
+def staged(
+    layout: Layout,
+    sources: Sequence[Any],
+    pool: StagingPool,
+    before_waiting: Callable[[], None] = lambda: None,
+) -> Iterator[Group]:
+    """Copy buffers into slabs, one slab after the other.
+
+    Slabs come back when their groups are written: ``before_waiting`` for one has to see to that.
+    """
+    with CopyThreads() as threads:
+        filler = _Filler(layout, sources, threads)
+        for bounds in _slabs(layout):
+            slab = pool.borrow(before_waiting)
+            size = bounds[-1] - bounds[0]
+            try:
+                filler.fill(slab.view[:size], bounds[0])
+            except BaseException:
+                pool.give_back(slab)
+                raise
+            give_back = partial(pool.give_back, slab)
+            yield Group(bounds[0], bounds, slab.view[:size], give_back, steady=True)
+
+
+def _slabs(layout: Layout) -> Iterator[tuple[int, ...]]:
+    """The bounds of as many whole chunks as fit a slab, again and again."""
+    bounds: list[int] = [0]
+    for start, stop in pairwise(layout.bounds):
+        if stop - bounds[0] > SLAB:
+            yield tuple(bounds)
+            bounds = [start]
+        bounds.append(stop)
+    if len(bounds) > 1:
+        yield tuple(bounds)
+
+
+class DeviceSource(ABC):
+    """Memory of a device, which is copied in the background of the device."""
+
+    nbytes: int
+
+    @abstractmethod
+    def copy_part(self, first: int, target: memoryview) -> None:
+        """Begin to copy the bytes from ``first`` on."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Wait until what was begun is there."""
+
+
+class CopyThreads:
+    """Copies memory with as many threads as pay; the caller's is one of them."""
+
+    def __init__(self) -> None:
+        self._others = min(THREADS, usable_cores()) - 1
+        self._threads: ThreadPoolExecutor | None = None
+
+    def __enter__(self) -> CopyThreads:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._threads is not None:
+            self._threads.shutdown()
+
+    def copy(self, copies: Sequence[tuple[memoryview, memoryview]]) -> None:
+        """Copy from the second to the first memory of each pair, all of equal lengths."""
+        pieces = deque(_pieces(copies))
+        helpers = min(self._others, len(pieces) - 1)
+        if helpers <= 0:
+            _copy_all(pieces)
+            return
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._others, thread_name_prefix="strata-copy")
+        jobs = [self._threads.submit(_copy_all, pieces) for _ in range(helpers)]
+        _copy_all(pieces)
+        for job in jobs:
+            # One that has not begun yet has nothing left to do.
+            if not job.cancel():
+                job.result()
+
+
+def _pieces(
+    copies: Sequence[tuple[memoryview, memoryview]],
+) -> Iterator[list[tuple[memoryview, memoryview]]]:
+    """The same copies: large ones cut up, small ones put together."""
+    together: list[tuple[memoryview, memoryview]] = []
+    size = 0
+    for target, source in copies:
+        for start in range(0, target.nbytes, PIECE):
+            stop = min(start + PIECE, target.nbytes)
+            together.append((target[start:stop], source[start:stop]))
+            size += stop - start
+            if size >= PIECE:
+                yield together
+                together, size = [], 0
+    if together:
+        yield together
+
+
+def _copy_all(pieces: deque[list[tuple[memoryview, memoryview]]]) -> None:
+    """Copy pieces until none is left; several threads may do so."""
+    with suppress(IndexError):
+        while True:
+            for target, source in pieces.popleft():
+                np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
+
+
+class _Filler:
+    """Fills memory with a stretch of the stream at a time, front to back."""
+
+    def __init__(self, layout: Layout, sources: Sequence[Any], threads: CopyThreads) -> None:
+        self._offsets = layout.offsets
+        self._sources = sources
+        self._threads = threads
+        self._next = 0
+        self._view: memoryview | None = None
+        self._copies: list[tuple[memoryview, memoryview]] = []
+        self._devices: set[DeviceSource] = set()
+
+    def fill(self, target: memoryview, start: int) -> None:
+        """Copy what lies from ``start`` on; gaps become zeros."""
+        stop = start + target.nbytes
+        at = start
+        while self._next < len(self._sources):
+            source, offset = self._sources[self._next], self._offsets[self._next]
+            end = offset + source.nbytes
+            if offset >= stop:
+                break
+            first, last = max(offset, start), min(end, stop)
+            if at < first:
+                target[at - start : first - start] = bytes(first - at)
+            self._copy(source, first - offset, target[first - start : last - start])
+            at = max(at, last)
+            if end > stop:
+                break
+            self._next, self._view = self._next + 1, None
+        if at < stop:
+            target[at - start :] = bytes(stop - at)
+        copies, self._copies = self._copies, []
+        self._threads.copy(copies)
+        for device in self._devices:
+            device.wait()
+        self._devices.clear()
+
+    def _copy(self, source: Any, first: int, target: memoryview) -> None:
+        """Copy now, or note what is to be copied by all threads."""
+        if not target.nbytes:
+            return
+        if isinstance(source, DeviceSource):
+            source.copy_part(first, target)
+            self._devices.add(source)
+            return
+        if self._view is None and target.nbytes == source.nbytes and source.memory() is None:
+            source.copy_into(target)
+            return
+        if self._view is None:
+            self._view = source.memory()
+            if self._view is None:
+                self._view = memoryview(bytearray(source.nbytes))
+                source.copy_into(self._view)
+        self._copies.append((target, self._view[first : first + target.nbytes]))

@@ -1,0 +1,50 @@
+"""What a run is asked to do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..types import CheckpointInfo
+from .batches import DataOptions
+from .recovery import Recovery
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """The arguments of a run that its parts need."""
+
+    checkpoints: str | os.PathLike[str]
+    manager: Mapping[str, Any]
+    """Options of `CheckpointManager`."""
+    data: DataOptions
+    epochs: int
+    max_steps: int | None
+    seed: int
+    save_seconds: float | None
+    grace_seconds: float
+    recovery: Recovery
+    process_group: str | None
+    """The backend of the process group that the run makes."""
+    collective_seconds: float
+
+    def __post_init__(self) -> None:
+        if self.data.data is None and self.max_steps is None:
+            raise ValueError("a run without data has no end: give max_steps")
+
+    @property
+    def length(self) -> dict[str, float]:
+        """Tells how much there is to do; without data, nobody knows it in samples."""
+        return {} if self.data.data is None else {"epochs": float(self.epochs)}
+
+    def is_over(self, step: int) -> bool:
+        """Whether the last step has been done."""
+        return self.max_steps is not None and step >= self.max_steps
+
+    def is_reached_by(self, finished: CheckpointInfo) -> bool:
+        """Whether a run that had finished ends here too; this one may be longer."""
+        if self.is_over(finished.step):
+            return True
+        return self.data.data is not None and finished.epoch >= self.epochs

@@ -1,0 +1,293 @@
+"""An open run at work: steps, saves, what operators ask for, and coming together again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from ..checkpoint.saving import SaveHandle
+from ..client import TrainingOrchestrator
+from ..errors import CheckpointAbortedError, StrataError
+from ..telemetry import EventLog
+from ..types import Action, WorkerState
+from .crew import Crew
+from .gate import Gate
+from .losses import Losses
+from .notices import Notices
+from .opening import Opened, open_run
+from .options import RunOptions
+from .pace import Pace
+from .recovery import Failures
+from .tracking import Tracked
+
+log = EventLog("run")
+
+
+class Regroup(Exception):
+    """The crew has to come together again."""
+
+
+class Training:
+    """Where a run is, and what it does between two batches."""
+
+    def __init__(
+        self,
+        options: RunOptions,
+        tracked: Tracked,
+        worker: TrainingOrchestrator | None,
+        notices: Notices,
+    ) -> None:
+        self._options = options
+        self._tracked = tracked
+        self._worker = worker
+        self._notices = notices
+        self._gate = Gate()
+        self._failures = Failures(options.recovery)
+        makes_group = options.process_group is not None
+        self._losses = Losses(worker, options.recovery, makes_group=makes_group)
+        self._parts: Opened | None = None
+        self._crew: Crew | None = None
+        self._broken: Exception | None = None
+        self._in_step = False
+        self._welcomed = 0
+        """The generation with newcomers that were noticed last."""
+        self.pace = Pace(worker)
+        self.metrics: dict[str, float] = {}
+        """What the program reports."""
+        self.samples = 0
+        """How many the present batch has."""
+        self.guarded = False
+        """Whether the work on the present batch has ended well, in a guarded block."""
+        self.ending = ""
+
+    @property
+    def step(self) -> int:
+        """How many steps are done."""
+        return self._gate.step
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the run has been opened."""
+        return self._parts is not None
+
+    @property
+    def parts(self) -> Opened:
+        """The parts of the run, which is open."""
+        if self._parts is None:
+            raise StrataError("the run is not open: use it in a 'with' statement")
+        return self._parts
+
+    @property
+    def crew(self) -> Crew:
+        """Those who train together, in a run that is open."""
+        if self._crew is None:
+            raise StrataError("the run is not open: use it in a 'with' statement")
+        return self._crew
+
+    def open(self) -> None:
+        """Open everything, and come together."""
+        self._parts = open_run(
+            self._options, self._tracked, self._worker, self._gate, self._notices
+        )
+        self._begin()
+
+    def _begin(self) -> None:
+        parts = self.parts
+        finished = parts.saves.finished()
+        if finished is None or not self._options.is_reached_by(finished):
+            self._assemble()
+            return
+        # Nobody has to come: there is nothing left to do.
+        self._crew = Crew((0,), 0, 0)
+        parts.stream.open(self._crew)
+        parts.saves.restore(self._crew, finished)
+        self._gate.reset(finished.step)
+        self.ending = "finished"
+
+    def _assemble(self) -> None:
+        parts = self.parts
+        self._crew = crew = parts.formation.assemble()
+        self._gate.reset(parts.saves.last_step)
+        self._broken = None
+        if parts.agreements is not None:
+            parts.agreements.begin(crew)
+        log.info("run.training", step=self.step, workers=crew.size, place=crew.index)
+
+    def regroup(self, reason: str) -> None:
+        """Come together again and go back to the last checkpoint."""
+        log.warning("run.regrouping", step=self.step, reason=reason)
+        parts, worker = self.parts, self._worker
+        assert worker is not None
+        assert parts.agreements is not None
+        parts.agreements.end()
+        parts.formation.break_up()
+        worker.report(state=WorkerState.RECOVERING)
+        time.sleep(self._failures.count(self._losses.count(), reason))
+        # Before it looks: the others may finish and leave until there is room for it.
+        worker.register()
+        self._begin()
+
+    def explains(self, error: Exception) -> bool:
+        """Whether an error comes from the loss of another worker; waits for word of it."""
+        return self._losses.explain(error, self.step, self.crew, self.parts.formation)
+
+    def break_step(self, error: Exception) -> None:
+        """The present step cannot be done: another worker is gone."""
+        self._broken = error
+
+    def steps(self) -> Iterator[Any]:
+        """Give batches, and do after each what is due, until this run ends or is over."""
+        stream = self.parts.stream
+        while stream.epoch < self._options.epochs and not self._options.is_over(self.step):
+            for batch, self.samples in stream.batches():
+                self.pace.begin()
+                self._in_step, self.guarded = True, False
+                yield batch
+                self._in_step = False
+                self._after_step()
+                if self.ending or self._options.is_over(self.step):
+                    return
+
+    def _after_step(self) -> None:
+        if self._broken is not None:
+            raise Regroup(f"{type(self._broken).__name__}: {self._broken}")
+        parts = self.parts
+        parts.stream.used()
+        due = self._gate.pass_step()
+        self._note()
+        if due:
+            self._obey(due)
+        elif self._is_time_to_save():
+            self._save()
+        parts.saves.check()
+        if not self.ending and parts.formation.has_lost(self.crew):
+            raise self._changed()
+        if not self.ending and parts.formation.has_changed(self.crew):
+            self._welcome()
+        if not self.ending and self._notices.look():
+            self._leave_if_due()
+
+    def _note(self) -> None:
+        """Report how far this worker is."""
+        self.pace.end()
+        if self._worker is not None:
+            self._worker.report(
+                step=self.step,
+                epoch=self.parts.stream.epoch,
+                state=WorkerState.TRAINING,
+                step_seconds=self.pace.step_seconds,
+                samples_used=self.samples,
+                **{**self._options.length, **self.metrics},
+            )
+
+    def _changed(self) -> Regroup:
+        self._losses.check_group()
+        assert self._worker is not None
+        return Regroup(f"the membership changed (generation {self._worker.generation})")
+
+    def _welcome(self) -> None:
+        """Somebody has come: save first, so that nothing is lost when the crew forms again."""
+        worker = self._worker
+        assert worker is not None
+        if self.crew.leads and self._welcomed != worker.generation:
+            self._welcomed = worker.generation
+            worker.request_action("checkpoint", reason="a worker has joined")
+
+    def _is_time_to_save(self) -> bool:
+        if self.parts.manager.should_save(self.step):
+            return True
+        seconds = self._options.save_seconds
+        if seconds is None or not self.crew.leads:
+            return False
+        saves = self.parts.saves
+        if time.monotonic() - saves.last_time < seconds:
+            return False
+        if self._worker is not None:
+            # All ranks have to save after the same step: this is agreed on like other requests.
+            saves.last_time = time.monotonic()
+            self._worker.request_action("checkpoint", reason=f"every {seconds:g} s")
+        return self._worker is None
+
+    def _save(self, **options: Any) -> SaveHandle:
+        return self.parts.saves.save(self.crew, self.step, metrics=self.metrics, **options)
+
+    def _commit(self, **options: Any) -> None:
+        """Save, and wait until it is committed."""
+        try:
+            self._save(**options).wait()
+        except CheckpointAbortedError as exc:
+            self._losses.check_group()
+            raise Regroup(str(exc)) from exc
+
+    def _obey(self, actions: list[Action]) -> None:
+        """Save, then do what was asked for; all ranks do it after the same step."""
+        worker = self._worker
+        assert worker is not None
+        worker.report(state=WorkerState.CHECKPOINTING)
+        self._commit(is_full=self._full_fits())
+        for action in actions:
+            self._gate.done(action)
+            if self.crew.leads:
+                self._complete(worker, action)
+        if any(action.kind == "stop" for action in actions):
+            self.ending = "stopped"
+        leaving = {action.worker_id for action in actions if action.kind == "drain"}
+        noticed = self._notices.look()
+        if worker.worker_id in leaving or (leaving and noticed):
+            # With a notice of its own it need not wait for its turn: everything is saved.
+            self.ending = "preempted" if noticed else "drained"
+        elif leaving and not self.ending:
+            self._losses.check_group()
+            raise Regroup(f"{', '.join(sorted(leaving))} left")
+        elif not self.ending and self.parts.formation.has_changed(self.crew):
+            raise self._changed()
+
+    def _complete(self, worker: TrainingOrchestrator, action: Action) -> None:
+        try:
+            worker.complete_action(action.action_id, f"saved step {self.step}")
+        except StrataError as exc:
+            log.warning("run.action_not_completed", action=action.kind, reason=str(exc))
+
+    def _leave_if_due(self) -> None:
+        """With a notice: save alone, or leave without when it takes the others too long."""
+        if self._worker is None:
+            self._commit(is_full=self._full_fits())
+            self.ending = "preempted"
+        elif self._notices.seconds > self._options.grace_seconds:
+            last = self.parts.saves.last_step
+            log.error("run.leaves_unsaved", step=self.step, last_saved=last)
+            self.ending = "preempted"
+
+    def _full_fits(self) -> bool:
+        """Whether a full checkpoint fits into what is left of the grace period."""
+        if not self._notices.look():
+            return True
+        seconds = self.parts.manager.estimate_seconds()
+        return seconds is None or seconds < self._options.grace_seconds - self._notices.seconds
+
+    def finish(self) -> None:
+        """Everything is done: save it as the end."""
+        self._commit(is_full=False, finished=True)
+        self.ending = "finished"
+        if self._worker is not None:
+            self._worker.report(state=WorkerState.FINISHED)
+        log.info("run.finished", step=self.step, epoch=self.parts.stream.epoch)
+
+    def keep_unfinished(self) -> None:
+        """Save when the loop was left early, if what was done with its last batch is clear."""
+        parts = self.parts
+        if self._in_step and self.guarded:
+            parts.stream.used()
+            self._gate.pass_step()
+        elif self._in_step:
+            last = parts.saves.last_step
+            log.warning("run.left_in_a_step", step=self.step + 1, resumes_after=last)
+            return
+        if self.step > parts.saves.last_step:
+            self._save().wait()
+
+    def close(self, *, give_up: bool) -> None:
+        """Close everything; with ``give_up``, do not wait for what needs other workers."""
+        if self._parts is not None:
+            self._parts.close(give_up=give_up)
