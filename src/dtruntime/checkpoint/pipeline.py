@@ -87,7 +87,7 @@ class Pipeline:
                 tree = flatten(state)
                 self._take_buffers("state", tree.skeleton, tree.buffers, wanted, handle)
             else:
-                groups = groups_of(view)
+                groups = groups_of(view, steady=isinstance(state, bytes))
                 if not view.readonly:
                     groups = watched(view, groups, f"the buffer saved at step {wanted.step}")
                 handle.stall_seconds = time.perf_counter() - handle.started

@@ -221,12 +221,12 @@ class GroupQueue:
                 raise item
 
 
-def groups_of(view: memoryview) -> Iterator[Group]:
-    """Memory that is saved where it lies."""
+def groups_of(view: memoryview, *, steady: bool = False) -> Iterator[Group]:
+    """Memory that is saved where it lies; ``steady`` says that nobody can change it."""
     for start in range(0, view.nbytes, SLAB):
         stop = min(start + SLAB, view.nbytes)
         bounds = (*range(start, stop, CHUNK), stop)
-        yield Group(start, bounds, view[start:stop])
+        yield Group(start, bounds, view[start:stop], steady=steady)
 
 
 def watched(view: memoryview, groups: Iterator[Group], name: str) -> Iterator[Group]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from .._threads import Hold
 from ..errors import StorageError
 from .backend import StreamWriter
 
@@ -15,7 +19,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
     from typing_extensions import Buffer
 
-_WAITING_PARTS = 2
+_WAITING_PIECES = 4
 
 
 class Upload:
@@ -52,7 +56,11 @@ class _Abandoned(Exception):
 
 
 class ObjectStreamWriter(StreamWriter):
-    """Collects a part, and gives it to a thread that uploads; small objects are sent at the end."""
+    """Gives pieces to a thread that uploads them in parts; small objects are sent at the end.
+
+    All parts but the last are of one size, as some stores want. Memory that is lent is sent from
+    where it lies, as far as it fills parts: one that waits for more must not keep it.
+    """
 
     def __init__(
         self, name: str, location: str, upload: Upload, part_bytes: int, max_parts: int
@@ -62,17 +70,15 @@ class ObjectStreamWriter(StreamWriter):
         self._part_bytes = part_bytes
         self._max_bytes = part_bytes * max_parts
         self._part = bytearray()
-        self._parts: queue.Queue[bytearray | Exception | None] = queue.Queue(_WAITING_PARTS)
+        """What there is of the next part."""
+        self._pieces: queue.Queue[Buffer | Exception | None] = queue.Queue(_WAITING_PIECES)
         self._all_taken = False
+        self._lent: list[weakref.finalize[[], Any]] = []
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def _write(self, view: memoryview) -> None:
-        if self.written + view.nbytes > self._max_bytes:
-            raise StorageError(
-                f"{self.location} cannot be larger than {self._max_bytes} bytes: give the backend "
-                "larger part_bytes"
-            )
+        self._check_size(view)
         while view.nbytes:
             if len(self._part) == self._part_bytes:
                 self._send_part()
@@ -80,29 +86,70 @@ class ObjectStreamWriter(StreamWriter):
             self._part += view[:room]
             view = view[room:]
 
+    def _lend(self, view: memoryview, done: Callable[[], None]) -> None:
+        hold = Hold(done)
+        try:
+            self._check_size(view)
+            while view.nbytes >= self._part_bytes - len(self._part):
+                room = self._part_bytes - len(self._part)
+                if self._part:
+                    self._send_part()
+                if room:
+                    hold.take()
+                    self._send(self._noticed(view[:room], hold.drop))
+                    view = view[room:]
+            self._part += view
+        finally:
+            hold.drop()
+
+    def _noticed(self, view: memoryview, done: Callable[[], None]) -> Buffer:
+        """The same memory, as something that ``done`` is called after when nobody uses it."""
+        memory: Any = np.frombuffer(view, np.uint8)
+        finalizer = weakref.finalize(memory, done)
+        finalizer.atexit = False
+        self._lent = [*(one for one in self._lent if one.alive), finalizer]
+        found: Buffer = memory
+        return found
+
+    def _check_size(self, view: memoryview) -> None:
+        if self.written + view.nbytes > self._max_bytes:
+            raise StorageError(
+                f"{self.location} cannot be larger than {self._max_bytes} bytes: give the backend "
+                "larger part_bytes"
+            )
+
     def _finish(self) -> None:
         if self._thread is None:
             with self._upload.errors("write", self.name):
                 self._put([self._part], multipart=False)
             return
-        self._parts.put(self._part)
-        self._parts.put(None)
-        self._thread.join()
+        if self._part:
+            self._pieces.put(self._part)
+        self._end(None)
         self._raise_error()
 
     def _abort(self) -> None:
         self._part = bytearray()
         if self._thread is not None:
-            self._parts.put(_Abandoned())
-            self._thread.join()
+            self._end(_Abandoned())
+
+    def _end(self, how: Exception | None) -> None:
+        assert self._thread is not None
+        self._pieces.put(how)
+        self._thread.join()
+        for finalizer in self._lent:
+            finalizer()  # it does nothing when the memory has been given back
 
     def _send_part(self) -> None:
+        part, self._part = self._part, bytearray()
+        self._send(part)
+
+    def _send(self, piece: Buffer) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="strata-upload", daemon=True)
             self._thread.start()
-        self._parts.put(self._part)
+        self._pieces.put(piece)
         self._raise_error()
-        self._part = bytearray()
 
     def _run(self) -> None:
         try:
@@ -115,15 +162,16 @@ class ObjectStreamWriter(StreamWriter):
     def _put(self, pieces: Iterable[Buffer], *, multipart: bool) -> None:
         self._upload.put(pieces, multipart=multipart, part_bytes=self._part_bytes)
 
-    def _taken(self) -> Iterator[bytearray]:
+    def _taken(self) -> Iterator[Buffer]:
         while (item := self._take()) is not None:
             if isinstance(item, Exception):
                 raise item
             yield item
+            del item  # memory that was lent must not be kept while this waits for more
 
-    def _take(self) -> bytearray | Exception | None:
-        item = self._parts.get()
-        self._all_taken = not isinstance(item, bytearray)
+    def _take(self) -> Buffer | Exception | None:
+        item = self._pieces.get()
+        self._all_taken = item is None or isinstance(item, Exception)
         return item
 
     def _raise_error(self) -> None:
@@ -137,5 +185,6 @@ def _never_empty(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
     for piece in pieces:
         count += 1
         yield piece
+        del piece
     if not count:
         yield b""
