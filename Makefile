@@ -25,7 +25,7 @@ SHELL := bash
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.run ## a coordinator and workers on this machine: train, kill one, recover
+demo: $(VENV)/.run try-dashboard ## a coordinator and workers on this machine: train, kill one, recover
 	@$(BIN)/strata demo $(ARGS)
 
 test: $(VENV)/.dev $(if $(findstring browser,$(TESTS)),browser) ## unit, integration and acceptance tests; ARGS="-k barrier" goes to pytest
@@ -76,9 +76,11 @@ browser-test: $(VENV)/.dev browser ## the dashboard in a real Chromium, with rea
 	@$(BIN)/python -m pytest tests/browser -n $(JOBS) --dist loadfile $(ARGS)
 
 # What the browser tests need. They say what is missing and are skipped where it cannot be had.
-.PHONY: browser
-browser:
+.PHONY: browser try-dashboard
+browser: try-dashboard
 	@scripts/ensure-system-package.sh chromium chromium || echo "going on without a browser: the dashboard is not tested"
+
+try-dashboard:
 	@if command -v npm >/dev/null && $(MAKE) --no-print-directory dashboard/node_modules/.ready; then \
 		$(MAKE) --no-print-directory $(DASHBOARD); \
 	else echo "going on without npm: the dashboard is not built"; fi

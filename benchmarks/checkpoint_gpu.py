@@ -135,19 +135,12 @@ def dcp(state: dict[str, Any], folder: Path) -> list[Contender]:
             use_async_staging=False,
             use_non_blocking_copy=True,
         )
-
-        class KeptStager(DefaultStager):
-            """Used for every save: torch before 2.13 closes it after the first."""
-
-            def close(self) -> None:
-                pass
-
-        stager = KeptStager(options)
         kind = AsyncCheckpointerType.PROCESS
         made.append(
             Contender(
                 "torch DCP async_save, process and pinned stager",
-                lambda: save(async_checkpointer_type=kind, async_stager=stager),
+                # A new one for each save: torch before 2.13 closes it after the first.
+                lambda: save(async_checkpointer_type=kind, async_stager=DefaultStager(options)),
                 settle,
             )
         )

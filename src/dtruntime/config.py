@@ -90,8 +90,8 @@ class StorageConfig:
     """Where plain paths of checkpoints lie; a URL such as ``s3://`` says it by itself."""
     bucket: str = ""
     """The bucket or container in which a plain path is a prefix; not for ``local``."""
-    region: str = "us-east-1"
-    """The region of S3 buckets, which stores take from ``AWS_REGION``."""
+    region: str = ""
+    """The region of S3 buckets; otherwise the one that the AWS settings of this machine name."""
 
 
 @dataclass(frozen=True, slots=True)

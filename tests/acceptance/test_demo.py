@@ -2,12 +2,14 @@
 
 import contextlib
 import dataclasses
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from dtruntime.coordinator.http.pages import static_folder
 from dtruntime.demo.incidents import WorkerLoss
 from dtruntime.demo.plan import Plan
 from dtruntime.demo.trial import Kill, Ran
@@ -265,6 +268,31 @@ def endless_demo(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def test_dashboard_stays_until_somebody_has_seen_enough(tmp_path: Path) -> None:
+    if not (static_folder() / "index.html").exists():
+        pytest.skip("the dashboard is not built: make dashboard does it")
+    command = [*STRATA, *SMALL, "--kill", "none", "--stay"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, **pipes, text=True) as demo:
+        assert demo.stdin is not None
+        assert demo.stdout is not None
+        output = ""
+        for line in demo.stdout:
+            output += line
+            if "Enter ends the demo" in line:
+                break
+        found = re.search(r"look at it: (http://127\.0\.0\.1:\d+) ", output)
+        assert found, output
+        with urllib.request.urlopen(found[1], timeout=10) as page:
+            assert b"<title>Strata" in page.read()
+        with urllib.request.urlopen(f"{found[1]}/api/jobs", timeout=10) as jobs:
+            assert len(json.load(jobs)["items"]) == 2
+        assert demo.poll() is None
+        demo.communicate("\n", timeout=30)
+    assert demo.returncode == 0
+    assert_all_ended(processes_in(output))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from ..client import current
 from ..client.settings import trace_worker
 from ..config import Config
 from ..errors import ConfigError, StorageError
-from ..storage import open_backend, resolve_url
+from ..storage import open_backend, resolve_url, with_region
 from ..telemetry import EventLog
 from ..types import CheckpointInfo, check_whole
 from .codecs import Compressor
@@ -114,7 +114,7 @@ class CheckpointManager:
             chosen.interval_steps if interval_steps is None else interval_steps, interval_seconds
         )
         self._incremental = incremental or delta
-        self._main = Place(url, storage_options)
+        self._main = Place(url, with_region(url, storage_options, config.storage))
         self._place = self._main
         """Where saves go."""
         coordinator = orchestrator or current.current()

@@ -17,7 +17,7 @@ from ..checkpoint.trees import describe
 from ..checkpoint.verifying import Verifier, looks_whole
 from ..config import Config
 from ..errors import CheckpointDamagedError, CheckpointNotFoundError, StorageError
-from ..storage import open_backend, resolve_url
+from ..storage import open_backend, resolve_url, with_region
 
 SCHEMA = 1
 _PACK_STEP = re.compile(rf"{PACKS}/(\d{{12,}})-")
@@ -144,8 +144,9 @@ class Removal(msgspec.Struct, frozen=True):
 @contextmanager
 def opened(place: str) -> Iterator[tuple[str, Catalog]]:
     """A place that has checkpoints, which is not written to."""
-    url = resolve_url(place, None, Config.load().storage)
-    with open_backend(url) as backend:
+    config = Config.load().storage
+    url = resolve_url(place, None, config)
+    with open_backend(url, **with_region(url, {}, config)) as backend:
         if backend.kind == "local" and not os.path.isdir(backend.location()):
             raise CheckpointNotFoundError(f"there is no folder {backend.location()}")
         catalog = Catalog(backend)

@@ -68,6 +68,11 @@ def add_parser(subparsers: Any) -> None:
         metavar="DIR",
         help=f"work in DIR (default {KEPT_FOLDER}), and keep data, checkpoints and logs there",
     )
+    parser.add_argument(
+        "--stay",
+        action=argparse.BooleanOptionalAction,
+        help="at the end keep the dashboard until Enter is pressed (default: in a terminal)",
+    )
     parser.add_argument("--plain", action="store_true", help="lines of text, no live picture")
     parser.set_defaults(run=run)
 
@@ -87,6 +92,7 @@ def run(options: argparse.Namespace) -> int:
     log_only_when_asked()
     _isolate()
     console = open_console(colour=not options.plain)
+    stay: bool | None = options.stay
     with _ending_on_signals(), _workspace(options.keep) as root:
         plan = Plan(
             root=str(root),
@@ -98,16 +104,25 @@ def run(options: argparse.Namespace) -> int:
         view = View(console, plain=options.plain or not console.is_terminal)
         view.began(plan)
         try:
-            with view:
-                outcome = Demonstration(plan, Kill(options.kill), view).run()
+            with Demonstration(plan, Kill(options.kill), view) as demonstration:
+                with view:
+                    outcome = demonstration.run()
+                view.ended(outcome, kept_at=options.keep)
+                if demonstration.dashboard and (_is_watched() if stay is None else stay):
+                    view.stays(demonstration.dashboard)
+                    sys.stdin.readline()
         except DemoFailed as failure:
             view.failed(failure, kept_at=options.keep)
             return 1
         except (KeyboardInterrupt, SystemExit):
             view.interrupted()
             raise
-        view.ended(outcome, kept_at=options.keep)
     return 0 if outcome.passed else 1
+
+
+def _is_watched() -> bool:
+    """Whether somebody sees what is printed and can answer."""
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def _whole(least: int, most: int) -> Callable[[str], int]:

@@ -40,6 +40,7 @@ class DemoCoordinator:
             plan.coordinator_folder,
             heartbeat_interval_ms=HEARTBEAT_MS,
             heartbeat_timeout_ms=SILENCE_MS,
+            http=True,
         )
         self.log_path = self._process.log_path
         self.pid = 0
@@ -49,6 +50,11 @@ class DemoCoordinator:
     def url(self) -> str:
         """Where workers find it."""
         return self._process.url
+
+    @property
+    def http_url(self) -> str:
+        """Where people find it."""
+        return self._process.http_url
 
     def start(self) -> None:
         """Start it, or start it again on the same port with the same state."""

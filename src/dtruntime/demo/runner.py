@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Self
 
+from ..coordinator.http.pages import static_folder
 from ..display import count, size
 from .chronicle import Audience
 from .dataset import write_shards
@@ -41,8 +43,8 @@ class Outcome:
 class Demonstration:
     """One demonstration, from an empty folder to a verdict.
 
-    `run` raises `DemoFailed` when a process fails. However it ends, also by an interrupt, no
-    process stays behind.
+    `run` raises `DemoFailed` when a process fails. The coordinator serves its dashboard until the
+    ``with`` block ends. However that happens, also by an interrupt, no process stays behind.
     """
 
     def __init__(self, plan: Plan, kill: Kill, audience: Audience) -> None:
@@ -50,34 +52,43 @@ class Demonstration:
         self._kill = kill
         self._audience = audience
         self._began = time.time()
+        self._coordinator = DemoCoordinator(plan)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._coordinator.stop()
+
+    @property
+    def dashboard(self) -> str | None:
+        """Where the dashboard is; None when it is not built."""
+        return self._coordinator.http_url if (static_folder() / "index.html").exists() else None
 
     def run(self) -> Outcome:
         """Do everything."""
-        plan, workers = self._plan, count(self._plan.workers, "worker")
+        plan, coordinator = self._plan, self._coordinator
         plan.prepare()
         self._write_dataset()
-        coordinator = DemoCoordinator(plan)
-        try:
-            coordinator.start()
-            self._say("coordinator", f"serves at {coordinator.url}, process {coordinator.pid}")
-            disturbed = self._trial(coordinator, plan.disturbed, _TITLES[self._kill], self._kill)
-            self._say("again", f"the same run by {workers}, undisturbed, to compare with")
-            undisturbed = self._trial(
-                coordinator, plan.undisturbed, "run 2 of 2, undisturbed", Kill.NONE
-            )
-        finally:
-            coordinator.stop()
+        coordinator.start()
+        self._say("coordinator", f"serves at {coordinator.url}, process {coordinator.pid}")
+        no_dashboard = f"not built: make dashboard does it; its data is at {coordinator.http_url}"
+        self._say("dashboard", self.dashboard or f"{no_dashboard}/api/dashboard")
+        disturbed = self._trial(plan.disturbed, _TITLES[self._kill], self._kill)
+        workers = count(plan.workers, "worker")
+        self._say("again", f"the same run by {workers}, undisturbed, to compare with")
+        undisturbed = self._trial(plan.undisturbed, "run 2 of 2, undisturbed", Kill.NONE)
         self._say("checking", "samples, checkpoints and weights of both runs")
         checks = judge(plan, self._kill, disturbed, undisturbed)
         return Outcome(plan, disturbed, undisturbed, checks, self._elapsed)
 
-    def _trial(self, coordinator: DemoCoordinator, files: RunFiles, title: str, kill: Kill) -> Ran:
+    def _trial(self, files: RunFiles, title: str, kill: Kill) -> Ran:
         trial = Trial(
             self._plan,
             files,
             title,
             kill=kill,
-            coordinator=coordinator,
+            coordinator=self._coordinator,
             audience=self._audience,
             began=self._began,
         )

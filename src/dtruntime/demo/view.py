@@ -111,6 +111,13 @@ class View:
             )
             self._console.print(Text(f"  {_logs(kept_at)}", "dim"), soft_wrap=True)
 
+    def stays(self, dashboard: str) -> None:
+        """The dashboard can be looked at."""
+        self._console.print(
+            Text.assemble("\n  look at it: ", (dashboard, "bold"), "   Enter ends the demo"),
+            soft_wrap=True,
+        )
+
     def _entry(self, mark: tuple[str, str], name: str, text: str) -> None:
         line = Text.assemble("  ", mark, f" {name:<11} ", text)
         self._console.print(line, soft_wrap=True)

@@ -64,6 +64,12 @@ def resolve_url(
     return f"{_SCHEME_OF[chosen]}://{bucket.strip('/')}/{'' if prefix == '.' else prefix}"
 
 
+def with_region(url: str, options: dict[str, Any], config: StorageConfig) -> dict[str, Any]:
+    """The options of a place, with the configured region where it is in S3 and they have none."""
+    is_s3 = url.partition("://")[0].lower() == "s3"
+    return {"region": config.region, **options} if is_s3 and config.region else options
+
+
 def _check_agreement(url: str, backend: str | None) -> None:
     scheme = url.partition("://")[0].lower()
     if backend in _SCHEME_OF and scheme != _SCHEME_OF[backend]:

@@ -17,6 +17,7 @@ from dtruntime.storage import (
     StorageBackend,
     open_backend,
     resolve_url,
+    with_region,
 )
 
 
@@ -125,6 +126,15 @@ def test_path_and_backend_together_mean_a_place(
     path: str, backend: str | None, config: StorageConfig, url: str
 ) -> None:
     assert resolve_url(path, backend, config) == url
+
+
+def test_configured_region_is_for_buckets_in_s3_that_are_given_none() -> None:
+    config = StorageConfig(region="eu-central-1")
+    assert with_region("s3://b/a", {}, config) == {"region": "eu-central-1"}
+    assert with_region("s3://b/a", {"region": "eu-west-1"}, config) == {"region": "eu-west-1"}
+    assert with_region("s3://b/a", {}, StorageConfig()) == {}
+    assert with_region("gs://b/a", {}, config) == {}
+    assert with_region("/folder", {}, config) == {}
 
 
 @pytest.mark.parametrize(
