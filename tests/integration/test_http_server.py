@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dtruntime import Config, DatasetRegistry, Runtime, TrainingOrchestrator
+from dtruntime import Config, DatasetRegistry, Run, Runtime, TrainingOrchestrator
 from dtruntime.cli.main import main
 from dtruntime.coordinator.http import views
 from dtruntime.errors import ConnectionError, StrataError
@@ -145,6 +145,29 @@ def test_training_shows_samples_coverage_and_progress(
         eventually(lambda: api.get("/api/metrics", views.Metrics, job="j").samples_per_second)
         (task,) = api.get("/api/tasks", views.Page[views.Task], job="j").items
         assert (task.samples, task.total_samples, task.progress) == (4000, 4000, 1.0)
+
+
+def test_run_tells_how_far_it_is_within_an_epoch(
+    start_coordinator: StartCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = start_coordinator(http=True)
+    monkeypatch.setenv("COORDINATOR_URL", coordinator.url)
+    with (
+        Api(coordinator.http_url) as api,
+        Run(tmp_path, data=1000, batch_size=10, epochs=3, job="j") as run,
+    ):
+
+        def told() -> views.Task | None:
+            (task,) = api.get("/api/tasks", views.Page[views.Task], job="j").items
+            return task if task.step == 120 else None
+
+        for _ in run:
+            if run.step == 120:
+                task = eventually(told)
+                assert task is not None
+                assert (task.epoch, task.epochs, task.total_steps) == (1, 3, 300)
+                assert task.progress == pytest.approx(0.4)
+                assert "steps" not in task.metrics
 
 
 def covered(api: Api, partly: bool) -> views.Coverage | None:

@@ -179,6 +179,7 @@ export interface Task {
   epoch: number;
   epochs: number | null;
   step: number | null;
+  total_steps: number | null;
   samples: number | null;
   total_samples: number | null;
   progress: number | null;

@@ -13,7 +13,7 @@ export function RunProgress({ task }: { task: Task }) {
   return (
     <div className="run-progress">
       <b className="num">{percent(task.progress)}</b>
-      {task.epochs === null && <span className="muted">of the epoch</span>}
+      {task.epochs === null && task.total_steps === null && <span className="muted">of the epoch</span>}
       <ProgressBar
         fraction={task.progress}
         label={`Progress of ${task.task_id}`}

@@ -10,11 +10,10 @@ from typing import Any
 from ..checkpoint.manager import CheckpointManager
 from ..errors import StorageError
 from ..storage.direct import ALIGNMENT
-from .measures import Record, Section, Tell, results
+from .measures import Record, Section, Tell, in_round, results
 from .places import RawPlace, new_place
 from .states import State
 
-LEAST_BYTES = 2**20
 MOST_ROUNDS = 5
 STORED_COPIES = 5
 """The raw file, and of bytes and arrays a checkpoint with the one before it."""
@@ -66,7 +65,7 @@ class _Race:
         self._read = Record("read raw", "bytes", bytes_each=1)
         self._bytes_stall = Record("save bytes: stall", "bytes", bytes_each=1)
         self._bytes_durable = self._beside(self._write, "save bytes: durable")
-        self._first_stall = self._beside(self._copy, "first save of arrays: stall")
+        self._first_stall = Record("first save of arrays: stall", "bytes", bytes_each=1)
         self._arrays_stall = self._beside(self._copy, "save arrays: stall")
         self._arrays_durable = self._beside(self._write, "save arrays: durable")
         self._load_bytes = self._beside(self._read, "load bytes")
@@ -106,7 +105,7 @@ class _Race:
     def round(self, plain: CheckpointManager, arrays: CheckpointManager, tell: Tell) -> None:
         """Measure everything once."""
         self.rounds += 1
-        say = _prefixed(tell, f"round {self.rounds}: ")
+        say = in_round(tell, self.rounds)
         say("copying in memory")
         self._time(self._copy, self._state.copy)
         say("writing raw")
@@ -131,9 +130,7 @@ class _Race:
         record.add(time.perf_counter() - began, self._size)
         return found
 
-    def _save(
-        self, manager: CheckpointManager, state: Any, stall: Record, durable: Record
-    ) -> None:
+    def _save(self, manager: CheckpointManager, state: Any, stall: Record, durable: Record) -> None:
         began = time.perf_counter()
         handle = manager.save(state, self.rounds)
         stalled = time.perf_counter() - began
@@ -161,7 +158,3 @@ def _manager(url: str) -> Iterator[CheckpointManager]:
             manager.close()
         raise
     manager.close()
-
-
-def _prefixed(tell: Tell, prefix: str) -> Tell:
-    return lambda text: tell(prefix + text)

@@ -42,12 +42,7 @@ class LocalPlace:
             raise StorageNotFoundError(
                 f"{parent} is no folder: name one that exists, or a URL of a bucket"
             )
-        free = shutil.disk_usage(parent).free
-        if free < needed + SPARE_BYTES:
-            raise StorageError(
-                f"{parent} has {readable(free)} free, and up to {readable(needed + SPARE_BYTES)} "
-                "are needed: choose a smaller --size, or another place"
-            )
+        check_room(parent, needed, "choose a smaller --size, or another place")
         self._folder = parent / f"{PREFIX}{secrets.token_hex(4)}"
         with storage_errors("make", str(self._folder)):
             self._folder.mkdir()
@@ -92,7 +87,7 @@ class LocalPlace:
             try:
                 side_by_side(
                     range(0, size, BLOCK),
-                    lambda at: _fill(handle, at, memoryview(target)[at : at + BLOCK]),
+                    lambda at: _fill(handle, at, target.data[at : at + BLOCK]),
                     LANES,
                 )
             finally:
@@ -124,12 +119,23 @@ class LocalPlace:
         skip = -probe.__array_interface__["data"][0] % ALIGNMENT
         self._direct = True
         try:
-            self.write(memoryview(probe)[skip : skip + ALIGNMENT])
+            self.write(probe.data[skip : skip + ALIGNMENT])
         except DirectRefusedError:
             return False
         finally:
             self.delete()
         return True
+
+
+def check_room(folder: Path, needed: int, remedy: str) -> None:
+    """Raise ``StorageError`` when a file system has less than ``needed`` bytes."""
+    usage = shutil.disk_usage(folder)
+    # Some, such as ramfs, do not tell.
+    if usage.total and usage.free < needed + SPARE_BYTES:
+        raise StorageError(
+            f"{folder} has {readable(usage.free)} free, and {readable(needed + SPARE_BYTES)} are "
+            f"needed: {remedy}"
+        )
 
 
 def _write_direct(handle: int, memory: memoryview) -> None:

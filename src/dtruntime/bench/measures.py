@@ -104,6 +104,11 @@ class Record:
         )
 
 
+def in_round(tell: Tell, number: int) -> Tell:
+    """Tell also which round it is."""
+    return lambda text: tell(f"round {number}: {text}")
+
+
 def results(records: Sequence[Record]) -> list[Measure]:
     """All measures, in order."""
     limits = {record.name: record for record in records}

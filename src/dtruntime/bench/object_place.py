@@ -65,7 +65,7 @@ class ObjectPlace:
         def fetch(at: int) -> None:
             end = min(at + PART_BYTES, size)
             part = obstore.get_range(self._store, self._key, start=at, end=end)
-            target[at:end] = np.frombuffer(part, np.uint8)
+            target[at:end] = np.frombuffer(memoryview(part), np.uint8)
 
         with storage_errors("read", self._raw):
             side_by_side(range(0, size, PART_BYTES), fetch, PARALLEL_PARTS)

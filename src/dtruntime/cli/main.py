@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from .._version import __version__
 from ..errors import ConfigError, ConnectionError, StrataError
-from . import actions, checkpoints, coordinator, datasets, demo, doctor, status, top
+from . import actions, bench, checkpoints, coordinator, datasets, demo, doctor, status, top
 
-COMMANDS = (coordinator, status, top, actions, datasets, checkpoints, demo, doctor)
+COMMANDS = (coordinator, status, top, actions, datasets, checkpoints, demo, bench, doctor)
 
 
 def build_parser() -> argparse.ArgumentParser:

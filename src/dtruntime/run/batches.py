@@ -34,6 +34,10 @@ class Stream(ABC):
     def batches(self) -> Iterator[tuple[Any, int]]:
         """Batches up to the end of the epoch, each with how many samples it has."""
 
+    def steps_in(self, epochs: int, step: int) -> int | None:
+        """How many steps so many epochs have, of which this is ``step``; None if nobody knows."""
+        return None
+
     @abstractmethod
     def used(self) -> None:
         """The batch that was given last has been used: the position is behind it now."""

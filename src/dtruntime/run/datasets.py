@@ -73,6 +73,11 @@ class DatasetStream(Stream):
                 yield _none_of(loader.example() if last is None else last), 0
         loader.end_epoch()
 
+    def steps_in(self, epochs: int, step: int) -> int | None:
+        """As many as there will be if the crew stays as it is."""
+        loader = self.loader
+        return step + len(loader) + (epochs - loader.epoch - 1) * loader.steps_per_epoch
+
     def used(self) -> None:
         """Take note of the batch's samples."""
         assert self._given is not None

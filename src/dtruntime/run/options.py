@@ -34,10 +34,11 @@ class RunOptions:
         if self.data.data is None and self.max_steps is None:
             raise ValueError("a run without data has no end: give max_steps")
 
-    @property
-    def length(self) -> dict[str, float]:
-        """Tells how much there is to do; without data, nobody knows it in samples."""
-        return {} if self.data.data is None else {"epochs": float(self.epochs)}
+    def length(self, steps: int | None) -> dict[str, float]:
+        """Tells how much there is to do: in epochs, and the ``steps`` of all of them, if known."""
+        found = {} if self.data.data is None else {"epochs": float(self.epochs)}
+        known = [count for count in (steps, self.max_steps) if count is not None]
+        return {**found, "steps": float(min(known))} if known else found
 
     def is_over(self, step: int) -> bool:
         """Whether the last step has been done."""

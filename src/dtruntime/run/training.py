@@ -56,6 +56,8 @@ class Training:
         self.metrics: dict[str, float] = {}
         """What the program reports."""
         self.samples = 0
+        self._steps: int | None = None
+        """How many there will be in all, if that is known."""
         """How many the present batch has."""
         self.guarded = False
         """Whether the work on the present batch has ended well, in a guarded block."""
@@ -140,6 +142,7 @@ class Training:
         """Give batches, and do after each what is due, until this run ends or is over."""
         stream = self.parts.stream
         while stream.epoch < self._options.epochs and not self._options.is_over(self.step):
+            self._steps = stream.steps_in(self._options.epochs, self.step)
             for batch, self.samples in stream.batches():
                 self.pace.begin()
                 self._in_step, self.guarded = True, False
@@ -178,7 +181,7 @@ class Training:
                 state=WorkerState.TRAINING,
                 step_seconds=self.pace.step_seconds,
                 samples_used=self.samples,
-                **{**self._options.length, **self.metrics},
+                **{**self._options.length(self._steps), **self.metrics},
             )
 
     def _changed(self) -> Regroup:

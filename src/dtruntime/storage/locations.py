@@ -14,13 +14,13 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from ..errors import ShardError, ShardNotFoundError
-from .stores import ObjectUrl, parse_object_url, store_for, translated
+from .object_listing import Listing
+from .stores import IMPATIENT, ObjectUrl, StoreOptions, parse_object_url, store_for, translated
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
 
 _WILDCARD = re.compile(r"[*?[]")
-_LISTING_CHUNK = 1000
 _NAMES_SHOWN = 5
 
 
@@ -181,12 +181,11 @@ def _head(url: ObjectUrl, *, patient: bool = True) -> FileStat | None:
 def _objects_under(
     url: ObjectUrl, prefix: str, *, patient: bool = True
 ) -> Iterator[tuple[str, FileStat]]:
-    import obstore
-
     store = store_for(url, patient=patient)
+    options = StoreOptions() if patient else IMPATIENT
     with translated("list", f"{url.base}{prefix}"):
-        for chunk in obstore.list(store, prefix or None, chunk_size=_LISTING_CHUNK):
-            for meta in chunk:
+        for page in Listing(store, prefix, options.retry_seconds).pages():
+            for meta in page:
                 yield meta["path"][len(prefix) :].lstrip("/"), _object_stat(url, meta)
 
 

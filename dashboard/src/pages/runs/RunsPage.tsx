@@ -110,7 +110,7 @@ function Run({ task }: { task: Task }) {
       <div className="run-columns">
         <Facts
           items={[
-            ["Step", count(task.step)],
+            ["Step", task.total_steps === null ? count(task.step) : `${count(task.step)} of ${count(task.total_steps)}`],
             [
               "Epoch",
               task.epochs === null

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, cast
 
@@ -217,8 +218,8 @@ NO_METRICS = views.Metrics(
 )
 NO_BARRIERS = views.Barriers([], 0, None, None, [])
 
-EPOCHS = "epochs"
-"""Workers that report this metric say how many epochs there will be."""
+EPOCHS, STEPS = "epochs", "steps"
+"""Workers that report these metrics say how many epochs, or steps, there will be."""
 
 
 def tasks(job: Job, figures: JobFigures, datasets: list[views.Dataset]) -> list[views.Task]:
@@ -230,16 +231,21 @@ def tasks(job: Job, figures: JobFigures, datasets: list[views.Dataset]) -> list[
     if started_at is None:
         return []
     epoch = job.roster.epoch
-    reported = {name: value for name, value in figures.reported.items() if name != EPOCHS}
-    epochs = int(figures.reported[EPOCHS]) if figures.reported.get(EPOCHS, 0) >= 1 else None
+    lengths = (EPOCHS, STEPS)
+    reported = {name: value for name, value in figures.reported.items() if name not in lengths}
+    epochs, total_steps = (_length(figures.reported.get(name)) for name in lengths)
     samples, total = _samples(datasets, epoch)
-    rate = figures.metrics.samples_per_second if figures.metrics else None
-    done, whole = samples, total
     if total is not None and samples is not None and epochs is not None:
-        done, whole = epoch * total + samples, epochs * total
+        samples, total = epoch * total + samples, epochs * total
     state = _state(job, figures)
-    running = state == "running" and rate and done is not None and whole is not None
     latest = job.checkpoints.latest
+    step = figures.step if figures.step is not None else latest.step if latest else None
+    metrics = figures.metrics
+    steps_rate = metrics.steps_per_second if metrics else None
+    # Steps are known at any time, samples when an epoch ends.
+    way = _Way(step, total_steps, steps_rate)
+    if not way.is_known:
+        way = _Way(samples, total, metrics.samples_per_second if metrics else None)
     return [
         views.Task(
             task_id=job.name,
@@ -247,18 +253,44 @@ def tasks(job: Job, figures: JobFigures, datasets: list[views.Dataset]) -> list[
             state=state,
             epoch=epoch,
             epochs=epochs,
-            step=figures.step if figures.step is not None else latest.step if latest else None,
-            samples=done,
-            total_samples=whole,
-            progress=min(1.0, done / whole) if done is not None and whole else None,
-            eta_seconds=max(0, whole - done) / rate
-            if running and rate and whole and done
-            else None,
+            step=step,
+            total_steps=total_steps,
+            samples=samples,
+            total_samples=total,
+            progress=way.progress,
+            eta_seconds=way.seconds_left if state == "running" else None,
             started_at=started_at,
-            steps_per_second=figures.metrics.steps_per_second if figures.metrics else None,
+            steps_per_second=steps_rate,
             metrics=reported,
         )
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How far something is, how far it goes, and how fast."""
+
+    done: int | None
+    whole: int | None
+    rate: float | None
+
+    @property
+    def is_known(self) -> bool:
+        return self.done is not None and bool(self.whole)
+
+    @property
+    def progress(self) -> float | None:
+        return min(1.0, self.done / self.whole) if self.done is not None and self.whole else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        if not self.done or not self.whole or not self.rate:
+            return None
+        return max(0, self.whole - self.done) / self.rate
+
+
+def _length(reported: float | None) -> int | None:
+    return round(reported) if reported is not None and reported >= 1 else None
 
 
 def _samples(datasets: list[views.Dataset], epoch: int) -> tuple[int | None, int | None]:

@@ -230,6 +230,7 @@ class Task(View, frozen=True):
     epoch: int
     epochs: int | None
     step: int | None
+    total_steps: int | None
     samples: int | None
     total_samples: int | None
     progress: float | None
