@@ -352,7 +352,7 @@ def test_data_are_measured_beside_a_scan(data: Path) -> None:
     assert names(part) == ["pyarrow scan", "loader, in order", "loader, shuffled"]
     for measure in part["measures"]:
         assert measure["amounts"] == [1000] * 5
-        assert measure["bytes_each"] == 12
+        assert 12 <= measure["bytes_each"] < 13, "a bit tells whether a value is there"
     assert (part["facts"]["files"], part["facts"]["columns"]) == (2, 2)
     assert part["facts"]["samples"] == 1000
 
@@ -360,7 +360,7 @@ def test_data_are_measured_beside_a_scan(data: Path) -> None:
 def test_files_and_columns_can_be_chosen(data: Path) -> None:
     files = sorted(data.iterdir())
     part = measured("data", *files, "--columns", "b")
-    assert [measure["bytes_each"] for measure in part["measures"]] == [4] * 3
+    assert all(4 <= measure["bytes_each"] < 5 for measure in part["measures"])
     assert part["facts"]["samples"] == 1000
     assert measured("data", files[0])["facts"]["samples"] == 500
     assert "nothing" in refused("data", data, "--columns", "nothing")

@@ -19,7 +19,7 @@ from ..rpc.channel import target_of
 from ..rpc.gen import coordinator_pb2 as pb
 from ..rpc.methods import METHODS
 
-CONNECT_MS = 10_000
+CONNECT_MS = 5_000
 BARRIER_MS = 30_000
 CALL_SECONDS = 10.0
 _OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
