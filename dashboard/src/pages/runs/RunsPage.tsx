@@ -110,7 +110,10 @@ function Run({ task }: { task: Task }) {
       <div className="run-columns">
         <Facts
           items={[
-            ["Step", task.total_steps === null ? count(task.step) : `${count(task.step)} of ${count(task.total_steps)}`],
+            [
+              "Step",
+              task.total_steps === null ? count(task.step) : `${count(task.step)} of ${count(task.total_steps)}`,
+            ],
             [
               "Epoch",
               task.epochs === null
