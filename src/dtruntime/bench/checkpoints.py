@@ -12,7 +12,7 @@ from ..errors import StorageError
 from ..storage.direct import ALIGNMENT
 from .measures import Record, Section, Tell, in_round, results
 from .places import RawPlace, new_place
-from .states import State
+from .states import State, claim_memory
 
 MOST_ROUNDS = 5
 STORED_COPIES = 5
@@ -65,7 +65,7 @@ class _Race:
         self._read = Record("read raw", "bytes", bytes_each=1)
         self._bytes_stall = Record("save bytes: stall", "bytes", bytes_each=1)
         self._bytes_durable = self._beside(self._write, "save bytes: durable")
-        self._first_stall = Record("first save of arrays: stall", "bytes", bytes_each=1)
+        self._first_stall = Record("save arrays: first stall", "bytes", bytes_each=1)
         self._arrays_stall = self._beside(self._copy, "save arrays: stall")
         self._arrays_durable = self._beside(self._write, "save arrays: durable")
         self._load_bytes = self._beside(self._read, "load bytes")
@@ -114,12 +114,20 @@ class _Race:
         self._save(plain, self._state.data, self._bytes_stall, self._bytes_durable)
         say("saving arrays")
         self._save(arrays, self._state.arrays, self._arrays_stall, self._arrays_durable)
-        say("reading raw")
-        self._load(self._read, lambda: self._raw.read(self._size), lambda found: True)
+        say("reading")
+        self._reads(plain, arrays)
         self._raw.delete()
-        say("loading")
-        self._load(self._load_bytes, plain.load_bytes, self._state.holds_bytes)
-        self._load(self._load_arrays, arrays.load_state, self._state.holds_arrays)
+
+    def _reads(self, plain: CheckpointManager, arrays: CheckpointManager) -> None:
+        claim_memory(self._size)
+        reads: list[tuple[Record, Callable[[], Any], Callable[[Any], bool]]] = [
+            (self._read, lambda: self._raw.read(self._size), self._state.holds_memory),
+            (self._load_bytes, plain.load_bytes, self._state.holds_bytes),
+            (self._load_arrays, arrays.load_state, self._state.holds_arrays),
+        ]
+        first = self.rounds % len(reads)  # no one always comes first
+        for record, load, holds in reads[first:] + reads[:first]:
+            self._load(record, load, holds)
 
     def _beside(self, limit: Record, name: str) -> Record:
         return Record(name, "bytes", limit.name, bytes_each=1)
@@ -143,7 +151,7 @@ class _Race:
     def _load(self, record: Record, load: Callable[[], Any], holds: Callable[[Any], bool]) -> None:
         self._raw.forget()
         found = self._time(record, load)
-        if not holds(found):
+        if self.rounds == 1 and not holds(found):
             raise StorageError(f"other data came back than were saved ({record.name})")
 
 

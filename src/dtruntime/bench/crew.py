@@ -135,7 +135,8 @@ class _Bare:
     async def _call(self, which: int, request: Any) -> None:
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(target_of(self._url), options=_OPTIONS)
-            self._stubs = _stub(self._channel), health_pb2_grpc.HealthStub(self._channel).Check
+            health: Any = health_pb2_grpc.HealthStub(self._channel)  # its stubs name no methods
+            self._stubs = _stub(self._channel), health.Check
         try:
             await self._stubs[which](request, timeout=CALL_SECONDS)
         except grpc.aio.AioRpcError as exc:

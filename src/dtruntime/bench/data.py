@@ -104,7 +104,7 @@ class _Race:
         )
 
     def _scanned(self) -> Iterator[pa.RecordBatch]:
-        yield from self._dataset.to_batches(columns=self._columns, batch_size=self._batch_size)
+        yield from self._dataset.to_batches(columns=self._columns)
 
     def _scan(self) -> Counts:
         for batch in self._scanned():

@@ -64,7 +64,9 @@ class LocalPlace:
     @property
     def raw_read(self) -> str:
         """How `read` reads."""
-        return f"reads of {BLOCK >> 20} MiB by {LANES} threads into new memory"
+        if self._direct:
+            return f"direct reads of {BLOCK >> 20} MiB by {LANES} threads into new memory"
+        return "reads through the page cache, from the front to the end, into new memory"
 
     def write(self, memory: memoryview) -> None:
         """Write memory, which is aligned, to a new file, and wait until it is on the disk."""
@@ -81,15 +83,14 @@ class LocalPlace:
 
     def read(self, size: int) -> NDArray[np.uint8]:
         """Read what `write` wrote into new memory."""
-        target = np.empty(size, np.uint8)
+        target = _aligned(size)
         with storage_errors("read", str(self._file)):
             handle = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                side_by_side(
-                    range(0, size, BLOCK),
-                    lambda at: _fill(handle, at, target.data[at : at + BLOCK]),
-                    LANES,
-                )
+                if self._direct:
+                    _read_direct(handle, target.data)
+                else:
+                    _fill(handle, 0, target.data)
             finally:
                 os.close(handle)
         return target
@@ -115,11 +116,9 @@ class LocalPlace:
 
     def _takes_direct(self) -> bool:
         """Write a block, to see whether the file system takes it."""
-        probe = np.zeros(2 * ALIGNMENT, np.uint8)
-        skip = -probe.__array_interface__["data"][0] % ALIGNMENT
         self._direct = True
         try:
-            self.write(probe.data[skip : skip + ALIGNMENT])
+            self.write(_aligned(ALIGNMENT).data)
         except DirectRefusedError:
             return False
         finally:
@@ -138,6 +137,13 @@ def check_room(folder: Path, needed: int, remedy: str) -> None:
         )
 
 
+def _aligned(size: int) -> NDArray[np.uint8]:
+    """New memory that direct writes and reads can use."""
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    skip = -memory.__array_interface__["data"][0] % ALIGNMENT
+    return memory[skip : skip + size]
+
+
 def _write_direct(handle: int, memory: memoryview) -> None:
     bounce = Bounce()  # not used: the memory is aligned
     set_direct(handle, True)
@@ -146,6 +152,15 @@ def _write_direct(handle: int, memory: memoryview) -> None:
         range(0, memory.nbytes, BLOCK),
         lambda at: write_block(handle, [memory[at : at + BLOCK]], at, bounce),
         min(LANES, -(-memory.nbytes // BLOCK)),
+    )
+
+
+def _read_direct(handle: int, target: memoryview) -> None:
+    set_direct(handle, True)
+    side_by_side(
+        range(0, target.nbytes, BLOCK),
+        lambda at: _fill(handle, at, target[at : at + BLOCK]),
+        min(LANES, -(-target.nbytes // BLOCK)),
     )
 
 

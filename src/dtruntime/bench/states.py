@@ -14,8 +14,8 @@ from ..errors import StrataError
 from ..storage.lanes import side_by_side
 
 ARRAY_BYTES = 16 * 2**20
-COPIES = 5
-"""The bytes, the arrays, where they are copied to here and in a save, and what is loaded."""
+COPIES = 6
+"""The bytes, the arrays, where they are copied to here and in a save, and `claim_memory`'s."""
 COPY_THREADS = 8
 _SEED = 7
 
@@ -54,6 +54,10 @@ class State:
 
         side_by_side(pieces, copy, min(COPY_THREADS, usable_cores()))
 
+    def holds_memory(self, found: NDArray[np.uint8]) -> bool:
+        """Whether these are the bytes in memory."""
+        return np.array_equal(found, self._target)
+
     def holds_bytes(self, found: bytes) -> bool:
         """Whether these are the bytes."""
         return found == self.data
@@ -63,6 +67,15 @@ class State:
         return found.keys() == self.arrays.keys() and all(
             np.array_equal(array, found[name]) for name, array in self.arrays.items()
         )
+
+
+def claim_memory(size: int) -> None:
+    """Use twice as much memory as a read needs, and free it.
+
+    A virtual machine may have given memory back to its host; whoever reads first would wait until
+    it is here again.
+    """
+    np.empty(2 * size, np.uint8).fill(1)
 
 
 def _fill(target: NDArray[np.uint8]) -> None:

@@ -81,13 +81,13 @@ def _coordinator(one: Measure) -> tuple[str, ...]:
 
 
 def _data(one: Measure) -> tuple[str, ...]:
-    return _rate(one), _byte_rate(one), _share(one), *_times(one)
+    return _rate(one), _byte_rate(one), _share(one), *_times(one)[1:]
 
 
 _TABLES: dict[str, tuple[tuple[str, ...], Callable[[Measure], tuple[str, ...]]]] = {
-    "checkpoints": (("median", "from", "to", "rate", "of the limit"), _checkpoints),
-    "coordinator": (("rate", "of the limit", "one call: p50", "p99"), _coordinator),
-    "data": (("samples", "rate", "of the limit", "median", "from", "to"), _data),
+    "checkpoints": (("median", "from", "to", "rate", "of limit"), _checkpoints),
+    "coordinator": (("rate", "of limit", "one call: p50", "p99"), _coordinator),
+    "data": (("samples", "rate", "of limit", "from", "to"), _data),
 }
 """The columns of each part, and what they say about a measure."""
 
@@ -98,12 +98,12 @@ def _table(section: Section) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("", no_wrap=True)
     for name in columns:
-        table.add_column(name, justify="left" if name == "of the limit" else "right", no_wrap=True)
+        table.add_column(name, justify="right", no_wrap=True)
     limits = {one.limit for one in section.measures}
     for one in section.measures:
         is_limit = one.name in limits
-        name = Text(f"  {one.name}" if is_limit else f"    {one.name}")
-        table.add_row(name, *cells(one), style="dim" if is_limit else "")
+        title = Text(one.name if is_limit else f"  {one.name}")
+        table.add_row(title, *cells(one), style="dim" if is_limit else "")
     return table
 
 
@@ -123,4 +123,4 @@ def _byte_rate(one: Measure) -> str:
 
 
 def _share(one: Measure) -> str:
-    return "" if one.of_limit is None else f"{one.of_limit:.0%} of {one.limit}"
+    return "" if one.of_limit is None else f"{one.of_limit:.0%}"

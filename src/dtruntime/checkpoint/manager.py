@@ -17,7 +17,8 @@ from ..client import current
 from ..client.settings import trace_worker
 from ..config import Config
 from ..errors import ConfigError, StorageError
-from ..storage import open_backend, resolve_url, with_region
+from ..storage import open_backend, resolve_url
+from ..storage.opening import with_region
 from ..telemetry import EventLog
 from ..types import CheckpointInfo, check_whole
 from .codecs import Compressor

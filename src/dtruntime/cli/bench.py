@@ -33,11 +33,11 @@ SECONDS = 5.0
 WORKERS = 64
 DATA_SIZE = "100MB"
 BATCH = 1024
-CHECKPOINT_SECONDS = 20.0
+CHECKPOINT_SECONDS = 30.0
 """Without ``--rounds``, no round of saves and loads begins later."""
 QUICK = {
     "checkpoints": argparse.Namespace(
-        place=".", size=256 * 2**20, rounds=None, checkpoint_seconds=6.0
+        place=".", size=256 * 2**20, rounds=None, checkpoint_seconds=10.0
     ),
     "coordinator": argparse.Namespace(url=None, seconds=3.0, workers=WORKERS),
     "data": argparse.Namespace(

@@ -17,7 +17,8 @@ from ..checkpoint.trees import describe
 from ..checkpoint.verifying import Verifier, looks_whole
 from ..config import Config
 from ..errors import CheckpointDamagedError, CheckpointNotFoundError, StorageError
-from ..storage import open_backend, resolve_url, with_region
+from ..storage import open_backend, resolve_url
+from ..storage.opening import with_region
 
 SCHEMA = 1
 _PACK_STEP = re.compile(rf"{PACKS}/(\d{{12,}})-")

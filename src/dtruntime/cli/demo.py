@@ -6,18 +6,17 @@ import argparse
 import contextlib
 import os
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from ..config import ENVIRONMENT
 from ..display import open_console
 from ..errors import StrataError
 from .logs import log_only_when_asked
+from .signals import ending_on_signals
 
 KEPT_FOLDER = ".strata-demo"
 LAUNCHER_VARIABLES = (
@@ -93,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
     _isolate()
     console = open_console(colour=not options.plain)
     stay: bool | None = options.stay
-    with _ending_on_signals(), _workspace(options.keep) as root:
+    with ending_on_signals(), _workspace(options.keep) as root:
         plan = Plan(
             root=str(root),
             workers=options.workers,
@@ -155,22 +154,6 @@ def _workspace(folder: str | None) -> Iterator[Path]:
         shutil.rmtree(path)
     path.mkdir(parents=True, exist_ok=True)
     yield path
-
-
-@contextlib.contextmanager
-def _ending_on_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the run as an exception, so that it cleans up."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, end) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _isolate() -> None:

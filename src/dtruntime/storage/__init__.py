@@ -13,7 +13,7 @@ from .cache import CacheUsage, DiskCache
 from .local import LocalBackend
 from .locations import FileStat, expand
 from .memory import MemoryBackend
-from .opening import open_backend, resolve_url, with_region
+from .opening import open_backend, resolve_url
 from .providers import AzureBackend, GcsBackend, S3Backend
 from .reading import ByteSource, download, read_range, read_ranges, stream
 
@@ -37,5 +37,4 @@ __all__ = [
     "read_ranges",
     "resolve_url",
     "stream",
-    "with_region",
 ]

@@ -44,7 +44,7 @@ def test_table_has_times_rates_and_ratios() -> None:
 
     assert lines[1] == "checkpoints /data 1.0 GB 1 round"
     assert lines[3] == "write raw 1.0 s 1.0 s 1.0 s 1.0 GB/s"
-    assert lines[4] == "save bytes: durable 1.2 s 1.2 s 1.2 s 800.0 MB/s 80% of write raw"
+    assert lines[4] == "save bytes: durable 1.2 s 1.2 s 1.2 s 800.0 MB/s 80%"
     assert lines[5] == "save bytes: stall 500 µs 500 µs 500 µs"
     assert lines[6:] == ["write raw: directly", "read raw: at once", "a note"]
 

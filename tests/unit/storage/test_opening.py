@@ -17,8 +17,8 @@ from dtruntime.storage import (
     StorageBackend,
     open_backend,
     resolve_url,
-    with_region,
 )
+from dtruntime.storage.opening import with_region
 
 
 @pytest.fixture(autouse=True)
