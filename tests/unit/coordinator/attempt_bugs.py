@@ -69,7 +69,7 @@ ATTEMPT_BUGS: dict[str, Callable[[Patch], None]] = {
     "retries begin again": _retries_begin_again,
     "all may join": _all_may_join,
     "the ended are revived": lambda patch: patch(Attempts, "was_begun", lambda *_: False),
-    "ends are not noted": lambda patch: patch(Attempts, "end", lambda *_: None),
+    "ends are not noted": lambda patch: patch(Attempts, "end", lambda *_, **__: None),
     "the last part is not awaited": _last_part_is_not_awaited,
     "those who went past are awaited": lambda patch: patch(
         Checkpoints, "_end_passed", lambda *_: None

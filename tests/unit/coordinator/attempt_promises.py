@@ -113,6 +113,8 @@ class AttemptPromises:
             return
         demand(command.incarnation not in askers, "one attempt for two saves", command, askers)
         over = key in model.ended or key in model.committed
+        if over and model.begun_at.get(key) == self._moment:
+            return  # it ended when it was begun, and everybody is told so
         demand(not over, "joined an attempt that is over", command, applied.reply)
         demand(set(askers) <= live, "joined an attempt of one who is lost", command, askers)
 

@@ -1,5 +1,7 @@
 """Attempts at saving a step together: who gets which id, and when an attempt is over."""
 
+from typing import Any
+
 import pytest
 
 from dtruntime.coordinator.state import attempts as module
@@ -403,3 +405,52 @@ def test_beginning_is_told_in_the_journal(bench: Bench) -> None:
     bench.begin(b, 7)
     begun = [e.fields for e in bench.events if e.kind == "checkpoint.begun"]
     assert begun == [{"checkpoint": FIRST, "step": "7", "ranks": "2"}]
+
+
+def test_member_that_is_behind_does_not_end_what_the_others_save(bench: Bench) -> None:
+    a, b = bench.world(2)
+    begun = bench.begin(a, 10).checkpoint_id
+    late = bench.begin(b, 5).checkpoint_id
+    answer = bench.save(b, late, step=5).reply
+    assert isinstance(answer, c.Aborted)
+    assert "step 10" in answer.detail
+    bench.restart()
+    late = bench.begin(b, 7, ticket=2).checkpoint_id
+    assert isinstance(bench.save(b, late, step=7).reply, c.Aborted)
+    assert bench.begin(b, 10, ticket=3).checkpoint_id == begun
+    waiting = bench.save(a, begun, step=10)
+    assert waiting.held
+    assert isinstance(bench.save(b, begun, step=10).reply, c.Committed)
+    assert isinstance(waiting.reply, c.Committed)
+
+
+def test_saves_that_have_come_out_of_step_come_together_again(bench: Bench) -> None:
+    """One's save has failed without a word, and both have saves in line."""
+    a, b = bench.world(2)
+    lines = {a.worker_id: [15, 20, 25, 30], b.worker_id: [10, 15, 20, 25, 30]}
+    tickets = {a.worker_id: 0, b.worker_id: 0}
+    waiting: dict[str, tuple[str, Any]] = {}
+    for _ in range(20):
+        for m in (a, b):
+            line = lines[m.worker_id]
+            if m.worker_id in waiting:
+                if waiting[m.worker_id][1].held:
+                    continue
+                del waiting[m.worker_id]
+            if not line:
+                continue
+            step = line.pop(0)
+            tickets[m.worker_id] += 1
+            begun = bench.begin(m, step, ticket=tickets[m.worker_id]).checkpoint_id
+            waiting[m.worker_id] = begun, bench.save(m, begun, step=step)
+    committed = [record.step for record in bench.job.checkpoints.committed.values()]
+    assert committed == [15, 20, 25, 30]
+
+
+def test_member_that_goes_back_ends_what_it_will_not_come_to(bench: Bench) -> None:
+    a, b = bench.world(2)
+    for m in (a, b):
+        bench.begin(m, 10)
+    ahead = bench.save(a, bench.begin(a, 15, ticket=2).checkpoint_id, step=15)
+    bench.begin(b, 7, ticket=2)
+    assert isinstance(ahead.reply, c.Aborted)

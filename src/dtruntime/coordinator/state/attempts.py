@@ -88,12 +88,25 @@ class Attempts:
         return None
 
     def went_past(self, attempt: Attempt, c: BeginCheckpoint) -> bool:
-        """Whether the caller has asked for a newer attempt before it made this call."""
+        """Whether the caller has asked for a newer attempt before it made this call.
+
+        Not by one for which it was late: it is on its way to where the others are.
+        """
         number = attempt.record.number
         return any(
-            other.record.number > number and other.tickets.get(c.incarnation, c.ticket) < c.ticket
+            other.record.number > number
+            and not other.record.is_late
+            and other.tickets.get(c.incarnation, c.ticket) < c.ticket
             for other in self._kept.values()
         )
+
+    def goes_forward(self, c: BeginCheckpoint) -> bool:
+        """Whether the caller's last save was of a lower step, or this is its first."""
+        asked = [
+            a for a in self._kept.values() if a.tickets.get(c.incarnation, c.ticket) < c.ticket
+        ]
+        last = max(asked, key=lambda a: a.tickets[c.incarnation], default=None)
+        return last is None or last.record.step < c.step
 
     def was_left_out(self, attempt: Attempt, by: Attempt, incarnation: int) -> bool:
         """Whether a member that has asked for ``by`` can no longer ask for an older attempt.
@@ -138,11 +151,11 @@ class Attempts:
         ask = AskRecord(attempt.record.checkpoint_id, c.incarnation, c.ticket)
         out.put("ask", self._roster.job, ask_key(ask.checkpoint_id, ask.incarnation), ask)
 
-    def end(self, checkpoint_id: str, why: str, out: Outbox) -> None:
+    def end(self, checkpoint_id: str, why: str, out: Outbox, *, is_late: bool = False) -> None:
         """An attempt will never be committed; other ids are passed over."""
         attempt = self._kept.get(checkpoint_id)
         if attempt is not None:
-            attempt.record = msgspec.structs.replace(attempt.record, ended=why)
+            attempt.record = msgspec.structs.replace(attempt.record, ended=why, is_late=is_late)
             out.put("attempt", self._roster.job, checkpoint_id, attempt.record)
 
     def forget_oldest(self, out: Outbox) -> None:

@@ -82,10 +82,18 @@ class Checkpoints:
         if attempt is not None:
             return attempt.begun
         attempt = self.attempts.newest(c.step)
-        if attempt is None or not self._may_join(attempt, c):
-            attempt = self._begin_attempt(attempt, c, out)
+        if attempt is not None and self._may_join(attempt, c):
+            self.attempts.add(attempt, c, out)
+            self._end_left_out(attempt, c, out)
+            return attempt.begun
+        ahead = self._ahead_of(c)
+        attempt = self._begin_attempt(attempt, c, out)
         self.attempts.add(attempt, c, out)
-        self._end_left_out(attempt, c, out)
+        if ahead is None:
+            self._end_left_out(attempt, c, out)
+        elif late := self.pending.get(attempt.record.checkpoint_id):
+            detail = f"the others save step {ahead.record.step} already, with {c.worker_id}"
+            self._abort(late, detail, out, is_late=True)
         return attempt.begun
 
     def abandon(self, c: AbandonCheckpoints, out: Outbox) -> Abandoned:
@@ -254,6 +262,19 @@ class Checkpoints:
             return True
         return attempt.tickets.keys() <= self._live_incarnations()
 
+    def _ahead_of(self, c: BeginCheckpoint) -> Attempt | None:
+        """An open attempt at a higher step, which the caller can join when it comes to it.
+
+        Its own saves are behind the others', because one of theirs has failed: should it end theirs
+        to begin one that they will not come to, they would overtake each other for ever.
+        """
+        if not self.attempts.goes_forward(c):
+            return None
+        for attempt in self.attempts:
+            if attempt.record.step > c.step and self._may_join(attempt, c):
+                return attempt
+        return None
+
     def _begin_attempt(self, before: Attempt | None, c: BeginCheckpoint, out: Outbox) -> Attempt:
         """Begin an attempt at a step; what is open of the one before has ended."""
         expected = self._live_members(c.ranks)
@@ -326,10 +347,12 @@ class Checkpoints:
         self._close(pending, committed, out)
         return committed
 
-    def _abort(self, pending: PendingCheckpoint, detail: str, out: Outbox) -> None:
+    def _abort(
+        self, pending: PendingCheckpoint, detail: str, out: Outbox, *, is_late: bool = False
+    ) -> None:
         checkpoint_id = pending.record.checkpoint_id
         self._close(pending, self._aborted(checkpoint_id, detail), out)
-        self.attempts.end(checkpoint_id, detail, out)
+        self.attempts.end(checkpoint_id, detail, out, is_late=is_late)
         self._aborted_in[checkpoint_id] = self._roster.generation
         self._aborted_in.move_to_end(checkpoint_id)
         if len(self._aborted_in) > ABORTS_KEPT:

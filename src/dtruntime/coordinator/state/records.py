@@ -152,6 +152,8 @@ class AttemptRecord(Record, frozen=True):
     """Those that have to send a part."""
     ended: str = ""
     """Why it will never be committed, if so."""
+    is_late: bool = False
+    """Whether it had ended when it was begun, since the others were ahead."""
 
 
 class AskRecord(Record, frozen=True):
