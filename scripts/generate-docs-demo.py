@@ -30,7 +30,7 @@ def main() -> int:
         return part
 
     os.environ.update(COLUMNS=str(WIDTH), LINES="50", TERM="xterm-256color", COLORTERM="truecolor")
-    program = [sys.executable, "-m", "dtruntime.cli.main", "demo"]
+    program = [sys.executable, "-m", "dtruntime.cli.main", "demo", "--no-stay"]
     status = os.waitstatus_to_exitcode(pty.spawn(program, keep))
     if status:
         return status

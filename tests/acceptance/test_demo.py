@@ -270,6 +270,7 @@ def endless_demo(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int
         process.stdout.close()
 
 
+@pytest.mark.long
 def test_dashboard_stays_until_somebody_has_seen_enough(tmp_path: Path) -> None:
     if not (static_folder() / "index.html").exists():
         pytest.skip("the dashboard is not built: make dashboard does it")

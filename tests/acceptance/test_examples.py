@@ -103,6 +103,7 @@ def test_jax_training_that_was_killed_ends_with_the_same_bits(tmp_path: Path) ->
     assert one == other
 
 
+@pytest.mark.long
 def test_numpy_training_that_lost_a_worker_ends_with_the_same_weights(
     tmp_path: Path, coordinator: LocalCoordinator
 ) -> None:
