@@ -271,12 +271,14 @@ def endless_demo(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int
 
 
 @pytest.mark.long
-def test_dashboard_stays_until_somebody_has_seen_enough(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_dashboard_stays_until_somebody_has_seen_enough(tmp_path: Path, is_killed: bool) -> None:
     if not (static_folder() / "index.html").exists():
         pytest.skip("the dashboard is not built: make dashboard does it")
     command = [*STRATA, *SMALL, "--kill", "none", "--stay"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, **pipes, text=True) as demo:
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, **pipes, text=True, env=env) as demo:
         assert demo.stdin is not None
         assert demo.stdout is not None
         output = ""
@@ -291,8 +293,10 @@ def test_dashboard_stays_until_somebody_has_seen_enough(tmp_path: Path) -> None:
         with urllib.request.urlopen(f"{found[1]}/api/jobs", timeout=10) as jobs:
             assert len(json.load(jobs)["items"]) == 2
         assert demo.poll() is None
+        if is_killed:
+            demo.kill()
         demo.communicate("\n", timeout=30)
-    assert demo.returncode == 0
+    assert demo.returncode == (-signal.SIGKILL if is_killed else 0)
     assert_all_ended(processes_in(output))
 
 

@@ -45,6 +45,7 @@ class DemoCoordinator:
         self.log_path = self._process.log_path
         self.pid = 0
         """Its process number, also after it has ended."""
+        self._leash: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -64,6 +65,12 @@ class DemoCoordinator:
             raise DemoFailed("the coordinator did not start", self.log_path) from exc
         self.pid = self._process.pid
         self._pid_file.write_text(str(self.pid))
+        if self._leash is None:
+            self._leash = subprocess.Popen(
+                [sys.executable, "-m", "dtruntime.demo.leash", str(self._pid_file)],
+                stdin=subprocess.PIPE,
+                start_new_session=True,
+            )
 
     def kill(self) -> None:
         """Send it SIGKILL."""
@@ -80,6 +87,9 @@ class DemoCoordinator:
     def stop(self) -> None:
         """End it in an orderly way."""
         self._process.stop()
+        self._pid_file.unlink(missing_ok=True)
+        if self._leash is not None:
+            self._leash.communicate()
 
 
 class DemoWorker:

@@ -66,7 +66,7 @@ def main() -> None:
     options = parser.parse_args()
     configure_logging()
     plan = Plan.read(options.plan)
-    end_with_parent(plan.coordinator_pid_file)
+    end_with_parent()
     train(plan, plan.disturbed if options.run == "disturbed" else plan.undisturbed)
 
 
