@@ -69,6 +69,8 @@ def _notes(section: Section) -> Iterable[Text]:
         yield Text(f"  read raw: {section.facts['raw_read']}", "dim")
     for note in section.notes:
         yield Text(f"  {note}", "dim")
+    if int(section.facts["rounds"]) > 1:
+        yield Text("  of limit: the median of what each round reached of its own limit", "dim")
 
 
 def _checkpoints(one: Measure) -> tuple[str, ...]:
