@@ -48,10 +48,11 @@ stop() {
 trap stop EXIT
 trap 'exit 0' INT TERM
 
-# Its other ports follow from the one of S3, so that two of these can run side by side.
+# Its other ports follow from the one of S3, so that two of these can run side by side. Every bucket
+# takes seven volumes at once, which grow as they are filled.
 weed server -filer -s3 -ip=127.0.0.1 -ip.bind=127.0.0.1 "-dir=$folder/objects" \
     "-s3.config=$folder/s3.json" "-s3.port=$s3_port" -s3.port.grpc=$((s3_port + 1)) \
-    -s3.port.iceberg=0 -s3.port.lance=0 -master.volumeSizeLimitMB=256 -volume.max=20 \
+    -s3.port.iceberg=0 -s3.port.lance=0 -master.volumeSizeLimitMB=256 -volume.max=1000 \
     -master.port=$((s3_port + 2)) -master.port.grpc=$((s3_port + 3)) \
     -volume.port=$((s3_port + 4)) -volume.port.grpc=$((s3_port + 5)) \
     -filer.port=$((s3_port + 6)) -filer.port.grpc=$((s3_port + 7)) >"$folder/s3.log" 2>&1 &

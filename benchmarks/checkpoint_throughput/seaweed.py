@@ -53,7 +53,7 @@ def _command(folder: Path, ports: dict[str, int]) -> list[str]:
         *(str(Path(sys.executable).parent / "weed"), "server", "-filer", "-s3"),
         *("-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
         *(f"-dir={folder}", f"-s3.config={folder / 's3.json'}"),
-        *("-master.volumeSizeLimitMB=1024", "-volume.max=100"),
+        *("-master.volumeSizeLimitMB=1024", "-volume.max=1000"),
         *("-s3.port.iceberg=0", "-s3.port.lance=0"),
         *(f"-{name}={port}" for name, port in ports.items()),
     ]

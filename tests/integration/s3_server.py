@@ -71,10 +71,11 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
         for kind in ("", ".grpc")
     ]
     ports = dict(zip(names, free_ports(len(names)), strict=True))
+    # Every bucket takes seven volumes at once: with few of them the third bucket gets none.
     command = [
         *(str(weed), "server", "-filer", "-s3", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
         *(f"-dir={folder}", f"-s3.config={folder / 's3.json'}"),
-        *("-master.volumeSizeLimitMB=64", "-volume.max=20"),
+        *("-master.volumeSizeLimitMB=64", "-volume.max=1000"),
         *("-s3.port.iceberg=0", "-s3.port.lance=0"),
         *(f"-{name}={port}" for name, port in ports.items()),
     ]
