@@ -76,7 +76,7 @@ def objects(profile: Profile, scratch: Path, announce: Announce) -> list[Runner]
                         runner,
                         scratch,
                         saves=1 + repeats,
-                        loads=repeats,
+                        loads=profile.repeats,
                         bucket=seaweed.BUCKET,
                         environment=environment,
                     )

@@ -60,6 +60,7 @@ def _save(contender: Contender) -> tuple[float, float]:
 
 
 def _load(contender: Contender) -> float:
+    os.sync()  # a server may still have to write what was saved
     began = time.perf_counter()
     loaded = contender.load()
     _touch(loaded)

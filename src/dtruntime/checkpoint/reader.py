@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import re
 from bisect import bisect_right
@@ -11,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
+from .._memory import new_bytes
 from ..errors import CheckpointDamagedError, StorageError, StorageNotFoundError
 from ..storage.backend import StorageBackend
 from .codecs import apply_difference, decode
@@ -229,23 +229,6 @@ def _pieces(chunks: list[Chunk], target: memoryview) -> Iterator[tuple[Chunk, me
     for chunk in chunks:
         yield chunk, target[at : at + chunk.length]
         at += chunk.length
-
-
-def new_bytes(size: int) -> tuple[bytes, memoryview]:
-    """Bytes that are not filled yet, and the memory to fill before anybody else sees them.
-
-    A bytearray would be filled with zeros first and copied at the end, which takes longer than
-    reading.
-    """
-    if not size:
-        return b"", memoryview(bytearray())
-    make = ctypes.pythonapi.PyBytes_FromStringAndSize
-    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_char_p, ctypes.c_ssize_t]
-    data: bytes = make(None, size)
-    locate = ctypes.pythonapi.PyBytes_AsString
-    locate.restype, locate.argtypes = ctypes.c_void_p, [ctypes.py_object]
-    memory = (ctypes.c_ubyte * size).from_address(locate(data))
-    return data, memoryview(memory).cast("B")
 
 
 def _results(threads: ThreadPoolExecutor, jobs: list[Future[R]]) -> list[R]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 NEAR_BYTES = 256 * 2**10
 """Ranges with gaps up to this size are fetched together."""
 _ATTEMPTS = 5
-_CHUNK = 2**20
+_CHUNK = 256 * 2**10
 
 _Target: TypeAlias = tuple[int, memoryview]
 """An offset, and the memory for the bytes from there on."""
