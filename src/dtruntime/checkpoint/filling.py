@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from .._threads import usable_cores
-from .layout import Layout
+from .._threads import Hold, usable_cores
+from .layout import GROUP, Layout, packed
 from .staging import SLAB, StagingPool
 from .writer import Group
 
@@ -36,7 +35,7 @@ def staged(
     """
     with CopyThreads() as threads:
         filler = _Filler(layout, sources, threads)
-        for bounds in _slabs(layout):
+        for bounds in packed(layout.bounds, SLAB):
             slab = pool.borrow(before_waiting)
             size = bounds[-1] - bounds[0]
             try:
@@ -44,20 +43,20 @@ def staged(
             except BaseException:
                 pool.give_back(slab)
                 raise
-            give_back = partial(pool.give_back, slab)
-            yield Group(bounds[0], bounds, slab.view[:size], give_back, steady=True)
+            yield from _groups(bounds, slab.view, partial(pool.give_back, slab))
 
 
-def _slabs(layout: Layout) -> Iterator[tuple[int, ...]]:
-    """The bounds of as many whole chunks as fit a slab, again and again."""
-    bounds: list[int] = [0]
-    for start, stop in pairwise(layout.bounds):
-        if stop - bounds[0] > SLAB:
-            yield tuple(bounds)
-            bounds = [start]
-        bounds.append(stop)
-    if len(bounds) > 1:
-        yield tuple(bounds)
+def _groups(
+    bounds: Sequence[int], view: memoryview, give_back: Callable[[], None]
+) -> Iterator[Group]:
+    """The groups of a slab, which is given back after the last of them."""
+    groups = list(packed(bounds, GROUP))
+    hold = Hold(give_back)
+    for _ in groups[1:]:
+        hold.take()
+    for group in groups:
+        piece = view[group[0] - bounds[0] : group[-1] - bounds[0]]
+        yield Group(group[0], group, piece, hold.drop, steady=True)
 
 
 class DeviceSource(ABC):

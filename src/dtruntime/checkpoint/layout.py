@@ -13,6 +13,8 @@ LARGE = 2**20
 """A buffer of this size has chunks of its own, so that it is told apart when it has not changed."""
 CHUNK = 8 * 2**20
 """No chunk is larger."""
+GROUP = 16 * 2**20
+"""So many bytes are digested before they are handed to the storage together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,18 @@ def lay_out(sizes: Sequence[int]) -> Layout:
             _cut(bounds, at)
     _cut(bounds, at)
     return Layout(tuple(offsets), at, tuple(bounds))
+
+
+def packed(bounds: Sequence[int], size: int) -> Iterator[tuple[int, ...]]:
+    """The bounds of as many whole chunks as fit ``size`` bytes, again and again."""
+    some: list[int] = list(bounds[:1])
+    for start, stop in pairwise(bounds):
+        if len(some) > 1 and stop - some[0] > size:
+            yield tuple(some)
+            some = [start]
+        some.append(stop)
+    if len(some) > 1:
+        yield tuple(some)
 
 
 def _cut(bounds: list[int], at: int) -> None:

@@ -15,8 +15,7 @@ from ..errors import StorageError
 from ..telemetry import EventLog
 from ..telemetry.tracing import NO_SPAN, Span
 from .format import digest_of
-from .layout import CHUNK
-from .staging import SLAB
+from .layout import CHUNK, GROUP, packed
 from .writer import Group
 
 log = EventLog("checkpoint")
@@ -223,10 +222,9 @@ class GroupQueue:
 
 def groups_of(view: memoryview, *, steady: bool = False) -> Iterator[Group]:
     """Memory that is saved where it lies; ``steady`` says that nobody can change it."""
-    for start in range(0, view.nbytes, SLAB):
-        stop = min(start + SLAB, view.nbytes)
-        bounds = (*range(start, stop, CHUNK), stop)
-        yield Group(start, bounds, view[start:stop], steady=steady)
+    bounds = (*range(0, view.nbytes, CHUNK), view.nbytes)
+    for group in packed(bounds, GROUP):
+        yield Group(group[0], group, view[group[0] : group[-1]], steady=steady)
 
 
 def watched(view: memoryview, groups: Iterator[Group], name: str) -> Iterator[Group]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections import deque
 from collections.abc import Callable
 
+from .._memory import pages
+
 SLAB = 64 * 2**20
 """Memory is lent in pieces of this size."""
-POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 
 
 class Slab:
@@ -18,7 +18,7 @@ class Slab:
     __slots__ = ("_map", "pinned", "unpin", "view")
 
     def __init__(self, size: int = SLAB) -> None:
-        self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | POPULATE)
+        self._map = pages(size)
         self.view = memoryview(self._map)
         self.pinned = False
         self.unpin: Callable[[], None] | None = None

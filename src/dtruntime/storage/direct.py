@@ -12,6 +12,7 @@ from collections import deque
 from itertools import count
 from typing import Any
 
+from .._memory import pages
 from .buffers import Views, blocks_of, cut, size_of
 from .lanes import side_by_side
 
@@ -44,8 +45,7 @@ class Bounce:
         try:
             return self._free.pop()
         except IndexError:
-            # Private: by default a forked child would write into the same memory.
-            return mmap.mmap(-1, BLOCK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            return pages(BLOCK)
 
     def give(self, block: mmap.mmap) -> None:
         """Take a block back; a few are kept."""

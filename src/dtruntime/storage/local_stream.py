@@ -59,7 +59,7 @@ class _Lanes:
 
     def write(self, job: _BlockWrite) -> None:
         """Begin to write."""
-        if len(self._threads) < LANES - 1:
+        if len(self._threads) < LANES:
             thread = threading.Thread(target=self._run, name="strata-io", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -84,7 +84,7 @@ class _Lanes:
 
 
 class LocalStreamWriter(StreamWriter):
-    """Fills blocks, and has up to ``LANES - 1`` of them written meanwhile.
+    """Fills blocks, and has up to ``LANES`` of them written meanwhile, with as many waiting.
 
     Memory that is lent and lies on whole pages is written from where it is.
     """
@@ -161,7 +161,7 @@ class LocalStreamWriter(StreamWriter):
 
     def _make_room(self) -> None:
         """Wait until one more may be written; raises when one has failed."""
-        if len(self._running) == LANES - 1:
+        if len(self._running) >= 2 * LANES:
             self._wait()
 
     def _start(self, view: memoryview, release: Callable[[], None]) -> None:

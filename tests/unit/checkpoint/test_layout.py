@@ -1,9 +1,11 @@
 """Buffers lie where arrays can be used, and chunks follow large buffers."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtruntime.checkpoint.layout import ALIGNMENT, CHUNK, LARGE, PAGE, lay_out
+from dtruntime.checkpoint.layout import ALIGNMENT, CHUNK, LARGE, PAGE, lay_out, packed
 
 sizes = st.lists(st.one_of(st.integers(1, 5000), st.integers(LARGE - 2, 3 * CHUNK)), max_size=30)
 
@@ -49,3 +51,17 @@ def test_large_buffers_keep_their_chunks_when_small_ones_before_them_change(befo
 def test_nothing_has_no_chunks():
     layout = lay_out([])
     assert (layout.length, list(layout.chunks())) == (0, [])
+
+
+@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 120))
+def test_chunks_are_packed_in_order_and_as_many_as_fit(lengths, size):
+    bounds = [0]
+    for length in lengths:
+        bounds.append(bounds[-1] + length)
+    packs = list(packed(bounds, size))
+    assert [piece for pack in packs for piece in pairwise(pack)] == list(pairwise(bounds))
+    for pack, after in pairwise(packs):
+        assert after[1] - pack[0] > size
+    for pack in packs:
+        assert len(pack) == 2 or pack[-1] - pack[0] <= size
+        assert len(pack) >= 2

@@ -1,0 +1,72 @@
+"""Large pieces of memory that are about to be filled."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+from contextlib import suppress
+from typing import Any
+
+LARGE = 4 * 2**20
+"""From this size on large pages are asked for, as numpy does for its arrays."""
+
+
+def new_bytes(size: int) -> tuple[bytes, memoryview]:
+    """Bytes that are not filled yet, and the memory to fill before anybody else sees them.
+
+    A bytearray would be filled with zeros first and copied at the end, which takes longer than
+    reading.
+    """
+    if not size:
+        return b"", memoryview(bytearray())
+    make = ctypes.pythonapi.PyBytes_FromStringAndSize
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_char_p, ctypes.c_ssize_t]
+    data: bytes = make(None, size)
+    locate = ctypes.pythonapi.PyBytes_AsString
+    locate.restype, locate.argtypes = ctypes.c_void_p, [ctypes.py_object]
+    memory = (ctypes.c_ubyte * size).from_address(locate(data))
+    view = memoryview(memory).cast("B")
+    expect(view)
+    return data, view
+
+
+def pages(size: int) -> mmap.mmap:
+    """Memory on pages of its own, large ones if there are any; it is there when this returns.
+
+    What is written directly from large pages goes to the disk in a few large pieces, which can be
+    twice as fast. The memory is private: by default a forked child would write into the same.
+    """
+    import numpy as np
+
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE] = 0
+    return memory
+
+
+def expect(view: memoryview) -> None:
+    """Ask for large pages for memory that will soon be written to, all of it.
+
+    One page fault for 2 MiB instead of 512: filling new memory takes a third of the time. A system
+    that does not have them goes on with what it has.
+    """
+    advise = _madvise()
+    if advise is None or view.nbytes < LARGE:
+        return
+    address = ctypes.addressof(ctypes.c_ubyte.from_buffer(view))
+    start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (address + view.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    advise(start, end - start, mmap.MADV_HUGEPAGE)
+
+
+@functools.cache
+def _madvise() -> Any:
+    if not hasattr(mmap, "MADV_HUGEPAGE"):  # Linux has it
+        return None
+    function = getattr(ctypes.CDLL(None), "madvise", None)
+    if function is not None:
+        function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return function
