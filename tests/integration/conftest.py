@@ -11,6 +11,7 @@ import pytest
 from dtruntime.client.observer import Observer
 from dtruntime.testing import LocalCoordinator
 from dtruntime.types import JobStatus
+from tests.integration.http_api import Api
 from tests.integration.raw import RawClient
 from tests.integration.real_data import digits, flights
 from tests.integration.s3_server import s3, s3_server
@@ -75,6 +76,19 @@ def start_coordinator(tmp_path: Path) -> Iterator[StartCoordinator]:
 def own_coordinator(start_coordinator: StartCoordinator) -> LocalCoordinator:
     """A coordinator of the test's own."""
     return start_coordinator()
+
+
+@pytest.fixture
+def served(start_coordinator: StartCoordinator) -> LocalCoordinator:
+    """A coordinator of the test's own, with its HTTP API."""
+    return start_coordinator(http=True)
+
+
+@pytest.fixture
+def api(served: LocalCoordinator) -> Iterator[Api]:
+    """That API."""
+    with Api(served.http_url) as api:
+        yield api
 
 
 class JobView:

@@ -12,21 +12,9 @@ from dtruntime import CheckpointManager, TrainingOrchestrator
 from dtruntime.client import Observer
 from dtruntime.coordinator.http import views
 from dtruntime.testing import LocalCoordinator
-from tests.integration.conftest import StartCoordinator
 from tests.integration.http_api import Api
 from tests.integration.raw import RawClient, Refusal
 from tests.integration.test_checkpoints_cli import flip, pack_of, strata
-
-
-@pytest.fixture
-def served(start_coordinator: StartCoordinator) -> LocalCoordinator:
-    return start_coordinator(http=True)
-
-
-@pytest.fixture
-def api(served: LocalCoordinator) -> Iterator[Api]:
-    with Api(served.http_url) as api:
-        yield api
 
 
 @pytest.fixture

@@ -11,22 +11,10 @@ import pytest
 from dtruntime import TrainingOrchestrator
 from dtruntime.coordinator.http import views
 from dtruntime.testing import LocalCoordinator, eventually
-from tests.integration.conftest import StartCoordinator
 from tests.integration.http_api import Api, log_in, worker_in
 from tests.integration.raw import RawClient
 
 TRAINING = 3
-
-
-@pytest.fixture
-def served(start_coordinator: StartCoordinator) -> LocalCoordinator:
-    return start_coordinator(http=True)
-
-
-@pytest.fixture
-def api(served: LocalCoordinator) -> Iterator[Api]:
-    with Api(served.http_url) as api:
-        yield api
 
 
 @pytest.fixture

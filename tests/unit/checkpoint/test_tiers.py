@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dtruntime.checkpoint import CheckpointWriter, place, uploads
+from dtruntime.checkpoint import CheckpointWriter, place, upload_queue
 from dtruntime.checkpoint.manager import CheckpointManager
 from dtruntime.errors import (
     CheckpointDamagedError,
@@ -26,7 +26,7 @@ Make = Callable[[StorageBackend], StorageBackend]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads, "BACKOFF", Backoff(first=0.005, longest=0.01))
+    monkeypatch.setattr(upload_queue, "BACKOFF", Backoff(first=0.005, longest=0.01))
 
 
 def state(step: int) -> dict[str, Any]:
@@ -365,7 +365,7 @@ RATES = FaultRates(throttle=0.05, disconnect=0.05, lost_reply=0.08, partial_writ
 def test_main_storage_that_fails_now_and_then_gets_everything_in_order(
     run: Run, seed: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploads, "ATTEMPTS", 50)
+    monkeypatch.setattr(upload_queue, "ATTEMPTS", 50)
     made = faulty(run, seed=seed, rates=RATES)
     with run.manager(keep_count=20, **options) as manager:
         manager.save(state(1), 1).wait_uploaded(30)

@@ -8,8 +8,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from dtruntime.coordinator.state import commands as c
+from dtruntime.coordinator.state.agreements import Agreements
 from dtruntime.coordinator.state.attempts import Attempt, Attempts
-from dtruntime.coordinator.state.checkpoints import Checkpoints, PendingCheckpoint
+from dtruntime.coordinator.state.checkpoints import Checkpoints
+from dtruntime.coordinator.state.pending import PendingCheckpoint
 from dtruntime.coordinator.state.roster import Roster
 
 Patch = Callable[..., None]
@@ -33,20 +35,20 @@ def _retries_begin_again(patch: Patch) -> None:
 
 
 def _all_may_join(patch: Patch) -> None:
-    patch(Checkpoints, "_may_join", lambda self, attempt, command: True)
+    patch(Agreements, "_may_join", lambda self, attempt, command: True)
 
 
 def join_attempts_given_up(patch: Patch) -> None:
     """Let members join whose companions no longer wait."""
-    may_join = Checkpoints._may_join
+    may_join = Agreements._may_join
 
-    def patient(self: Checkpoints, attempt: Attempt, command: c.BeginCheckpoint) -> bool:
-        pending = self.pending.get(attempt.record.checkpoint_id)
+    def patient(self: Agreements, attempt: Attempt, command: c.BeginCheckpoint) -> bool:
+        pending = self._pending.get(attempt.record.checkpoint_id)
         if pending is not None:
             pending.given_up = False
         return may_join(self, attempt, command)
 
-    patch(Checkpoints, "_may_join", patient)
+    patch(Agreements, "_may_join", patient)
 
 
 def _last_part_is_not_awaited(patch: Patch) -> None:
@@ -72,6 +74,6 @@ ATTEMPT_BUGS: dict[str, Callable[[Patch], None]] = {
     "ends are not noted": lambda patch: patch(Attempts, "end", lambda *_, **__: None),
     "the last part is not awaited": _last_part_is_not_awaited,
     "those who went past are awaited": lambda patch: patch(
-        Checkpoints, "_end_passed", lambda *_: None
+        Agreements, "end_passed", lambda *_: None
     ),
 }

@@ -2,9 +2,9 @@
 
 import pytest
 
-from dtruntime.coordinator.state import checkpoints as module
 from dtruntime.coordinator.state import commands as c
 from dtruntime.coordinator.state import committed
+from dtruntime.coordinator.state import pending as module
 from dtruntime.coordinator.state.records import CRASH_SAFE_KINDS, Put
 from tests.unit.coordinator.bench import Bench, refusal
 

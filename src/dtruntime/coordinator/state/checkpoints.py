@@ -5,48 +5,22 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from .attempts import Attempt, Attempts
+from .agreements import Agreements
+from .attempts import Attempts
 from .commands import (
     HELD,
-    AbandonCheckpoints,
-    Abandoned,
-    Aborted,
-    BeginCheckpoint,
-    Begun,
     Committed,
     Lost,
     NotifyCheckpoint,
-    Pending,
     Refused,
     Reply,
 )
 from .committed import CommittedCheckpoints
 from .member import Member
 from .outbox import Outbox
+from .pending import PendingCheckpoint, PendingCheckpoints, part_key
 from .records import CheckpointRecord, PartRecord, PendingRecord
 from .roster import Roster
-
-PENDING_LIMIT = 64
-ABORTS_KEPT = 256
-RANKS_CUT = 256
-
-
-class PendingCheckpoint:
-    """A checkpoint that lacks parts."""
-
-    __slots__ = ("calls", "given_up", "parts", "record")
-
-    def __init__(self, record: PendingRecord) -> None:
-        self.record = record
-        self.parts: dict[int, PartRecord] = {}
-        self.calls: set[int] = set()
-        self.given_up = False
-        """Whether somebody who sent its part may have gone on without the commit."""
-
-    def missing_ranks(self) -> list[int]:
-        """Ranks that have not sent their part."""
-        expected = self.record.expected
-        return sorted(rank for who, rank in expected.items() if who not in self.parts)
 
 
 class Checkpoints:
@@ -56,10 +30,8 @@ class Checkpoints:
         self._roster = roster
         self.history = CommittedCheckpoints(roster.job)
         self.attempts = Attempts(roster)
-        self.pending: dict[str, PendingCheckpoint] = {}
-        self._calls: dict[int, PendingCheckpoint] = {}
-        self._aborted_in: OrderedDict[str, int] = OrderedDict()
-        """The generation in which a checkpoint was last aborted."""
+        self._pending = PendingCheckpoints(roster, self.attempts)
+        self.agreements = Agreements(roster, self.attempts, self._pending, self.history)
 
     @property
     def committed(self) -> OrderedDict[str, CheckpointRecord]:
@@ -72,36 +44,14 @@ class Checkpoints:
         return self.history.latest
 
     @property
+    def pending(self) -> dict[str, PendingCheckpoint]:
+        """Those that lack parts, by their id."""
+        return self._pending.by_id
+
+    @property
     def held_calls(self) -> set[int]:
         """Calls that wait for an answer."""
-        return set(self._calls)
-
-    def begin(self, c: BeginCheckpoint, member: Member, out: Outbox) -> Begun:
-        """Tell a member under which id it saves a step together with the others."""
-        attempt = self.attempts.asked(c)
-        if attempt is not None:
-            return attempt.begun
-        attempt = self.attempts.newest(c.step)
-        if attempt is not None and self._may_join(attempt, c):
-            self.attempts.add(attempt, c, out)
-            self._end_left_out(attempt, c, out)
-            return attempt.begun
-        ahead = self._ahead_of(c)
-        attempt = self._begin_attempt(attempt, c, out)
-        self.attempts.add(attempt, c, out)
-        if ahead is None:
-            self._end_left_out(attempt, c, out)
-        elif late := self.pending.get(attempt.record.checkpoint_id):
-            detail = f"the others save step {ahead.record.step} already, with {c.worker_id}"
-            self._abort(late, detail, out, is_late=True)
-        return attempt.begun
-
-    def abandon(self, c: AbandonCheckpoints, out: Outbox) -> Abandoned:
-        """End the attempts that a member takes part in: it goes back to an earlier state."""
-        given_up = [p for p in self.pending.values() if c.incarnation in p.record.expected]
-        for pending in given_up:
-            self._abort(pending, f"{c.worker_id} has given up saving it", out)
-        return Abandoned(len(given_up))
+        return self._pending.held_calls
 
     def notify(self, c: NotifyCheckpoint, member: Member, out: Outbox) -> Reply:
         """Take a checkpoint, or one member's part of one."""
@@ -109,43 +59,29 @@ class Checkpoints:
         if known is not None:
             self._check_same(known, c, member)
             return Committed(c.checkpoint_id, self._roster.generation)
-        pending = self.pending.get(c.checkpoint_id)
+        pending = self._pending.get(c.checkpoint_id)
         if not c.partial:
             self._check_one_writer(pending, c)
             return self._commit([_part(c, member)], c.worker_id, out)
         if not c.generation:
             raise Refused("invalid", "a partial checkpoint needs the generation it was made in")
         if stale := self._why_stale(pending, c, member):
-            return self._aborted(c.checkpoint_id, stale)
+            return self._pending.aborted(c.checkpoint_id, stale)
         if pending is None:
-            pending = self._open(c.checkpoint_id, c.step, self._live_members(), out)
+            pending = self._pending.open(c.checkpoint_id, c.step, self._pending.live_members(), out)
         return self._add_part(pending, c, member, out)
 
     def time_out(self, calls: Iterable[int], out: Outbox) -> None:
         """The waits of these calls are over, their parts stay."""
-        for call in calls:
-            pending = self._calls.get(call)
-            if pending is not None:
-                self.hang_up(call)
-                out.release(call, self._still_pending(pending))
+        self._pending.time_out(calls, out)
 
     def hang_up(self, call: int) -> None:
         """The caller is gone; its part stays."""
-        pending = self._calls.pop(call, None)
-        if pending is not None:
-            pending.calls.discard(call)
-            pending.given_up = True
+        self._pending.hang_up(call)
 
     def lose(self, losses: list[Lost], out: Outbox) -> None:
         """Abort what a lost member was to contribute to."""
-        gone = {loss.incarnation: loss.worker_id for loss in losses}
-        for pending in list(self.pending.values()):
-            lacking = gone.keys() & (pending.record.expected.keys() - pending.parts.keys())
-            if lacking:
-                names = sorted(gone[incarnation] for incarnation in lacking)
-                self._abort(
-                    pending, f"{', '.join(names[:8])} was lost before sending its part", out
-                )
+        self._pending.lose(losses, out)
 
     def restore(
         self,
@@ -155,13 +91,7 @@ class Checkpoints:
     ) -> None:
         """Take back what was stored."""
         self.history.restore(committed)
-        for open_ in pending:
-            if open_.checkpoint_id not in self.committed:
-                self.pending[open_.checkpoint_id] = PendingCheckpoint(open_)
-        for part in parts:
-            if part.checkpoint_id in self.pending:
-                self.pending[part.checkpoint_id].parts[part.incarnation] = part
-                self.pending[part.checkpoint_id].given_up = True
+        self._pending.restore((p for p in pending if p.checkpoint_id not in self.committed), parts)
 
     def _why_stale(
         self, pending: PendingCheckpoint | None, c: NotifyCheckpoint, member: Member
@@ -174,7 +104,7 @@ class Checkpoints:
         if pending is None and self.attempts.was_begun(c.checkpoint_id):
             attempt = self.attempts.get(c.checkpoint_id)
             return (attempt and attempt.record.ended) or "this attempt was over long ago"
-        if c.generation < self._aborted_in.get(c.checkpoint_id, 0):
+        if self._pending.was_aborted_since(c.checkpoint_id, c.generation):
             return "it was aborted while this part was being saved"
         if pending and member.incarnation in pending.parts:
             return ""
@@ -200,180 +130,22 @@ class Checkpoints:
                 f"checkpoint {c.checkpoint_id!r} was begun before {member.worker_id} joined: "
                 "save under another id",
             )
-        self._end_passed(c, out)
+        self.agreements.end_passed(c, out)
         part = pending.parts[member.incarnation] = _part(c, member)
         if len(pending.parts) == len(pending.record.expected):
             return self._finish(pending, c.worker_id, out)
         out.put("part", self._roster.job, part_key(part), part)
         if c.timeout <= 0 or not c.call:
             pending.given_up = True
-            return self._still_pending(pending)
-        pending.calls.add(c.call)
-        self._calls[c.call] = pending
+            return self._pending.still_pending(pending)
+        self._pending.hold(pending, c.call)
         return HELD
-
-    def _end_left_out(self, begun: Attempt, c: BeginCheckpoint, out: Outbox) -> None:
-        """End the attempts that a member can no longer ask for, since it began a newer one."""
-        for attempt, pending in self._awaiting(c.incarnation):
-            if self.attempts.was_left_out(attempt, begun, c.incarnation):
-                detail = f"{c.worker_id} has begun to save step {c.step} without asking for it"
-                self._abort(pending, detail, out)
-
-    def _end_passed(self, c: NotifyCheckpoint, out: Outbox) -> None:
-        """End the attempts that a member began earlier than the one it now sends its part of.
-
-        Members send their parts in the order in which they began, so it will send none of these.
-        """
-        stored = self.attempts.get(c.checkpoint_id)
-        if stored is None:
-            return
-        for attempt, pending in self._awaiting(c.incarnation):
-            if self.attempts.begun_before(attempt, stored, c.incarnation):
-                detail = f"{c.worker_id} has stored its part of step {c.step} and none of this one"
-                self._abort(pending, detail, out)
-
-    def _awaiting(self, incarnation: int) -> list[tuple[Attempt, PendingCheckpoint]]:
-        """The open attempts that wait for a member's part."""
-        found = []
-        for key, pending in self.pending.items():
-            attempt = self.attempts.get(key)
-            awaited = incarnation in pending.record.expected and incarnation not in pending.parts
-            if attempt is not None and awaited:
-                found.append((attempt, pending))
-        return found
-
-    def _may_join(self, attempt: Attempt, c: BeginCheckpoint) -> bool:
-        """Whether a member that has not asked for an attempt belongs to those who save it.
-
-        Not if an asker was lost, or one that sent its part no longer waits: they and the caller
-        may be back at the step, with another state. Nor if the caller joined the job later, or
-        has begun something else after this attempt.
-        """
-        pending = self.pending.get(attempt.record.checkpoint_id)
-        if pending is None or pending.given_up:
-            return False
-        if c.incarnation in attempt.tickets or c.incarnation in pending.parts:
-            return False
-        if c.incarnation not in pending.record.expected or self.attempts.went_past(attempt, c):
-            return False
-        if c.ranks and c.ranks != tuple(sorted(pending.record.expected.values())):
-            return False
-        if self._roster.losses.newest_generation <= attempt.record.generation:
-            return True
-        return attempt.tickets.keys() <= self._live_incarnations()
-
-    def _ahead_of(self, c: BeginCheckpoint) -> Attempt | None:
-        """An open attempt at a higher step, which the caller can join when it comes to it.
-
-        Its own saves are behind the others', because one of theirs has failed: should it end theirs
-        to begin one that they will not come to, they would overtake each other for ever.
-        """
-        if not self.attempts.goes_forward(c):
-            return None
-        for attempt in self.attempts:
-            if attempt.record.step > c.step and self._may_join(attempt, c):
-                return attempt
-        return None
-
-    def _begin_attempt(self, before: Attempt | None, c: BeginCheckpoint, out: Outbox) -> Attempt:
-        """Begin an attempt at a step; what is open of the one before has ended."""
-        expected = self._live_members(c.ranks)
-        unfinished = self.pending.get(before.record.checkpoint_id) if before else None
-        if unfinished is not None:
-            self._abort(unfinished, f"{c.worker_id} has begun to save step {c.step} again", out)
-        ranks = tuple(expected.values())
-        attempt = self.attempts.begin(c.step, ranks, self._is_taken, out)
-        pending = self._open(attempt.record.checkpoint_id, c.step, expected, out)
-        while oldest := self.attempts.oldest_over_bounds:
-            forgotten = self.pending.get(oldest.record.checkpoint_id)
-            if forgotten is not None:
-                self._abort(forgotten, "too many newer ones were begun", out)
-            self.attempts.forget_oldest(out)
-        out.emit(
-            self._roster.job,
-            "checkpoint.begun",
-            checkpoint=attempt.record.checkpoint_id,
-            step=c.step,
-            ranks=len(ranks),
-        )
-        if missing := set(c.ranks).difference(ranks):
-            names = ", ".join(map(str, sorted(missing)[:8]))
-            self._abort(pending, f"rank {names} is not a member any more", out)
-        return attempt
-
-    def _live_incarnations(self) -> set[int]:
-        return {m.incarnation for m in self._roster.slots if m is not None and m.live}
-
-    def _is_taken(self, checkpoint_id: str) -> bool:
-        return checkpoint_id in self.committed or checkpoint_id in self.pending
-
-    def _live_members(self, ranks: tuple[int, ...] = ()) -> dict[int, int]:
-        """Incarnation to rank of all who have to send a part, in the order of ranks."""
-        expected: dict[int, int] = {}
-        wanted = set(ranks)
-        for rank in self._roster.present_ranks():
-            if wanted and rank not in wanted:
-                continue
-            member = self._roster.slots[rank]
-            if member is None:
-                raise Refused(
-                    "not_ready",
-                    f"rank {rank} of job {self._roster.job!r} has not registered yet, so a "
-                    "checkpoint of all ranks cannot begin",
-                    retry_after=0.5,
-                )
-            expected[member.incarnation] = rank
-        return expected
-
-    def _open(
-        self, checkpoint_id: str, step: int, expected: dict[int, int], out: Outbox
-    ) -> PendingCheckpoint:
-        if len(self.pending) >= PENDING_LIMIT:
-            oldest = next(iter(self.pending.values()))
-            self._abort(oldest, f"{PENDING_LIMIT} newer checkpoints were begun", out)
-        record = PendingRecord(
-            checkpoint_id=checkpoint_id,
-            step=step,
-            expected=expected,
-            generation=self._roster.generation,
-        )
-        pending = self.pending[checkpoint_id] = PendingCheckpoint(record)
-        out.put("pending", self._roster.job, checkpoint_id, record)
-        return pending
 
     def _finish(self, pending: PendingCheckpoint, worker_id: str, out: Outbox) -> Committed:
         parts = sorted(pending.parts.values(), key=lambda p: p.rank)
         committed = self._commit(parts, worker_id, out, max(pending.record.expected))
-        self._close(pending, committed, out)
+        self._pending.close(pending, committed, out)
         return committed
-
-    def _abort(
-        self, pending: PendingCheckpoint, detail: str, out: Outbox, *, is_late: bool = False
-    ) -> None:
-        checkpoint_id = pending.record.checkpoint_id
-        self._close(pending, self._aborted(checkpoint_id, detail), out)
-        self.attempts.end(checkpoint_id, detail, out, is_late=is_late)
-        self._aborted_in[checkpoint_id] = self._roster.generation
-        self._aborted_in.move_to_end(checkpoint_id)
-        if len(self._aborted_in) > ABORTS_KEPT:
-            self._aborted_in.popitem(last=False)
-        out.emit(
-            self._roster.job,
-            "checkpoint.aborted",
-            checkpoint=checkpoint_id,
-            step=pending.record.step,
-            reason=detail,
-        )
-
-    def _close(self, pending: PendingCheckpoint, reply: Reply, out: Outbox) -> None:
-        job = self._roster.job
-        del self.pending[pending.record.checkpoint_id]
-        out.delete("pending", job, pending.record.checkpoint_id)
-        for part in pending.parts.values():
-            out.delete("part", job, part_key(part))
-        for call in pending.calls:
-            del self._calls[call]
-            out.release(call, reply)
 
     def _commit(
         self, parts: list[PartRecord], worker_id: str, out: Outbox, newest_part: int = 0
@@ -426,13 +198,6 @@ class Checkpoints:
                 "committed by one of them: send a part, or use another id",
             )
 
-    def _aborted(self, checkpoint_id: str, detail: str) -> Aborted:
-        return Aborted(checkpoint_id, self._roster.generation, detail)
-
-    def _still_pending(self, pending: PendingCheckpoint) -> Pending:
-        missing = tuple(pending.missing_ranks()[:RANKS_CUT])
-        return Pending(pending.record.checkpoint_id, self._roster.generation, missing)
-
 
 def _part(c: NotifyCheckpoint, member: Member) -> PartRecord:
     return PartRecord(
@@ -446,8 +211,3 @@ def _part(c: NotifyCheckpoint, member: Member) -> PartRecord:
         is_full=c.is_full,
         metadata=c.metadata,
     )
-
-
-def part_key(part: PartRecord) -> str:
-    """What a part is stored under."""
-    return f"{part.checkpoint_id}#{part.incarnation}"

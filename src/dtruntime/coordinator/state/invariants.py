@@ -16,13 +16,14 @@ from . import ledger_invariants
 from .actions import ACTIONS_LIMIT, action_id
 from .attempts import ATTEMPTS_KEPT, RANKS_KEPT, Attempt, ask_key, attempt_id
 from .barriers import OPEN_LIMIT, ROUNDS_KEPT, VALUES_KEPT, Barriers, Round
-from .checkpoints import PENDING_LIMIT, Checkpoints, part_key
+from .checkpoints import Checkpoints
 from .committed import CHECKPOINTS_KEPT
 from .coverage import coverage_key, share_key
 from .epochs import epoch_key, reader_key, segment_key
 from .losses import LOSSES_KEPT, TIMES_KEPT
 from .machine import JOBS_LIMIT, Job, Machine
 from .member import Member
+from .pending import PENDING_LIMIT, part_key
 from .records import AskRecord, Record
 from .roster import Roster
 

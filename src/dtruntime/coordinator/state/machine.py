@@ -251,13 +251,13 @@ class Machine:
 
     def _begin_checkpoint(self, command: c.BeginCheckpoint) -> Reply:
         job, member = self.member(command.job, command.worker_id, command.incarnation)
-        reply = job.checkpoints.begin(command, member, self._out)
+        reply = job.checkpoints.agreements.begin(command, self._out)
         job.roster.hear(member, self._out.now)
         return reply
 
     def _abandon_checkpoints(self, command: c.AbandonCheckpoints) -> Reply:
         job, member = self.member(command.job, command.worker_id, command.incarnation)
-        reply = job.checkpoints.abandon(command, self._out)
+        reply = job.checkpoints.agreements.abandon(command, self._out)
         job.roster.hear(member, self._out.now)
         return reply
 
