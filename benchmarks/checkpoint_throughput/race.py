@@ -46,7 +46,7 @@ def loads(profile: Profile, scratch: Path, announce: Announce) -> list[Runner]:
         for number in range(_rounds(profile, size)):
             for runner in runners:
                 announce(f"load, {title_of(size)}, round {number + 1}: {runner.name}")
-                _turn(runner, scratch, saves=1, loads=repeats, cold_loads=repeats)
+                _turn(runner, scratch, saves=1, loads=profile.repeats, cold_loads=repeats)
         found += runners
     return found
 

@@ -32,18 +32,15 @@ def new_bytes(size: int) -> tuple[bytes, memoryview]:
 
 
 def pages(size: int) -> mmap.mmap:
-    """Memory on pages of its own, large ones if there are any; it is there when this returns.
+    """Memory on pages of its own, large ones if there are any.
 
     What is written directly from large pages goes to the disk in a few large pieces, which can be
     twice as fast. The memory is private: by default a forked child would write into the same.
     """
-    import numpy as np
-
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)
-    np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE] = 0
     return memory
 
 

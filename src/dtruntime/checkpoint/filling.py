@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .._threads import Hold, usable_cores
-from .layout import GROUP, Layout, packed
+from .layout import Layout, grouped, packed
 from .staging import SLAB, StagingPool
 from .writer import Group
 
@@ -50,7 +50,7 @@ def _groups(
     bounds: Sequence[int], view: memoryview, give_back: Callable[[], None]
 ) -> Iterator[Group]:
     """The groups of a slab, which is given back after the last of them."""
-    groups = list(packed(bounds, GROUP))
+    groups = list(grouped(bounds))
     hold = Hold(give_back)
     for _ in groups[1:]:
         hold.take()

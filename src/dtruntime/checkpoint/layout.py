@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 
 PAGE = 4096
 ALIGNMENT = 64
@@ -13,8 +13,10 @@ LARGE = 2**20
 """A buffer of this size has chunks of its own, so that it is told apart when it has not changed."""
 CHUNK = 8 * 2**20
 """No chunk is larger."""
-GROUP = 16 * 2**20
-"""So many bytes are digested before they are handed to the storage together."""
+GROUP = 64 * 2**20
+"""So many bytes are digested and handed to the storage together."""
+FIRST_GROUP = 16 * 2**20
+"""Fewer at the beginning, so that the storage soon has something to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,15 @@ def packed(bounds: Sequence[int], size: int) -> Iterator[tuple[int, ...]]:
         some.append(stop)
     if len(some) > 1:
         yield tuple(some)
+
+
+def grouped(bounds: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The bounds of the groups in a stretch of the stream; the stream's first one is small."""
+    if bounds and bounds[0] == 0:
+        for first in islice(packed(bounds, FIRST_GROUP), 1):
+            yield first
+            bounds = bounds[len(first) - 1 :]
+    yield from packed(bounds, GROUP)
 
 
 def _cut(bounds: list[int], at: int) -> None:

@@ -15,7 +15,7 @@ from ..errors import StorageError
 from ..telemetry import EventLog
 from ..telemetry.tracing import NO_SPAN, Span
 from .format import digest_of
-from .layout import CHUNK, GROUP, packed
+from .layout import CHUNK, grouped
 from .writer import Group
 
 log = EventLog("checkpoint")
@@ -223,7 +223,7 @@ class GroupQueue:
 def groups_of(view: memoryview, *, steady: bool = False) -> Iterator[Group]:
     """Memory that is saved where it lies; ``steady`` says that nobody can change it."""
     bounds = (*range(0, view.nbytes, CHUNK), view.nbytes)
-    for group in packed(bounds, GROUP):
+    for group in grouped(bounds):
         yield Group(group[0], group, view[group[0] : group[-1]], steady=steady)
 
 

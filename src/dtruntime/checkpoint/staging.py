@@ -88,12 +88,3 @@ class StagingPool:
         with self._changed:
             self._free.append(slab)
             self._changed.notify()
-
-    def warm_up(self, size: int) -> None:
-        """Allocate memory for a save of ``size`` bytes, so that the first one is fast too."""
-        wanted = min(self._most, -(-size // SLAB))
-        slabs = []
-        for _ in range(wanted):
-            slabs.append(self.borrow())
-        for slab in slabs:
-            self.give_back(slab)

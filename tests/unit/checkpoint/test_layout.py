@@ -5,7 +5,17 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtruntime.checkpoint.layout import ALIGNMENT, CHUNK, LARGE, PAGE, lay_out, packed
+from dtruntime.checkpoint.layout import (
+    ALIGNMENT,
+    CHUNK,
+    FIRST_GROUP,
+    GROUP,
+    LARGE,
+    PAGE,
+    grouped,
+    lay_out,
+    packed,
+)
 
 sizes = st.lists(st.one_of(st.integers(1, 5000), st.integers(LARGE - 2, 3 * CHUNK)), max_size=30)
 
@@ -65,3 +75,17 @@ def test_chunks_are_packed_in_order_and_as_many_as_fit(lengths, size):
     for pack in packs:
         assert len(pack) == 2 or pack[-1] - pack[0] <= size
         assert len(pack) >= 2
+
+
+@given(st.lists(st.integers(1, CHUNK), max_size=40), st.integers(0, 2))
+def test_groups_tile_a_stretch_and_only_the_first_of_a_stream_is_small(lengths, start):
+    bounds = [start]
+    for length in lengths:
+        bounds.append(bounds[-1] + length)
+    groups = list(grouped(bounds))
+    assert [piece for group in groups for piece in pairwise(group)] == list(pairwise(bounds))
+    sizes = [group[-1] - group[0] for group in groups]
+    assert all(size <= GROUP for size in sizes)
+    if start == 0 and sizes:
+        assert sizes[0] <= FIRST_GROUP
+        assert len(sizes) > 1 or bounds[-1] <= FIRST_GROUP
