@@ -22,6 +22,8 @@ import pyarrow.parquet as pq
 import pytest
 from obstore.store import S3Store
 
+from dtruntime import TrainingOrchestrator
+from dtruntime.bench.crew import Crew
 from dtruntime.client import Observer
 from dtruntime.testing import LocalCoordinator, eventually
 from tests.integration import command_line
@@ -406,3 +408,22 @@ def test_all_parts_are_measured_without_arguments(tmp_path: Path) -> None:
     parts = json.loads(output)["sections"]
     assert [part["name"] for part in parts] == ["checkpoints", "coordinator", "data"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_workers_whose_registration_is_interrupted_leave_too(
+    coordinator: LocalCoordinator, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register = TrainingOrchestrator.register_worker
+
+    async def unanswered(member: TrainingOrchestrator) -> str:
+        """The coordinator has registered the worker, which does not learn of it."""
+        monkeypatch.undo()
+        await register(TrainingOrchestrator(member.config))
+        raise InterruptedError
+
+    monkeypatch.setattr(TrainingOrchestrator, "register_worker", unanswered)
+    with pytest.raises(InterruptedError), Crew(coordinator.url, job, 1) as crew:
+        crew.register()
+    with Observer(coordinator.url, patience=10) as observer:
+        status = observer.status(job)
+    assert (status.live_workers, status.dead_workers) == (0, 0)

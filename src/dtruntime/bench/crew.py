@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 
@@ -60,10 +61,14 @@ class Crew:
             for rank in range(workers)
         ]
         self._bare = [_Bare(url, job) for _ in range(workers)]
+        self._is_registering = False
+        """Whether the coordinator may know members that do not know it yet."""
 
     def register(self) -> Turn:
         """Let all connect and register at once; then each sends its first heartbeat."""
+        self._is_registering = True
         turn = self._run(_play([member.register_worker for member in self._members], 0))
+        self._is_registering = False
         self._run(_play(self._beats, 0))
         return turn
 
@@ -91,6 +96,12 @@ class Crew:
 
         return self._run(_play([arrive(member) for member in self._members], seconds))
 
+    async def _say_goodbye(self, member: TrainingOrchestrator) -> None:
+        if self._is_registering:
+            # Interrupted, with the answer on its way: who registers again takes its place.
+            await member.register_worker()
+        await member.deregister_worker()
+
     @property
     def _beats(self) -> list[Call]:
         return [member.heartbeat for member in self._members]
@@ -111,7 +122,7 @@ class Crew:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        goodbyes = [member.deregister_worker for member in self._members]
+        goodbyes = [partial(self._say_goodbye, member) for member in self._members]
         self._run(_all([*goodbyes, *(bare.close for bare in self._bare)], tolerant=True))
 
 
