@@ -27,11 +27,11 @@ def new_bytes(size: int) -> tuple[bytes, memoryview]:
     locate.restype, locate.argtypes = ctypes.c_void_p, [ctypes.py_object]
     memory = (ctypes.c_ubyte * size).from_address(locate(data))
     view = memoryview(memory).cast("B")
-    expect(view)
+    use_large_pages(view)
     return data, view
 
 
-def pages(size: int) -> mmap.mmap:
+def new_pages(size: int) -> mmap.mmap:
     """Memory on pages of its own, large ones if there are any.
 
     What is written directly from large pages goes to the disk in a few large pieces, which can be
@@ -44,7 +44,7 @@ def pages(size: int) -> mmap.mmap:
     return memory
 
 
-def expect(view: memoryview) -> None:
+def use_large_pages(view: memoryview) -> None:
     """Ask for large pages for memory that will soon be written to, all of it.
 
     One page fault for 2 MiB instead of 512: filling new memory takes a third of the time. A system

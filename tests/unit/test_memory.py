@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dtruntime import _memory
-from dtruntime._memory import LARGE, expect, new_bytes, pages
+from dtruntime._memory import LARGE, new_bytes, new_pages, use_large_pages
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, LARGE - 1, LARGE, LARGE + 1, 3 * LARGE + 5])
@@ -24,11 +24,11 @@ def test_new_bytes_are_what_is_filled_in(size: int) -> None:
     assert data == wanted
 
 
-def test_expected_memory_keeps_what_was_in_it() -> None:
+def test_memory_keeps_what_was_in_it() -> None:
     memory = bytearray(os.urandom(LARGE + 3))
     before = bytes(memory)
     for start in (0, 1, mmap.PAGESIZE):
-        expect(memoryview(memory)[start:])
+        use_large_pages(memoryview(memory)[start:])
     assert memory == before
 
 
@@ -41,14 +41,14 @@ def test_memory_can_be_expected_without_large_pages(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("size", [mmap.PAGESIZE, LARGE, 5 * LARGE])
 def test_pages_are_zeros_on_whole_pages(size: int) -> None:
-    memory = pages(size)
+    memory = new_pages(size)
     assert len(memory) == size
     assert ctypes.addressof(ctypes.c_ubyte.from_buffer(memory)) % mmap.PAGESIZE == 0
     assert not np.frombuffer(memory, np.uint8).any()
 
 
 def test_a_child_has_pages_of_its_own() -> None:
-    memory = pages(LARGE)
+    memory = new_pages(LARGE)
     child = os.fork()
     if not child:
         memory[0] = 1
@@ -62,7 +62,7 @@ def test_large_pages_are_used_where_the_system_has_them() -> None:
     if not switch.exists() or "[never]" in switch.read_text():
         pytest.skip("this system has no large pages")
     before = _in_large_pages()
-    memory = pages(64 * LARGE)
+    memory = new_pages(64 * LARGE)
     memory.write(bytes(len(memory)))
     used = _in_large_pages() - before
     if not used:

@@ -97,10 +97,12 @@ class Crew:
         return self._run(_play([arrive(member) for member in self._members], seconds))
 
     async def _say_goodbye(self, member: TrainingOrchestrator) -> None:
-        if self._is_registering:
-            # Interrupted, with the answer on its way: who registers again takes its place.
-            await member.register_worker()
-        await member.deregister_worker()
+        try:
+            if self._is_registering:
+                # Interrupted, with the answer on its way: who registers again takes its place.
+                await member.register_worker()
+        finally:
+            await member.deregister_worker()
 
     @property
     def _beats(self) -> list[Call]:

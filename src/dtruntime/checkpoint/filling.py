@@ -49,14 +49,15 @@ def staged(
 def _groups(
     bounds: Sequence[int], view: memoryview, give_back: Callable[[], None]
 ) -> Iterator[Group]:
-    """The groups of a slab, which is given back after the last of them."""
-    groups = list(grouped(bounds))
+    """The groups of a slab, which is given back when all that were taken are done."""
     hold = Hold(give_back)
-    for _ in groups[1:]:
-        hold.take()
-    for group in groups:
-        piece = view[group[0] - bounds[0] : group[-1] - bounds[0]]
-        yield Group(group[0], group, piece, hold.drop, steady=True)
+    try:
+        for group in grouped(bounds):
+            piece = view[group[0] - bounds[0] : group[-1] - bounds[0]]
+            hold.take()
+            yield Group(group[0], group, piece, hold.drop, steady=True)
+    finally:
+        hold.drop()
 
 
 class DeviceSource(ABC):

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from .._memory import pages
+from .._memory import new_pages
 
 SLAB = 64 * 2**20
 """Memory is lent in pieces of this size."""
@@ -18,7 +18,7 @@ class Slab:
     __slots__ = ("_map", "pinned", "unpin", "view")
 
     def __init__(self, size: int = SLAB) -> None:
-        self._map = pages(size)
+        self._map = new_pages(size)
         self.view = memoryview(self._map)
         self.pinned = False
         self.unpin: Callable[[], None] | None = None

@@ -12,7 +12,7 @@ from collections import deque
 from itertools import count
 from typing import Any
 
-from .._memory import pages
+from .._memory import new_pages
 from .buffers import Views, blocks_of, cut, size_of
 from .lanes import side_by_side
 
@@ -45,7 +45,7 @@ class Bounce:
         try:
             return self._free.pop()
         except IndexError:
-            return pages(BLOCK)
+            return new_pages(BLOCK)
 
     def give(self, block: mmap.mmap) -> None:
         """Take a block back; a few are kept."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..._memory import expect
+from ..._memory import use_large_pages
 from .sharing import dense_strides
 from .skeletons import ArrayEntry, damaged
 from .torch_leaves import DTYPES
@@ -68,7 +68,7 @@ class Landing:
     def __init__(self, nbytes: int, device: str) -> None:
         self._bytes = torch.empty(nbytes, dtype=torch.uint8)
         self._device = device
-        expect(self.view())
+        use_large_pages(self.view())
 
     def view(self) -> memoryview:
         """The memory to read into."""
