@@ -26,8 +26,9 @@ def saves(profile: Profile, scratch: Path, announce: Announce) -> list[Runner]:
     for size in profile.save_sizes:
         runners = _runners("local", size)
         limits = _fio_runners(size)
-        for number in range(_rounds(profile, size)):
-            for runner in runners:
+        rounds = _rounds(profile, size)
+        for number in range(rounds):
+            for runner in _in_turn(runners, number, rounds):
                 announce(f"local, {title_of(size)}, round {number + 1}: {runner.name}")
                 _turn(runner, scratch, saves=1 + _repeats(profile, size))
             for limit in limits:
@@ -43,8 +44,9 @@ def loads(profile: Profile, scratch: Path, announce: Announce) -> list[Runner]:
     for size in profile.load_sizes:
         runners = _runners("load", size)
         repeats = _repeats(profile, size)
-        for number in range(_rounds(profile, size)):
-            for runner in runners:
+        rounds = _rounds(profile, size)
+        for number in range(rounds):
+            for runner in _in_turn(runners, number, rounds):
                 announce(f"load, {title_of(size)}, round {number + 1}: {runner.name}")
                 _turn(runner, scratch, saves=1, loads=profile.repeats, cold_loads=repeats)
         found += runners
@@ -55,7 +57,7 @@ def peaks(profile: Profile, scratch: Path, announce: Announce) -> list[Runner]:
     """The memory of a first save."""
     runners = _runners("memory", profile.memory_bytes)
     for number in range(profile.rounds):
-        for runner in runners:
+        for runner in _in_turn(runners, number, profile.rounds):
             announce(f"memory, round {number + 1}: {runner.name}")
             _turn(runner, scratch, saves=1)
     return runners
@@ -66,16 +68,16 @@ def objects(profile: Profile, scratch: Path, announce: Announce) -> list[Runner]
     found: list[Runner] = []
     for size in profile.s3_sizes:
         runners = _runners("s3", size)
-        repeats = _repeats(profile, size)
-        for number in range(_rounds(profile, size)):
+        rounds = _rounds(profile, size)
+        for number in range(rounds):
             announce("s3: starting SeaweedFS")
             with seaweed.server(scratch / "seaweedfs") as environment:
-                for runner in runners:
+                for runner in _in_turn(runners, number, rounds):
                     announce(f"s3, {title_of(size)}, round {number + 1}: {runner.name}")
                     _turn(
                         runner,
                         scratch,
-                        saves=1 + repeats,
+                        saves=1 + profile.repeats,
                         loads=profile.repeats,
                         bucket=seaweed.BUCKET,
                         environment=environment,
@@ -87,6 +89,12 @@ def objects(profile: Profile, scratch: Path, announce: Announce) -> list[Runner]
 
 def _runners(part: str, size: int) -> list[Runner]:
     return [Runner(part, entry.name, entry.kind, size) for entry in of_part(part)]
+
+
+def _in_turn(runners: list[Runner], number: int, rounds: int) -> list[Runner]:
+    """Another one is first in each round: who comes later may find a busier machine."""
+    first = number * len(runners) // rounds
+    return runners[first:] + runners[:first]
 
 
 def _fio_runners(size: int) -> list[Runner]:

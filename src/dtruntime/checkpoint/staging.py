@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Callable
 
 from .._memory import new_pages
+from .layout import GROUP
 
-SLAB = 64 * 2**20
-"""Memory is lent in pieces of this size."""
+SLAB = GROUP
+"""Memory is lent in pieces of this size: what is digested and stored together lies together."""
 
 
 class Slab:
