@@ -251,6 +251,17 @@ async def test_newest_record_wins_and_deleted_ones_are_gone(store: SqliteStore) 
     assert by_kind["job"][1].generation == 49  # type: ignore[attr-defined]
 
 
+async def test_event_that_came_during_a_commit_is_stored_by_a_clean_stop(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path)
+    store.submit([put("checkpoint")])
+    await asyncio.sleep(0)  # the commit has taken what it stores
+    store.submit([Emit(Event(1, 1.0, "job", "worker.registered", {}))])
+    await store.close()
+    reopened = SqliteStore(tmp_path)
+    assert [event.id for event in reopened.events()] == [1]
+    await reopened.close()
+
+
 async def test_many_flushes_at_once_share_a_commit(store: SqliteStore) -> None:
     async def commit(number: int) -> None:
         store.submit([put("checkpoint", str(number))])

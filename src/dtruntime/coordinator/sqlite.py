@@ -12,6 +12,7 @@ import fcntl
 import os
 import re
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -84,6 +85,7 @@ class SqliteStore:
         self._next: asyncio.Future[None] | None = None
         self._current: asyncio.Future[None] | None = None
         self._drain_task: asyncio.Task[None] | None = None
+        self._commit_began: float | None = None
         self._fsync_on = True
         self.failure: StorageError | None = None
         with _translated(self.path, "open"):
@@ -182,6 +184,11 @@ class SqliteStore:
         """Whether something submitted is not stored (yet); replies wait until it is."""
         return self._current is not None or self.failure is not None
 
+    @property
+    def waiting_seconds(self) -> float:
+        """How long the commit that is under way has been waiting for the disk."""
+        return 0.0 if self._commit_began is None else time.monotonic() - self._commit_began
+
     def submit(self, effects: Sequence[Effect]) -> None:
         """Store records; events alone may be stored later."""
         urgent = needs_disk = False
@@ -219,6 +226,7 @@ class SqliteStore:
     async def close(self) -> None:
         """Store what is left and unlock the data directory."""
         try:
+            await self.flush()
             self.flush_events()
             await self.flush()
         finally:
@@ -242,10 +250,12 @@ class SqliteStore:
             self._current = done
             batch, self._queue = [*self._lazy, *self._queue], []
             self._lazy = []
+            self._commit_began = time.monotonic()
             try:
                 await loop.run_in_executor(self._executor, self._commit, batch, True)
             except Exception as exc:
                 self._fail(exc)
+            self._commit_began = None
             done.set_result(None)
         self._current = None
 

@@ -160,12 +160,15 @@ class Simulation:
         self._schedule_fault()
         rng = self.rng
         kind = rng.choices(
-            ["worker", "crash", "power", "stall", "group"], [0.62, 0.14, 0.04, 0.14, 0.06]
+            ["worker", "crash", "power", "stall", "disk", "group"],
+            [0.60, 0.14, 0.04, 0.10, 0.06, 0.06],
         )[0]
         if kind in ("crash", "power"):
             self.coordinator.crash(rng.choice([0.1, 1.0, 6.0]), power_loss=kind == "power")
         elif kind == "stall":
             self.coordinator.stall(rng.choice([0.5, 1.5, 8.0]))
+        elif kind == "disk":
+            self.coordinator.keep_disk_busy(rng.choice([0.5, 2.0, 8.0]))
         elif kind == "group":
             rng.choice(self.launchers).restart_group()
         else:
@@ -219,6 +222,8 @@ class Coordinator:
         self._calls: dict[int, Attempt] = {}
         self._next_call = 1
         self._stalled_until = 0.0
+        self._disk_busy_until = 0.0
+        self._flush_began = 0.0
         self._backlog: list[Attempt] = []
 
     def start(self) -> None:
@@ -257,6 +262,10 @@ class Coordinator:
     def stall(self, seconds: float) -> None:
         """Stand still; requests pile up."""
         self._stalled_until = max(self._stalled_until, self.sim.now + seconds)
+
+    def keep_disk_busy(self, seconds: float) -> None:
+        """Whatever is written from now on is not stored earlier."""
+        self._disk_busy_until = self.sim.now + seconds
 
     def receive(self, attempt: Attempt) -> None:
         """A request comes in."""
@@ -299,7 +308,9 @@ class Coordinator:
         if late > 0:
             self.sim.after(late, self._tick, term)
             return
-        self._apply(c.Tick())
+        assert self.machine is not None
+        if not self._queue or self.sim.now - self._flush_began <= self.machine.stall:
+            self._apply(c.Tick())
         self.sim.after(TICK, self._tick, term)
 
     def _apply(self, command: c.Command, attempt: Attempt | None = None) -> Any:
@@ -346,13 +357,16 @@ class Coordinator:
         if self._queue or needs_disk:
             self._queue.append(batch)
             if len(self._queue) == 1:
-                self.sim.after(self._flush_time(), self._flush, self.term)
+                self._begin_flush()
         else:
             apply_to(self.rows, batch.effects)
             self._leave(batch)
 
-    def _flush_time(self) -> float:
-        return self.sim.rng.uniform(0.0, self.sim.weather.flush_seconds)
+    def _begin_flush(self) -> None:
+        self._flush_began = self.sim.now
+        seconds = self.sim.rng.uniform(0.0, self.sim.weather.flush_seconds)
+        busy = max(0.0, self._disk_busy_until - self.sim.now)
+        self.sim.after(busy + seconds, self._flush, self.term)
 
     def _flush(self, term: int) -> None:
         if term != self.term:
@@ -365,7 +379,7 @@ class Coordinator:
         for batch in batches:
             self._leave(batch)
         if self._queue:
-            self.sim.after(self._flush_time(), self._flush, term)
+            self._begin_flush()
 
     def _leave(self, batch: Batch) -> None:
         for check in batch.checks:

@@ -61,6 +61,7 @@ class CoordinatorService:
         self._held: dict[int, asyncio.Future[Message]] = {}
         self._next_call = 1
         self._closing = False
+        self._disk_is_slow = False
         self._appended = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self.machine = Machine(
@@ -170,11 +171,30 @@ class CoordinatorService:
             await appended.wait()
 
     def tick(self) -> None:
-        """Let time pass in the machine."""
+        """Let time pass in the machine.
+
+        None passes while the disk keeps everybody waiting: members send their next heartbeat when
+        the one before is answered, and must not be taken for dead meanwhile.
+        """
+        if self._waits_for_disk():
+            return
         now = self.clock()
         _, effects = self.machine.apply(c.Tick(), now)
         if effects:
             self._carry_out(effects)
+
+    def _waits_for_disk(self) -> bool:
+        seconds = self._store.waiting_seconds
+        was_slow, self._disk_is_slow = self._disk_is_slow, seconds > self.machine.stall
+        if self._disk_is_slow and not was_slow:
+            log.warning(
+                "state.disk_is_slow",
+                waiting_seconds=round(seconds, 1),
+                path=str(self._store.path),
+                remedy="nobody is answered meanwhile: give the coordinator a --data-dir on a disk "
+                "that nothing else keeps busy",
+            )
+        return self._disk_is_slow
 
     def housekeep(self) -> None:
         """Store lazy events and forget idle rate limits."""

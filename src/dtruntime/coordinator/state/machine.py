@@ -111,7 +111,8 @@ class Machine:
         self._waits_limit = WAITS_SLACK
         self._last_tick: float | None = None
         self._measured_at = 0.0
-        self._stall = min(STALL, heartbeat_timeout / 4)
+        self.stall = min(STALL, heartbeat_timeout / 4)
+        """A tick later than this means that nobody could be heard, or none was answered."""
         self._stalls: deque[tuple[float, float]] = deque(maxlen=STALLS_KEPT)
         """When each stall ended, and how long nobody could be heard."""
         self._handlers: dict[type[Any], Callable[[Any], Reply]] = {
@@ -348,8 +349,8 @@ class Machine:
         """Remember the time during which nobody could be heard: it is not their silence."""
         passed = now - self._last_tick if self._last_tick is not None else 0.0
         self._last_tick = now
-        if passed > self._stall:
-            self._stalls.append((now, passed - self._stall))
+        if passed > self.stall:
+            self._stalls.append((now, passed - self.stall))
         if passed > STALL:
             self._out.emit("", "coordinator.stalled", seconds=round(passed, 3))
 
