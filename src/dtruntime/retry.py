@@ -1,10 +1,14 @@
-"""The one retry policy: exponential back-off with full jitter and a deadline."""
+"""The one retry policy: exponential back-off with jitter."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+JITTER = random.SystemRandom()
+"""What nobody has to repeat is drawn from here: Python's global generator is the program's own, and
+has to give it the same numbers however often Strata waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,7 @@ class Backoff:
 
     def delays(self, rng: random.Random | None = None) -> Iterator[float]:
         """Yield delays in seconds, without end."""
-        draw = (rng or random).uniform
+        draw = (rng or JITTER).uniform
         ceiling = self.first
         while True:
             yield draw(ceiling / 2, ceiling)

@@ -8,7 +8,6 @@ import contextlib
 import contextvars
 import itertools
 import os
-import random
 import secrets
 import socket
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from typing import Any, Self
 
 from .._loop import awaitable, blocking, io
 from ..errors import ConnectionError, StrataError, SyncError
+from ..retry import JITTER
 from ..rpc.gen import coordinator_pb2 as pb
 from ..telemetry import EventLog
 from ..types import JobStatus, WorkerState, WorkerStatus, check_whole
@@ -284,7 +284,7 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
             except Exception as exc:
                 log.error("heartbeat.failed", worker=self.worker_id, error=repr(exc))
             delays = heartbeat_delays(interval)
-            await asyncio.sleep(interval * random.uniform(0.9, 1.0))
+            await asyncio.sleep(interval * JITTER.uniform(0.9, 1.0))
 
     async def _stop_heartbeats(self) -> None:
         task, self._heartbeats = self._heartbeats, None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
@@ -13,7 +12,7 @@ from google.protobuf.message import Message
 
 from ..config import split_address
 from ..errors import ConfigError, ConnectionError
-from ..retry import Backoff
+from ..retry import JITTER, Backoff
 from ..telemetry import EventLog, tracing
 from .methods import METHODS
 from .status import Failure, failure_of
@@ -145,7 +144,7 @@ class Channel:
         back, _ = await asyncio.wait({reconnecting}, timeout=seconds)
         if back:
             self._hurry_from = time.monotonic() + HURRY_SECONDS
-            await asyncio.sleep(random.uniform(0, SPREAD_SECONDS))
+            await asyncio.sleep(JITTER.uniform(0, SPREAD_SECONDS))
 
     async def stream(self, method: str, request: Message) -> AsyncIterator[Any]:
         """Call a streaming method once."""

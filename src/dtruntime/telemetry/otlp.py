@@ -24,6 +24,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import DEFAULT_ON
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -40,6 +41,8 @@ EXIT_SECONDS = 3.0
 DELAY_MS = 2000
 _KEYS = frozenset({"traceparent", "tracestate"})
 _EXPORTERS = "opentelemetry.exporter.otlp.proto.http"
+_RANDOM = random.SystemRandom()
+"""Python's global generator is the program's own, and is not drawn from."""
 _NOT_RECORDED = trace.NonRecordingSpan(trace.SpanContext(1, 1, is_remote=False))
 """Stands for every span that is not sampled: its children are not either. Never sent."""
 
@@ -51,7 +54,10 @@ def open_recorder(service: str, endpoint: str, ratio: float) -> Recorder | None:
     exporter = _LoudOnce(OTLPSpanExporter(signal_url(endpoint, "traces"), timeout=EXPORT_SECONDS))
     # Which traces begin is decided in `OtlpRecorder`, without making a span first.
     provider = TracerProvider(
-        sampler=DEFAULT_ON, resource=resource(service), shutdown_on_exit=False
+        sampler=DEFAULT_ON,
+        resource=resource(service),
+        shutdown_on_exit=False,
+        id_generator=_Ids(),
     )
     provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=DELAY_MS))
     atexit.register(_end_soon, provider.shutdown)
@@ -94,6 +100,16 @@ def resource(service: str) -> Resource:
     )
 
 
+class _Ids(RandomIdGenerator):
+    """Ids that no seed of the program decides, and whose making it does not notice."""
+
+    def generate_span_id(self) -> int:
+        return _RANDOM.randrange(1, 2**64)
+
+    def generate_trace_id(self) -> int:
+        return _RANDOM.randrange(1, 2**128)
+
+
 class OtlpRecorder:
     """Makes spans."""
 
@@ -105,7 +121,7 @@ class OtlpRecorder:
     def begin(self, name: str, attributes: dict[str, Any], *, calls: bool = False) -> Span:
         """Begin a child of the current span, or a trace."""
         parent = trace.get_current_span().get_span_context()
-        begins = not parent.is_valid and random.random() < self._ratio
+        begins = not parent.is_valid and _RANDOM.random() < self._ratio
         if not begins and not parent.trace_flags.sampled:
             return OtlpSpan(_NOT_RECORDED)
         kind = trace.SpanKind.CLIENT if calls else trace.SpanKind.INTERNAL
