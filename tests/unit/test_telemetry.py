@@ -3,6 +3,9 @@
 import io
 import json
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -115,9 +118,54 @@ def test_without_configuration_records_go_to_the_users_own_logging(
 ) -> None:
     with caplog.at_level(logging.INFO, logger=ROOT):
         EventLog("test").info("worker.registered", rank=3)
-    assert [(r.getMessage(), r.fields) for r in caplog.records] == [  # type: ignore[attr-defined]
-        ("worker.registered", {"rank": 3})
-    ]
+    (record,) = caplog.records
+    assert record.getMessage() == "worker.registered rank=3"
+    assert (record.event, record.fields) == ("worker.registered", {"rank": 3})  # type: ignore[attr-defined]
+
+
+PROGRAM = """
+import logging, sys
+from dtruntime.telemetry import EventLog
+if "own" in sys.argv:
+    logging.basicConfig(format="own: %(name)s %(message)s")
+log = EventLog("test")
+log.info("worker.registered", rank=3)
+log.warning("worker.dead", rank=4)
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "arguments", "lines"),
+    [
+        ("", [], ["WARNING worker.dead rank=4"]),
+        ("debug", [], ["INFO    worker.registered rank=3", "WARNING worker.dead rank=4"]),
+        ("off", [], []),
+        ("", ["own"], ["own: strata.test worker.dead rank=4"]),
+        (
+            "info",
+            ["own"],
+            [
+                "own: strata.test worker.registered rank=3",
+                "own: strata.test worker.dead rank=4",
+            ],
+        ),
+    ],
+)
+def test_program_that_does_nothing_about_it_sees_what_needs_a_look(
+    asked: str, arguments: list[str], lines: list[str]
+) -> None:
+    env = {**os.environ, "STRATA_LOG": asked, "RUST_LOG": ""}
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    written = done.stderr.splitlines()
+    assert len(written) == len(lines)
+    assert all(line.endswith(end) for line, end in zip(written, lines, strict=True))
+
+
+def test_unknown_level_is_named(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STRATA_LOG", "verbose")
+    configure_logging(stream)
+    assert "log.level_unknown asked=verbose" in stream.getvalue()
 
 
 def test_quantiles_lie_where_the_values_do() -> None:

@@ -13,4 +13,4 @@ def log_only_when_asked() -> None:
     if os.environ.get("STRATA_LOG") or os.environ.get("RUST_LOG"):
         configure_logging()
     else:
-        logging.getLogger(ROOT).addHandler(logging.NullHandler())
+        logging.getLogger(ROOT).handlers[:] = [logging.NullHandler()]

@@ -119,7 +119,7 @@ class Together(Membership):
             except SyncError as exc:
                 if exc.reason == "timeout" and time.monotonic() > deadline:
                     raise
-                log.info("run.assembling", reason=str(exc))
+                log.warning("run.assembling", reason=str(exc))
                 continue
             # The same on all ranks, whatever their heartbeats have told them since.
             generation = max(int(value) for value in values.values())

@@ -1,8 +1,12 @@
 """Structured logging.
 
-A log record is an event name plus fields: ``log.info("worker.registered", rank=3)``.
-The level comes from ``STRATA_LOG`` (or its old name ``RUST_LOG``), ``info`` by default;
-``STRATA_LOG_FORMAT=json`` writes one JSON object per line.
+A log record is an event name plus fields: ``log.info("worker.registered", rank=3)``. Its message
+has both; a formatter of one's own finds them as ``record.event`` and ``record.fields``. The level
+comes from ``STRATA_LOG`` (or its old name ``RUST_LOG``); ``STRATA_LOG_FORMAT=json`` writes one JSON
+object per line.
+
+A program that sets up Python's logging gets the records as of any library. In one that does not,
+they are written to stderr. Without ``STRATA_LOG`` those are warnings and errors.
 """
 
 from __future__ import annotations
@@ -26,6 +30,18 @@ _LEVELS = {
 }
 
 
+class _Tail:
+    """Fields as text, made only when somebody writes them."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self._fields = fields
+
+    def __str__(self) -> str:
+        return "".join(f" {key}={_short(value)}" for key, value in self._fields.items())
+
+
 class EventLog:
     """A logger that takes an event name and fields."""
 
@@ -36,7 +52,8 @@ class EventLog:
 
     def _write(self, level: int, event: str, fields: dict[str, Any]) -> None:
         if self._logger.isEnabledFor(level):
-            self._logger.log(level, event, extra={"fields": fields}, stacklevel=3)
+            told = {"event": event, "fields": fields}
+            self._logger.log(level, "%s%s", event, _Tail(fields), extra=told, stacklevel=3)
 
     def debug(self, event: str, **fields: Any) -> None:
         """Log detail for someone following one problem."""
@@ -61,17 +78,22 @@ def level_from_environment() -> int:
     Both ``debug`` and the old form ``coordinator=debug,info`` are read; of the latter the
     part without a target counts.
     """
-    wanted = os.environ.get("STRATA_LOG") or os.environ.get("RUST_LOG") or "info"
-    plain = [part for part in wanted.lower().split(",") if "=" not in part]
-    return _LEVELS.get(plain[-1].strip() if plain else "info", logging.INFO)
+    return _LEVELS.get(_wanted_level(), logging.INFO)
+
+
+def _wanted_level() -> str:
+    plain = [part for part in (_asked() or "info").lower().split(",") if "=" not in part]
+    return plain[-1].strip() if plain else "info"
+
+
+def _asked() -> str:
+    return os.environ.get("STRATA_LOG") or os.environ.get("RUST_LOG") or ""
 
 
 class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%H:%M:%S", time.localtime(record.created))
-        fields = getattr(record, "fields", {})
-        tail = "".join(f" {key}={_short(value)}" for key, value in fields.items())
-        line = f"{stamp}.{int(record.msecs):03d} {record.levelname:<7} {record.getMessage()}{tail}"
+        line = f"{stamp}.{int(record.msecs):03d} {record.levelname:<7} {record.getMessage()}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
@@ -81,7 +103,7 @@ class _JsonFormatter(logging.Formatter):
             "at": round(record.created, 3),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "event": record.getMessage(),
+            "event": getattr(record, "event", "") or record.getMessage(),
         }
         entry = {**own, **getattr(record, "fields", {}), **own}
         if record.exc_info:
@@ -98,15 +120,40 @@ def _short(value: object) -> str:
 
 
 def configure_logging(stream: TextIO | None = None) -> None:
-    """Send Strata's log to ``stream`` (stderr by default), as the environment asks.
+    """Send Strata's log to ``stream``, stderr by default; without ``STRATA_LOG`` from ``info`` on.
 
-    Command-line programs call this. A library user's own logging setup is left alone:
-    without a call, records go to Python's root logger as any library's do.
+    Command-line programs call this, and programs that want to see what is normal too. Python's root
+    logger gets nothing then.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
-    as_json = os.environ.get("STRATA_LOG_FORMAT", "").lower() == "json"
-    handler.setFormatter(_JsonFormatter() if as_json else _TextFormatter())
+    handler.setFormatter(_formatter())
     logger = logging.getLogger(ROOT)
     logger.handlers[:] = [handler]
     logger.setLevel(level_from_environment())
     logger.propagate = False
+    if _wanted_level() not in _LEVELS:
+        EventLog("telemetry").warning("log.level_unknown", asked=_asked(), known=", ".join(_LEVELS))
+
+
+def _formatter() -> logging.Formatter:
+    as_json = os.environ.get("STRATA_LOG_FORMAT", "").lower() == "json"
+    return _JsonFormatter() if as_json else _TextFormatter()
+
+
+class _LastResort(logging.Handler):
+    """Writes to stderr as long as the program has not said where its log goes."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.getLogger().handlers:
+            self.setFormatter(_formatter())
+            print(self.format(record), file=sys.stderr)
+
+
+def _be_a_library() -> None:
+    logger = logging.getLogger(ROOT)
+    logger.addHandler(_LastResort())
+    if _asked():
+        logger.setLevel(level_from_environment())
+
+
+_be_a_library()
