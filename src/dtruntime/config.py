@@ -173,6 +173,8 @@ ENVIRONMENT: Mapping[str, tuple[str, str]] = types.MappingProxyType(
     }
 )
 """Environment variables and the keys they set."""
+FILE_VARIABLE = "STRATA_CONFIG"
+"""Names the file where none is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +201,16 @@ class Config:
         path: str | os.PathLike[str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> Config:
-        """Read ``path`` when given, then the environment (``os.environ`` by default)."""
+        """Read ``path``, or the file that ``STRATA_CONFIG`` names, with the environment above it.
+
+        The environment is ``os.environ`` by default.
+        """
+        environment = os.environ if environment is None else environment
+        if path is None:
+            path = environment.get(FILE_VARIABLE) or None
         values = {} if path is None else _read_document(_read_toml(Path(path)), os.fspath(path))
         for variable, (section, key) in ENVIRONMENT.items():
-            value = (os.environ if environment is None else environment).get(variable)
+            value = environment.get(variable)
             if value:
                 found = _read_section(section, {key: value}, f"environment variable {variable}")
                 values.setdefault(section, {}).update(found)
@@ -229,7 +237,7 @@ def split_address(address: str) -> tuple[str, int]:
     host, separator, port = bare.rpartition(":")
     number = int(port) if port.isascii() and port.isdigit() else -1
     if not separator or not host or not 0 <= number <= 65535:
-        raise ConfigError(f"address {address!r} is not of the form HOST:PORT")
+        raise ConfigError(f"address {address!r} is not of the form HOST:PORT, PORT from 0 to 65535")
     return host, number
 
 

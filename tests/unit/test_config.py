@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from dtruntime import CheckpointManager
 from dtruntime.config import ENVIRONMENT, Config, CoordinatorConfig, split_address
 from dtruntime.errors import ConfigError
 
@@ -40,6 +41,26 @@ def test_environment_beats_the_file_and_arguments_beat_both(
     chosen = config.override("coordinator", "command line", address="argument:3")
     assert (chosen.coordinator.address, chosen.coordinator.data_dir) == ("argument:3", "from-file")
     assert config.coordinator.address == "environment:2"
+
+
+def test_file_may_be_named_by_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = written(tmp_path, "[checkpoint]\nkeep_last_n = 2\ninterval_steps = 7")
+    monkeypatch.setenv("STRATA_CONFIG", str(named))
+    assert Config.load().checkpoint.keep_last_n == 2
+    with CheckpointManager(tmp_path / "checkpoints") as manager:
+        for step in range(5):
+            manager.save(b"x", step)
+        manager.wait()
+        assert manager.steps() == [3, 4]
+        assert manager.should_save(7)
+    other = tmp_path / "other.toml"
+    other.write_text("[checkpoint]\nkeep_last_n = 3", encoding="utf-8")
+    assert Config.load(other).checkpoint.keep_last_n == 3
+    monkeypatch.setenv("STRATA_CONFIG", str(tmp_path / "none.toml"))
+    with pytest.raises(ConfigError, match=r"none\.toml does not exist"):
+        Config.load()
 
 
 @pytest.mark.parametrize("variable", ENVIRONMENT)

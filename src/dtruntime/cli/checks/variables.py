@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 
 from ...client import WorkerConfig
-from ...config import DEFAULT_URL, ENVIRONMENT, Config, split_address
+from ...config import DEFAULT_URL, ENVIRONMENT, FILE_VARIABLE, Config, split_address
 from ...errors import ConfigError
 from .finding import Finding
 
@@ -15,6 +15,7 @@ VARIABLES = frozenset(
     {name for name in ENVIRONMENT if name.startswith("STRATA_")}
     | {
         "STRATA_ATTEMPT",
+        FILE_VARIABLE,
         "STRATA_CACHE_DIR",
         "STRATA_JOB",
         "STRATA_LOG",
@@ -70,11 +71,12 @@ def _worker(environment: Mapping[str, str]) -> Finding:
 
 def _configuration(environment: Mapping[str, str]) -> Finding:
     name = "configuration"
-    given = sorted(variable for variable in ENVIRONMENT if environment.get(variable))
+    known = (FILE_VARIABLE, *ENVIRONMENT)
+    given = sorted(variable for variable in known if environment.get(variable))
     try:
         Config.load(environment=environment)
     except ConfigError as exc:
-        return Finding(GROUP, name, "fail", str(exc), "correct the variable, or unset it")
+        return Finding(GROUP, name, "fail", str(exc), "correct the variable or the file, or unset it")
     text = f"from {', '.join(given)}" if given else "no variable changes it"
     return Finding(GROUP, name, "ok", text)
 
