@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 
-def run_cases(file: Path, timeout: float = 110) -> None:
+def run_cases(file: Path, timeout: float = 240) -> None:
     """Run all tests of a file in another process; fails with its report."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)],

@@ -1,6 +1,6 @@
-import { act, render, screen, within } from "@testing-library/react";
+import { act, configure, render, screen, waitFor, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
-import { beforeAll, describe, expect, it } from "vitest";
+import { beforeAll, describe, expect, it, vi } from "vitest";
 import type { Dashboard, History } from "../src/api/types";
 import { App } from "../src/app/App";
 import { reachable } from "../src/app/Gate";
@@ -8,6 +8,10 @@ import { PAGES } from "../src/app/pages";
 import { DemoBackend } from "../src/demo/demoBackend";
 import { Store } from "../src/store/store";
 import { emptyDashboard, NO_HISTORY, ScriptedBackend, START, simulated } from "./fixtures";
+
+// A busy machine is late, not wrong.
+configure({ asyncUtilTimeout: 20_000 });
+vi.setConfig({ testTimeout: 60_000 });
 
 let dashboard: Dashboard;
 let history: History;
@@ -18,16 +22,10 @@ beforeAll(() => {
   history = simulation.history(900);
 });
 
+/** The store draws in frames: what it is told in the first, the history that it asks for then in the second. */
 async function frames(): Promise<void> {
   await act(async () => {
-    await new Promise((resolve) => setTimeout(resolve, 60));
-  });
-}
-
-async function go(hash: string): Promise<void> {
-  await act(async () => {
-    window.location.hash = hash;
-    await new Promise((resolve) => setTimeout(resolve, 30));
+    for (let frame = 0; frame < 3; frame += 1) await new Promise((resolve) => requestAnimationFrame(resolve));
   });
 }
 
@@ -118,16 +116,16 @@ describe("workers", () => {
     expect(rows()[1]?.textContent).toContain("119");
     await user.keyboard("/");
     await user.keyboard("worker-11");
-    await frames();
-    expect(
-      rows()
-        .slice(1)
-        .every((row) => row.textContent?.includes("worker-11")),
-    ).toBe(true);
+    await waitFor(() =>
+      expect(
+        rows()
+          .slice(1)
+          .every((row) => row.textContent?.includes("worker-11")),
+      ).toBe(true),
+    );
     rows()[1]?.focus();
     await user.keyboard("{ArrowDown}{Enter}");
-    await frames();
-    expect(window.location.hash).toMatch(/#\/workers\/worker-11/);
+    await waitFor(() => expect(window.location.hash).toMatch(/#\/workers\/worker-11/));
   });
 
   it("asks before a worker is drained", async () => {
@@ -137,9 +135,8 @@ describe("workers", () => {
     const dialog = screen.getByRole("dialog", { name: "Drain worker-3?" });
     await user.type(within(dialog).getByRole("textbox"), "bad GPU");
     await user.click(within(dialog).getByRole("button", { name: "Drain the worker" }));
-    await frames();
+    expect(await screen.findByText(/asked to leave/)).toBeTruthy();
     expect(backend.asked).toEqual([{ job: "pretrain-7b", kind: "drain", worker_id: "worker-3", reason: "bad GPU" }]);
-    expect(screen.getByText(/asked to leave/)).toBeTruthy();
   });
 
   it("says when a worker is not known", async () => {
@@ -152,8 +149,7 @@ describe("workers", () => {
     await open(dashboard, "#/workers?view=map");
     screen.getByRole("application").focus();
     await user.keyboard("{ArrowRight}{ArrowRight}{Enter}");
-    await frames();
-    expect(window.location.hash).toBe("#/workers/worker-1");
+    await waitFor(() => expect(window.location.hash).toBe("#/workers/worker-1"));
   });
 });
 
@@ -227,8 +223,7 @@ describe("shell", () => {
     await user.keyboard("?");
     expect(screen.getByRole("dialog", { name: "Keyboard shortcuts" })).toBeTruthy();
     await user.keyboard("gj");
-    await frames();
-    expect(window.location.hash).toBe("#/journal");
+    await waitFor(() => expect(window.location.hash).toBe("#/journal"));
   });
 
   it("opens the chosen job anew", async () => {
@@ -237,7 +232,8 @@ describe("shell", () => {
     const backend = await open({ ...dashboard, jobs });
     await user.selectOptions(screen.getByRole("combobox", { name: "Job" }), "other");
     expect(backend.opened.at(-1)?.job).toBe("other");
-    await go("#/workers");
+    window.location.hash = "#/workers";
+    await screen.findByRole("main", { name: "Workers" });
     expect(screen.getByRole("status", { name: "Loading" })).toBeTruthy();
   });
 });

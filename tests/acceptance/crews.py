@@ -13,6 +13,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from dtruntime import CheckpointManager
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PATIENCE = 120.0
 
@@ -141,6 +143,12 @@ class TrainingCrew:
 
     def weights(self) -> Any:
         return np.load(self.folder / "weights.npy")
+
+
+def last_saved(checkpoints: Path) -> int:
+    """The step of the newest checkpoint that is committed."""
+    with CheckpointManager(checkpoints) as manager:
+        return max(manager.steps(), default=0)
 
 
 def sequence(crew: TrainingCrew) -> dict[int, frozenset[int]]:

@@ -21,6 +21,7 @@ import pytest
 
 from dtruntime.coordinator.http.pages import static_folder
 from dtruntime.demo.incidents import WorkerLoss
+from dtruntime.demo.notes import read_notes
 from dtruntime.demo.plan import Plan
 from dtruntime.demo.trial import Kill, Ran
 from dtruntime.demo.verdict import check_coverage, check_disturbance, judge
@@ -28,6 +29,15 @@ from dtruntime.testing import eventually
 from dtruntime.types import EpochCoverage
 
 STRATA = [sys.executable, "-m", "dtruntime.cli.main"]
+PATIENT = """
+import sys
+from dtruntime.cli.main import main
+from dtruntime.demo import plan, processes
+processes.SILENCE_MS = 60_000
+plan.Plan.kill_step = property(lambda plan: plan.save_steps * 3 // 2)
+sys.exit(main(sys.argv[1:]))
+"""
+"""The same for a busy machine: nobody who is late is dead, and the kill is long before the end."""
 SMALL = ["demo", "--plain", "--workers", "2", "--epochs", "2", "--samples", "1000"]
 ENDLESS = ["demo", "--plain", "--workers", "2", "--epochs", "1000", "--samples", "3000"]
 PROVED = ["disturbance", "samples", "coverage", "checkpoints", "weights", "accuracy"]
@@ -61,9 +71,9 @@ class Demo:
         return Plan.read(self.folder / "plan.json")
 
 
-def show(folder: Path, *options: str) -> Demo:
+def show(folder: Path, *options: str, strata: list[str] = STRATA) -> Demo:
     done = subprocess.run(
-        [*STRATA, *options, "--keep", str(folder)], capture_output=True, text=True, timeout=170
+        [*strata, *options, "--keep", str(folder)], capture_output=True, text=True, timeout=170
     )
     assert done.stderr == ""
     return Demo(done.stdout, done.returncode, folder)
@@ -87,7 +97,7 @@ def still_running(pid: int) -> bool:
 def assert_all_ended(pids: list[int]) -> None:
     eventually(
         lambda: not [pid for pid in pids if still_running(pid)],
-        within=10,
+        within=60,
         what=f"the end of processes {pids}",
     )
 
@@ -116,15 +126,23 @@ def test_killed_worker_costs_nothing_and_the_demo_proves_it(whole: Demo) -> None
     assert_all_ended(processes_in(whole.output))
 
 
+def measured(fact: str) -> float:
+    """The seconds that a fact begins with."""
+    amount, unit = re.findall(r"^([\d.]+) (m?s) (?:after|from) the kill", fact)[0]
+    return float(amount) / (1000 if unit == "ms" else 1)
+
+
 def test_demo_tells_how_it_recovered_with_measured_times(whole: Demo) -> None:
     tale = ["data", "training", "KILLED", "detected", "waiting", "replaced", "joined"]
     assert in_order([*tale, "rolled back", "training", "finished", "again"], whole.story)
-    detected = float(re.match(r"([\d.]+) s after the kill", whole.facts["detected"])[1])  # type: ignore[index]
-    recovered = float(re.match(r"([\d.]+) s from the kill", whole.facts["recovered"])[1])  # type: ignore[index]
-    assert 1.7 <= detected < recovered
+    detected, recovered = (measured(whole.facts[fact]) for fact in ("detected", "recovered"))
+    assert 0 < detected < recovered
     step, again = re.search(r"step (\d+); (\d+) steps", whole.facts["rolled back"]).groups()  # type: ignore[union-attr]
     assert int(step) % whole.plan.save_steps == 0
-    assert int(again) > 0
+    ends: dict[int, int] = {}
+    for note in read_notes(whole.folder / "disturbed" / "notes"):
+        ends[note.generation] = max(ends.get(note.generation, 0), note.step)
+    assert int(step) + int(again) in ends.values(), "where the crew before had come to"
 
 
 def test_demo_trains_on_real_parquet_files(whole: Demo) -> None:
@@ -134,7 +152,9 @@ def test_demo_trains_on_real_parquet_files(whole: Demo) -> None:
 
 
 def test_killed_coordinator_is_restarted_and_no_step_is_done_again(tmp_path: Path) -> None:
-    demo = show(tmp_path / "kept", *SMALL, "--kill", "coordinator")
+    patient = [sys.executable, "-c", PATIENT]
+    options = ["demo", "--plain", "--workers", "2", "--epochs", "25", "--samples", "4000"]
+    demo = show(tmp_path / "kept", *options, "--kill", "coordinator", strata=patient)
 
     assert demo.exit_code == 0, demo.output
     assert all(passed for passed, _ in demo.checks.values())
@@ -288,14 +308,14 @@ def test_dashboard_stays_until_somebody_has_seen_enough(tmp_path: Path, is_kille
                 break
         found = re.search(r"look at it: (http://127\.0\.0\.1:\d+) ", output)
         assert found, output
-        with urllib.request.urlopen(found[1], timeout=10) as page:
+        with urllib.request.urlopen(found[1], timeout=60) as page:
             assert b"<title>Strata" in page.read()
-        with urllib.request.urlopen(f"{found[1]}/api/jobs", timeout=10) as jobs:
+        with urllib.request.urlopen(f"{found[1]}/api/jobs", timeout=60) as jobs:
             assert len(json.load(jobs)["items"]) == 2
         assert demo.poll() is None
         if is_killed:
             demo.kill()
-        demo.communicate("\n", timeout=30)
+        demo.communicate("\n", timeout=60)
     assert demo.returncode == (-signal.SIGKILL if is_killed else 0)
     assert_all_ended(processes_in(output))
 
@@ -308,7 +328,7 @@ def test_ended_demo_leaves_no_process_behind(
 ) -> None:
     with endless_demo(tmp_path) as (demo, pids):
         demo.send_signal(number)
-        output, _ = demo.communicate(timeout=30)
+        output, _ = demo.communicate(timeout=60)
 
     assert demo.returncode == exit_code
     assert "Traceback" not in output

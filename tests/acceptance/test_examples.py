@@ -14,7 +14,7 @@ import pytest
 
 from dtruntime.client import Observer
 from dtruntime.testing import LocalCoordinator, WorkerProcess, eventually
-from tests.acceptance.crews import TrainingCrew
+from tests.acceptance.crews import TrainingCrew, last_saved
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAMS = sorted(EXAMPLES.rglob("*.py"))
@@ -82,22 +82,23 @@ def test_simplest_training_finishes_and_has_nothing_left_to_do_when_run_again(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_jax_training_that_was_killed_ends_with_the_same_bits(tmp_path: Path) -> None:
     options = ("--epochs", 2, "--save-steps", 10)
     run("jax_training.py", "--folder", tmp_path / "whole", *options)
     killed = tmp_path / "killed"
-    arguments = ["--folder", killed, *options, "--step-seconds", 0.05]
+    arguments = ["--folder", killed, *options, "--step-seconds", 0.1]
     with WorkerProcess(
         EXAMPLES / "jax_training.py", list(map(str, arguments)), env={"JAX_PLATFORMS": "cpu"}
     ) as program:
-        program.expect("step 50:", timeout=90)
+        program.expect("step 20:", timeout=90)
+        eventually(lambda: last_saved(killed / "checkpoints") >= 10, what="a save after step 0")
         program.kill()
     assert not (killed / "params.npy").exists()
     output = run("jax_training.py", "--folder", killed, *options)
 
     resumed = int(output.split("begins after step ")[1].split()[0])
-    assert 30 <= resumed < 128, output
+    assert 10 <= resumed < 128, output
     assert "finished after step 128" in output
     one, other = ((tmp_path / name / "params.npy").read_bytes() for name in ("whole", "killed"))
     assert one == other
@@ -108,15 +109,16 @@ def test_numpy_training_that_lost_a_worker_ends_with_the_same_weights(
     tmp_path: Path, coordinator: LocalCoordinator
 ) -> None:
     def trained(name: str, *, with_a_kill: bool) -> str:
-        options = ["--samples", 4_000, "--epochs", 2, "--save-steps", 5, "--step-seconds", 0.05]
-        arguments = ["--checkpoints", tmp_path / name / "checkpoints", *options]
+        checkpoints = tmp_path / name / "checkpoints"
+        options = ["--samples", 4_000, "--epochs", 2, "--save-steps", 5]
+        options += ["--step-seconds", 0.2 if with_a_kill else 0.0]
+        arguments = ["--checkpoints", checkpoints, *options]
         with TrainingCrew(
             tmp_path / name, coordinator.url, 2, "numpy_training.py", *arguments
         ) as crew:
             victim, _ = crew.start()
             if with_a_kill:
-                manifests = tmp_path / name / "checkpoints" / "manifests"
-                crew.until("a save after step 0", lambda: len(list(manifests.glob("*.json"))) > 1)
+                crew.until("a save after step 0", lambda: last_saved(checkpoints) > 0)
                 victim.kill()
                 crew.environment["RANK"] = re.findall(r"worker (\d) of 2", victim.log)[0]
                 crew.start(1)
@@ -137,7 +139,7 @@ def test_killed_searcher_is_not_replaced_and_every_key_is_tried_once(
 ) -> None:
     space, wanted = 400_000, 6
     arguments = ["--folder", tmp_path / "found", "--space", space, "--wanted", wanted]
-    arguments += ["--batch-seconds", 0.05]
+    arguments += ["--batch-seconds", 0.3]
     with TrainingCrew(
         tmp_path / "search", coordinator.url, 3, "distributed_task.py", *arguments
     ) as crew:

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 from dtruntime import CheckpointManager
 from dtruntime.run.run import PREEMPTED
 from dtruntime.testing import LocalCoordinator, eventually
+from tests.acceptance.crews import last_saved
 
 ROOT = Path(__file__).parents[2]
 LAUNCHERS = ROOT / "examples" / "launchers"
@@ -101,41 +101,36 @@ def process_of(worker: int, log: str) -> int:
     return int(found[1])
 
 
-SLOW = ("--step-seconds", "0.02")
-
-
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_torchrun_restarts_the_group_and_the_weights_are_those_of_an_undisturbed_run(
     tmp_path: Path, coordinator: LocalCoordinator
 ) -> None:
     with torchrun(tmp_path / "whole", coordinator) as whole:
         assert whole.wait() == 0, whole.log
-    with torchrun(tmp_path / "killed", coordinator, *SLOW) as run:
-        run.until("step 60:")
+    with torchrun(tmp_path / "killed", coordinator, "--step-seconds", "0.05") as run:
+        run.until("step 40:")
+        eventually(lambda: last_saved(tmp_path / "killed" / "checkpoints") >= 20, what="a save")
         os.kill(process_of(1, run.log), signal.SIGKILL)
         assert run.wait() == 0, run.log
 
     resumed = re.findall(r"restart 1\) begins after step (\d+)", run.log)
     assert len(resumed) == 2, run.log
-    assert int(resumed[0]) >= 40
+    assert int(resumed[0]) >= 20
     assert run.log.count("every sample once") == 3, run.log
     one, other = (np.load(tmp_path / name / "weights.npy") for name in ("whole", "killed"))
     assert one.tobytes() == other.tobytes()
 
 
 @pytest.mark.long
-@pytest.mark.timeout(200)
 def test_notice_to_torchrun_lets_all_workers_save_the_same_step_and_leave(
     tmp_path: Path, coordinator: LocalCoordinator
 ) -> None:
     with torchrun(tmp_path / "noticed", coordinator, "--step-seconds", "0.1") as run:
         run.until("step 20:")
         run.process.send_signal(signal.SIGTERM)
-        began = time.monotonic()
         assert run.wait() != 0
-        # torchrun kills after 30 s whoever has not left by then.
-        assert time.monotonic() - began < 25, run.log
+    # torchrun kills after 30 s whoever has not left by then.
     assert "via 9" not in run.log, run.log
     agreed = {int(step) for step in re.findall(r"run.agreed action=drain step=(\d+)", run.log)}
     with CheckpointManager(tmp_path / "noticed" / "checkpoints") as manager:
@@ -148,7 +143,7 @@ def test_notice_to_torchrun_lets_all_workers_save_the_same_step_and_leave(
 
 
 TRAINING = """\
-import argparse, pathlib, time
+import argparse, os, pathlib, time
 from dtruntime import Run
 from dtruntime.telemetry import configure_logging
 parser = argparse.ArgumentParser()
@@ -161,7 +156,7 @@ with Run(folder / "checkpoints", max_steps=200, save_steps=50, state={"sum": 0})
         run.state["sum"] += number
         if run.step == 20:
             print("well under way", flush=True)
-        time.sleep(0.02)
+        time.sleep(0.1 if os.environ["SLURM_RESTART_COUNT"] == "0" else 0)
     print(f"{run.ending}: {run.state['sum']}", flush=True)
 """
 
@@ -215,7 +210,7 @@ def sbatch(tmp_path: Path, name: str, slurm: dict[str, str], restarts: int) -> A
 
 
 @pytest.mark.long
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_slurm_script_saves_at_the_notice_requeues_and_resumes_on_another_node(
     tmp_path: Path, slurm: dict[str, str]
 ) -> None:

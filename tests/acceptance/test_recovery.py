@@ -15,6 +15,8 @@ from dtruntime import DatasetRegistry
 from dtruntime.testing import LocalCoordinator
 from tests.acceptance.crews import TrainingCrew, sequence
 
+pytestmark = pytest.mark.timeout(600)
+
 SAMPLES, EPOCHS, BATCH = 4096, 3, 128
 STEPS = SAMPLES // BATCH * EPOCHS
 SEED = 20_261_115
@@ -69,7 +71,7 @@ def test_killed_run_ends_with_the_same_bits(coordinator, calm, tmp_path):
     """Two workers, the coordinator, a worker again, then everybody: five kills at random steps."""
     rng = random.Random(SEED)
     print(f"seed {SEED}")
-    with crew_of(tmp_path / "killed", coordinator.url, 4, "--step-seconds", 0.03) as crew:
+    with crew_of(tmp_path / "killed", coordinator.url, 4, "--step-seconds", 0.1) as crew:
         crew.start()
         for number, victim in enumerate(["worker", "worker", "coordinator", "worker", "all"]):
             goal = crew.last_step + rng.randrange(4, 14)
@@ -93,7 +95,7 @@ def test_killed_run_ends_with_the_same_bits(coordinator, calm, tmp_path):
 def test_crew_shrinks_and_grows_and_reads_the_same_batches(coordinator, calm, tmp_path):
     """Nobody replaces a lost worker: three go on. Then a fourth comes, and is let in."""
     folder = tmp_path / "elastic"
-    options = ("--wait-seconds", 0.5, "--step-seconds", 0.1)
+    options = ("--wait-seconds", 0.5, "--step-seconds", 0.25)
     with crew_of(folder, coordinator.url, 4, *options) as crew:
         crew.start()
         crew.until("step 8", lambda: crew.last_step >= 8)
@@ -109,7 +111,7 @@ def test_crew_shrinks_and_grows_and_reads_the_same_batches(coordinator, calm, tm
 @pytest.mark.long
 def test_run_of_four_goes_on_with_two(coordinator, calm, tmp_path):
     folder = tmp_path / "halved"
-    with crew_of(folder, coordinator.url, 4, "--step-seconds", 0.05) as crew:
+    with crew_of(folder, coordinator.url, 4, "--step-seconds", 0.1) as crew:
         crew.start()
         crew.until("step 20", lambda: crew.last_step >= 20)
         for trainer in crew.running:
@@ -125,7 +127,7 @@ def test_run_of_four_goes_on_with_two(coordinator, calm, tmp_path):
 @pytest.mark.long
 def test_stopped_process_does_not_hold_up_the_others(coordinator, calm, tmp_path):
     """SIGSTOP: no connection breaks, so only the missing heartbeats tell."""
-    with crew_of(tmp_path / "stopped", coordinator.url, 4, "--step-seconds", 0.03) as crew:
+    with crew_of(tmp_path / "stopped", coordinator.url, 4, "--step-seconds", 0.1) as crew:
         crew.start()
         crew.until("step 12", lambda: crew.last_step >= 12)
         crew.running[2].stop()

@@ -13,7 +13,8 @@ from dtruntime.testing import LocalCoordinator
 from tests.browser.pages import DashboardPage
 from tests.integration.http_api import Api
 
-QUICK: dict[str, Any] = {"heartbeat_interval_ms": 200, "heartbeat_timeout_ms": 2000, "http": True}
+TIMING: dict[str, Any] = {"heartbeat_interval_ms": 200, "heartbeat_timeout_ms": 10_000}
+"""While a browser starts, a worker may get no turn for seconds."""
 BINARIES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 ARGUMENTS = [
     "--no-sandbox",
@@ -71,14 +72,16 @@ def open_page(browser: Browser, measured: Callable[[str], None]) -> Iterator[Ope
 @pytest.fixture(scope="module")
 def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCoordinator]:
     """One coordinator for the tests of a file."""
-    with LocalCoordinator(tmp_path_factory.mktemp("coordinator"), **QUICK) as coordinator:
+    with LocalCoordinator(
+        tmp_path_factory.mktemp("coordinator"), **TIMING, http=True
+    ) as coordinator:
         yield coordinator
 
 
 @pytest.fixture
 def own_coordinator(tmp_path: Path) -> Iterator[LocalCoordinator]:
     """A coordinator that the test may kill."""
-    with LocalCoordinator(tmp_path / "coordinator", **QUICK) as coordinator:
+    with LocalCoordinator(tmp_path / "coordinator", **TIMING, http=True) as coordinator:
         yield coordinator
 
 

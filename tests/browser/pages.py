@@ -7,7 +7,7 @@ from typing import Any
 
 from playwright.sync_api import ConsoleMessage, Page
 
-from tests.integration.http_api import PROMPT, SLACK
+from tests.integration.http_api import PROMPT
 
 PAGES = ("overview", "workers", "data", "checkpoints", "barriers", "runs", "journal", "settings")
 AXE = Path(__file__).parents[2] / "dashboard/node_modules/axe-core/axe.min.js"
@@ -87,13 +87,13 @@ class DashboardPage:
     def text(self, selector: str = "main") -> str:
         return self.page.locator(selector).inner_text()
 
-    def until(self, condition: str, within: float = 20.0) -> float:
+    def until(self, condition: str, within: float = 60.0) -> float:
         """Wait for a JavaScript condition; returns when it held, in seconds since 1970."""
         seen: float | None = self.page.evaluate(_SEEN % condition, within * 1000)
         assert seen is not None, f"not seen within {within:g} s: {condition}\n{self.text('body')}"
         return seen
 
-    def until_text(self, text: str, selector: str = "main", within: float = 20.0) -> float:
+    def until_text(self, text: str, selector: str = "main", within: float = 60.0) -> float:
         """Wait until an element has this text in it."""
         return self.until(has_text(text, selector), within)
 
@@ -108,7 +108,7 @@ class DashboardPage:
         """Wait for a condition, and say how long after the event it was seen."""
         latency = self.until(condition) - happened()
         self.measured(f"{what}: seen in the page after {latency:.2f} s")
-        assert latency < PROMPT * SLACK, f"{what} was seen {latency:.1f} s after it happened"
+        assert latency < PROMPT, f"{what} was seen {latency:.1f} s after it happened"
 
     def smoothness(self, seconds: float) -> dict[str, float]:
         """Times of frames and of tasks over 50 ms, in ms, while tables scroll."""

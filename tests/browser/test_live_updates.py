@@ -101,9 +101,9 @@ def test_killed_worker(dashboard, workers, api):
         has_text("dead", ".table-row"),
         lambda: newest(api, "worker.dead"),
     )
-    assert "3 live, 1 dead" in dashboard.text(".page-head")
+    dashboard.until_text("3 live, 1 dead", ".page-head")
     dashboard.go("overview")
     dashboard.until_text("worker-3", ".recoveries")
-    assert "worker.dead" in dashboard.text(".log")
+    dashboard.until_text("worker.dead", ".log")
     dashboard.go("workers/worker-3")
     dashboard.until_text("was lost: no heartbeat")

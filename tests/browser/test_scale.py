@@ -31,7 +31,7 @@ def crowd(coordinator) -> Iterator[None]:
     arguments += ["--die-every", 4, "--rejoin-seconds", 1.5 * TIMEOUT_MS / 1000]
     env = {"COORDINATOR_URL": coordinator.url}
     with WorkerProcess(CROWD, [str(argument) for argument in arguments], env=env) as process:
-        process.expect(f"{WORKERS} registered")
+        process.expect(f"{WORKERS} registered", timeout=120.0)
         yield
 
 
@@ -56,7 +56,7 @@ def test_table_draws_only_rows_in_sight(coordinator, crowd, open_page):
     dashboard.open("workers", query="?job=simulation")
     dashboard.until_text("worker-0", ".table-row")
     table = dashboard.page.get_by_role("grid", name="Workers")
-    expect(table).to_have_attribute("aria-rowcount", f"{WORKERS + 1}")
+    expect(table).to_have_attribute("aria-rowcount", f"{WORKERS + 1}", timeout=20_000)
     assert table.locator(".table-row").count() < 60
     dashboard.page.locator(".table-row").first.focus()
     dashboard.page.keyboard.press("End")

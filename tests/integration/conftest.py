@@ -20,8 +20,10 @@ __all__ = ["digits", "flights", "s3", "s3_server"]
 
 TRANSPORTS = ["pygrpc-native", "grpc.aio"]
 
-QUICK: dict[str, Any] = {"heartbeat_interval_ms": 200, "heartbeat_timeout_ms": 2000}
-"""A worker is dead after two seconds of silence: short to wait for, long for a busy machine."""
+PATIENT: dict[str, Any] = {"heartbeat_interval_ms": 200, "heartbeat_timeout_ms": 30_000}
+"""A worker that gets no turn on a busy machine is not taken for dead."""
+QUICK: dict[str, Any] = {"heartbeat_interval_ms": 200, "heartbeat_timeout_ms": 3000}
+"""For tests that wait for a death, marked ``deaths``: short to wait for, long for the others."""
 
 StartCoordinator = Callable[..., LocalCoordinator]
 
@@ -34,10 +36,29 @@ def job(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCoordinator]:
+def patient_coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCoordinator]:
     """One coordinator for all tests that keep to their own job and leave it running."""
+    with LocalCoordinator(tmp_path_factory.mktemp("coordinator"), **PATIENT) as coordinator:
+        yield coordinator
+
+
+@pytest.fixture(scope="session")
+def quick_coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCoordinator]:
+    """Another one, for those that wait for a death."""
     with LocalCoordinator(tmp_path_factory.mktemp("coordinator"), **QUICK) as coordinator:
         yield coordinator
+
+
+@pytest.fixture
+def coordinator(request: pytest.FixtureRequest) -> LocalCoordinator:
+    """The shared coordinator that suits the test."""
+    name = "quick_coordinator" if _waits_for_a_death(request) else "patient_coordinator"
+    found: LocalCoordinator = request.getfixturevalue(name)
+    return found
+
+
+def _waits_for_a_death(request: pytest.FixtureRequest) -> bool:
+    return request.node.get_closest_marker("deaths") is not None
 
 
 @pytest.fixture(scope="session", params=TRANSPORTS)
@@ -61,13 +82,14 @@ def service(service_url: str, job: str) -> Iterator[RawClient]:
 
 
 @pytest.fixture
-def start_coordinator(tmp_path: Path) -> Iterator[StartCoordinator]:
+def start_coordinator(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StartCoordinator]:
     """Start a coordinator of the test's own; arguments as for `LocalCoordinator`."""
+    timing = QUICK if _waits_for_a_death(request) else PATIENT
     with ExitStack() as stack:
 
         def start(**options: Any) -> LocalCoordinator:
             options.setdefault("data_dir", tmp_path / "coordinator")
-            return stack.enter_context(LocalCoordinator(**{**QUICK, **options}))
+            return stack.enter_context(LocalCoordinator(**{**timing, **options}))
 
         yield start
 

@@ -1,4 +1,7 @@
-"""A small training by Lightning, to be killed: OUTPUT CHECKPOINTS [SECONDS]."""
+"""A small training by Lightning, to be killed: OUTPUT CHECKPOINTS [SECONDS [HOLD]].
+
+In step HOLD it waits until its input ends.
+"""
 
 import sys
 import time
@@ -20,17 +23,21 @@ ROWS = torch.randn(96, 4, generator=torch.Generator().manual_seed(1))
 class Model(pl.LightningModule):
     """A regression."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, hold: int) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(4, 1)
         self._seconds = seconds
+        self._hold = hold
 
     def training_step(self, batch: dict[str, torch.Tensor], number: int) -> torch.Tensor:
         rows = ROWS[batch["sample"]]
         loss = torch.nn.functional.mse_loss(self.layer(rows).squeeze(-1), rows.sum(1))
         self.log("loss", loss)
         time.sleep(self._seconds)
-        print(f"step {self.trainer.global_step + 1}", flush=True)
+        step = self.trainer.global_step + 1
+        print(f"step {step}", flush=True)
+        if step == self._hold:
+            sys.stdin.read()
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -39,7 +46,7 @@ class Model(pl.LightningModule):
 
 def main() -> None:
     configure_logging()
-    output, checkpoints, *rest = sys.argv[1:]
+    output, checkpoints, seconds, hold = [*sys.argv[1:], "0", "0"][:4]
     pl.seed_everything(7, verbose=False)
     data = TorchLoader(Loader(NumberSource(96), batch_size=8, seed=7, output="torch"))
     storage = StrataCheckpointIO(checkpoints)
@@ -55,7 +62,7 @@ def main() -> None:
         plugins=[storage],
         callbacks=[saves, StrataCallback()],
     )
-    model = Model(float(rest[0]) if rest else 0.0)
+    model = Model(float(seconds), int(hold))
     newest = storage.newest()
     print(f"begins with {newest or 'nothing'}", flush=True)
     trainer.fit(model, data, ckpt_path=newest)

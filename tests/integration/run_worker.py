@@ -1,4 +1,7 @@
-"""A worker of a run for tests: ``python run_worker.py FOLDER [key=value ...]``; no torch."""
+"""A worker of a run for tests: ``python run_worker.py FOLDER [key=value ...]``; no torch.
+
+With ``hold=N`` nobody gets beyond step N before FOLDER has a file ``go``.
+"""
 
 import json
 import os
@@ -28,6 +31,7 @@ def main() -> None:
     folder = sys.argv[1]
     given = dict(argument.split("=") for argument in sys.argv[2:])
     configure_logging()
+    hold = int(given.get("hold", 0))
     model = Sum()
     run = Run(
         f"{folder}/checkpoints",
@@ -61,6 +65,8 @@ def main() -> None:
                 print(json.dumps(entry), file=trace, flush=True)
                 slow = run.rank == int(given.get("slow_rank", -1))
                 time.sleep(float(given.get("pause", 0.02)) * (10 if slow else 1))
+                while run.step + 1 == hold and not os.path.exists(f"{folder}/go"):
+                    time.sleep(0.02)
     print(json.dumps({"ending": run.ending, "step": run.step, "total": float(model.total[0])}))
 
 

@@ -182,6 +182,7 @@ def test_step_time_that_is_none_is_refused() -> None:
             worker.report(step_seconds=wrong)
 
 
+@pytest.mark.deaths
 def test_losses_are_counted_and_departures_are_not(
     coordinator: LocalCoordinator, job: str, view: JobView
 ) -> None:

@@ -236,6 +236,7 @@ def test_many_open_barriers_are_refused_with_a_hint(service: RawClient, service_
         assert not any(call.done() for call in held)
 
 
+@pytest.mark.deaths
 def test_worker_silent_since_before_a_later_one_joined_fails_only_those_who_knew_it(
     coordinator: LocalCoordinator, job: str, view: JobView
 ) -> None:

@@ -12,6 +12,7 @@ from dtruntime import TrainingOrchestrator
 from dtruntime.checkpoint.commits import SharedCommits
 from dtruntime.checkpoint.manager import CheckpointManager
 from dtruntime.errors import CheckpointAbortedError, CheckpointDamagedError, StorageError
+from dtruntime.storage import LocalBackend
 from dtruntime.testing import LocalCoordinator
 from tests.integration.workers import remote_workers
 
@@ -158,6 +159,29 @@ def test_commit_whose_pack_is_gone_is_not_healed(
     next((folder / "packs").glob("000000000005-*")).unlink()
     assert ranks[1].manager.steps() == [4]
     assert "checkpoint.not_healed" in caplog.text
+
+
+def test_commit_whose_pack_goes_before_the_manifest_is_there_is_taken_back_and_told(
+    ranks: list[Rank], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_all(ranks, 4)
+    create = LocalBackend._create
+
+    def remove_first(backend: LocalBackend, name: str, views: Any) -> bool:
+        next((folder / "packs").glob("000000000005-*")).unlink(missing_ok=True)
+        return create(backend, name, views)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalBackend, "_create", remove_first)
+        handles = [rank.save(5) for rank in ranks]
+        with pytest.raises(StorageError, match="was removed while"):
+            handles[0].wait(60)
+        handles[1].wait(60)
+    assert [rank.manager.steps() for rank in ranks] == [[4], [4]]
+    assert [rank.manager.load_state()["w"][0] for rank in ranks] == [40, 41]
+    latest = ranks[1].orchestrator.latest_checkpoint()
+    assert latest is not None
+    assert (latest.step, latest.verified) == (5, False)
 
 
 def test_damaged_part_is_named_and_ranks_do_not_fall_back_one_by_one(

@@ -277,6 +277,21 @@ def test_coordinator_with_a_wrong_setting_is_a_usage_error(
     assert said in capsys.readouterr().err
 
 
+def test_reader_that_has_seen_enough_is_no_error(coordinator: LocalCoordinator) -> None:
+    status = f"{sys.executable} -m dtruntime.cli.main status --json --url {coordinator.url}"
+    command = ["bash", "-c", f"{status} | true; echo ${{PIPESTATUS[0]}}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() in ("0", "141")
+    assert done.stderr == ""
+
+
+def test_file_that_cannot_be_made_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--keep", "/proc/none/such"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("strata: ")
+    assert "/proc/none" in told
+
+
 @pytest.mark.parametrize(
     "arguments",
     [[], ["nonsense"], ["coordinator", "--transport", "pigeon"], ["demo", "--workers", "0"]],

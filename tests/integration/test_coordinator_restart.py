@@ -205,11 +205,11 @@ def test_workers_ride_through_an_absence_and_say_so_once(
 ) -> None:
     with remote_workers(2, own_coordinator) as workers:
         generation = own_view.status.generation
-        wait = workers[0].barrier("step", timeout_ms=4000)
+        wait = workers[0].barrier("step", timeout_ms=8000)
         eventually(lambda: own_view.waiting("step") == 1)
         own_coordinator.kill()
         eventually(lambda: all(worker.events("coordinator.unreachable") for worker in workers))
-        let_pass(5.0)
+        let_pass(9.0)
         assert not wait.done(), "time during which the coordinator is away must not count"
         own_coordinator.start()
         workers[1].barrier("step").result(60)
@@ -220,7 +220,7 @@ def test_workers_ride_through_an_absence_and_say_so_once(
             assert (len(away), len(back)) == (1, 1)
             assert away[0]["level"] == "warning"
             assert away[0]["url"] == own_coordinator.url
-            assert back[0]["away_seconds"] >= 4
+            assert back[0]["away_seconds"] >= 8
         assert own_view.status.generation == generation
 
 
@@ -232,7 +232,8 @@ def test_absent_coordinator_is_tried_ever_less_often(
         eventually(lambda: worker.events("coordinator.unreachable"))
         proxy.accepted = 0
         let_pass(2.5)
-        assert 2 <= proxy.accepted <= 25
+        assert proxy.accepted <= 25
+        eventually(lambda: proxy.accepted >= 2)
         own_coordinator.start()
         worker.barrier("step").result(60)
 
@@ -255,10 +256,11 @@ def test_coordinator_that_never_comes_is_a_connection_error_that_says_what_to_ch
     config = WorkerConfig(coordinator_url=own_coordinator.url, connect_timeout_ms=500)
     with pytest.raises(ConnectionError) as caught:
         TrainingOrchestrator(config).register()
-    for part in (own_coordinator.url, "strata status", "COORDINATOR_URL"):
+    for part in (own_coordinator.url, "strata doctor", "COORDINATOR_URL"):
         assert part in str(caught.value)
 
 
+@pytest.mark.deaths
 def test_worker_that_died_while_the_coordinator_was_away_is_noticed_afterwards(
     own_coordinator: LocalCoordinator, own_view: JobView
 ) -> None:
@@ -274,6 +276,7 @@ def test_worker_that_died_while_the_coordinator_was_away_is_noticed_afterwards(
         assert caught.value.survivors == (0,)
 
 
+@pytest.mark.deaths
 def test_coordinator_that_hung_declares_nobody_dead(
     own_coordinator: LocalCoordinator, own_view: JobView
 ) -> None:
@@ -282,12 +285,12 @@ def test_coordinator_that_hung_declares_nobody_dead(
         waits = [worker.barrier("step") for worker in workers[:2]]
         eventually(lambda: own_view.waiting("step") == 2)
         own_coordinator.send_signal(signal.SIGSTOP)
-        let_pass(3.5)
+        let_pass(5.0)
         own_coordinator.send_signal(signal.SIGCONT)
         waits.append(workers[2].barrier("step"))
         for wait in waits:
             wait.result(60)
-        let_pass(2.2)
+        let_pass(3.2)
         assert own_view.status.live_workers == 3
         assert own_view.status.generation == generation
         with RawClient(own_coordinator.url) as client:

@@ -208,7 +208,7 @@ def test_path_that_cannot_be_seen_needs_a_count(
     assert not is_registered(coordinator, registry.job, "numbers")
     with caplog.at_level(logging.WARNING, "strata"):
         registry.register("numbers", place, "parquet", 100, 50)
-    (warning,) = [record for record in caplog.records if record.message == "dataset.unseen"]
+    (warning,) = [record for record in caplog.records if record.event == "dataset.unseen"]
     assert warning.fields["path"] == place  # type: ignore[attr-defined]
     assert registry.get_shard("numbers", 0, 0) == [
         f"{place}/shard_0.parquet",

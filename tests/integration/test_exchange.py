@@ -64,6 +64,7 @@ def test_plain_barrier_is_as_small_on_the_wire_as_ever(service: RawClient) -> No
     assert pb.BarrierRequest(barrier_id="b").ByteSize() == 3
 
 
+@pytest.mark.deaths
 def test_worker_that_dies_fails_the_exchange(
     coordinator: LocalCoordinator, job: str, view: JobView
 ) -> None:

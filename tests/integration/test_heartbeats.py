@@ -8,7 +8,7 @@ import pytest
 
 from dtruntime import TrainingOrchestrator, WorkerConfig
 from dtruntime.testing import LocalCoordinator, eventually
-from dtruntime.types import WorkerState
+from dtruntime.types import Membership, WorkerState
 from tests.integration.conftest import PATIENT, JobView
 from tests.integration.workers import RemoteWorker, remote_workers
 
@@ -42,6 +42,19 @@ def test_report_is_carried_by_the_next_heartbeat(
         worker.call("report", step=8)
         seen = eventually(lambda: w if (w := view.status.workers[0]).step == 8 else None)
         assert (seen.epoch, seen.state, seen.metrics["loss"]) == (2, WorkerState.TRAINING, 0.125)
+
+
+def test_last_report_is_told_when_a_worker_leaves(
+    coordinator: LocalCoordinator, job: str, view: JobView
+) -> None:
+    with TrainingOrchestrator(
+        coordinator_url=coordinator.url, job=job, heartbeat_interval_ms=9000
+    ) as worker:
+        worker.register()
+        worker.report(step=37, epoch=2, loss=0.25)
+    (left,) = view.status.workers
+    assert (left.membership, left.step, left.epoch) == (Membership.LEFT, 37, 2)
+    assert left.metrics == {"loss": 0.25}
 
 
 def test_worker_in_a_barrier_is_shown_as_waiting(

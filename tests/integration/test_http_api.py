@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dtruntime import DatasetRegistry, TrainingOrchestrator
 from dtruntime.coordinator.http import views
 from dtruntime.testing import LocalCoordinator, eventually
-from tests.integration.conftest import QUICK
+from tests.integration.conftest import PATIENT
 from tests.integration.http_api import Api
 from tests.integration.raw import RawClient, RawWorker
 
@@ -24,7 +24,7 @@ TRAINING, WAITING = 3, 5
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCoordinator]:
-    options: dict[str, Any] = {**QUICK, "heartbeat_timeout_ms": 60_000}
+    options: dict[str, Any] = dict(PATIENT)
     folder = tmp_path_factory.mktemp("http")
     with LocalCoordinator(folder, http=True, **options) as coordinator:
         yield coordinator

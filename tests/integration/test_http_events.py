@@ -50,7 +50,14 @@ def test_changes_tell_of_everything_that_happens_soon(raw: RawClient, api: Api) 
 
         second.leave("enough")
         assert stream.until(worker_in("worker-1", membership="left"))["detail"] == "enough"
-        lost = stream.until(worker_in("worker-0", membership="dead"), seconds=8)
+
+
+@pytest.mark.deaths
+def test_changes_tell_of_deaths(raw: RawClient, api: Api) -> None:
+    raw.register()
+    with api.events("j") as stream:
+        stream.snapshot()
+        lost = stream.until(worker_in("worker-0", membership="dead"), seconds=30)
         assert lost["detail"].startswith("no heartbeat for")
 
 
@@ -139,7 +146,7 @@ def test_fifty_readers_get_the_same_while_workers_stay_alive(
         with RawClient(served.url, "j") as raw:
             raw.register(worker_id="late")
         for stream in streams:
-            assert stream.until(worker_in("late"), seconds=10)["membership"] == "live"
+            assert stream.until(worker_in("late"), seconds=30)["membership"] == "live"
         metrics = api.get("/api/metrics", views.Metrics, job="j")
         assert metrics.workers_live >= 4
         assert metrics.losses_last_hour == 0
@@ -158,18 +165,19 @@ def test_stopping_coordinator_ends_streams(served: LocalCoordinator, api: Api) -
                 pass
 
 
+@pytest.mark.deaths
 def test_recovery_is_measured_from_the_loss_to_the_next_step(raw: RawClient, api: Api) -> None:
     lost, survivor = raw.register(), raw.register()
     with api.events("j") as stream:
         stream.snapshot()
         for worker in (lost, survivor):
             worker.heartbeat(state=TRAINING, step=10)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while log_in("worker.dead")(stream.next().data) is None:  # type: ignore[union-attr]
             assert time.monotonic() < deadline
             survivor.heartbeat(state=TRAINING, step=10)
         survivor.heartbeat(state=6, step=8)
-        eventually(lambda: open_recovery(api), within=5)
+        eventually(lambda: open_recovery(api), within=30)
         assert api.get("/api/tasks", views.Page[views.Task], job="j").items[0].state == "recovering"
         steps = itertools.count(8)
 
@@ -177,7 +185,7 @@ def test_recovery_is_measured_from_the_loss_to_the_next_step(raw: RawClient, api
             survivor.heartbeat(state=TRAINING, step=next(steps))
             return not open_recovery(api)
 
-        eventually(trains_again, within=10)
+        eventually(trains_again, within=30)
     found = api.get("/api/history", views.History, job="j").recoveries
     assert [r.worker_id for r in found] == [lost.worker_id]
     assert found[0].training_at is not None

@@ -5,12 +5,12 @@ from pathlib import Path
 from dtruntime import CheckpointManager, TrainingOrchestrator
 from dtruntime.coordinator.http import views
 from dtruntime.testing import LocalCoordinator
-from tests.integration.conftest import QUICK
+from tests.integration.conftest import PATIENT
 from tests.integration.http_api import Api
 
 
 def test_checkpoints_tell_what_will_be_dropped_also_after_a_restart(tmp_path: Path) -> None:
-    with LocalCoordinator(**QUICK, http=True) as coordinator, Api(coordinator.http_url) as api:
+    with LocalCoordinator(**PATIENT, http=True) as coordinator, Api(coordinator.http_url) as api:
         with (
             TrainingOrchestrator(coordinator_url=coordinator.url, job="kept") as worker,
             CheckpointManager(tmp_path, keep_count=2, orchestrator=_registered(worker)) as manager,

@@ -37,14 +37,18 @@ class Training:
         self.log = ""
 
     @contextlib.contextmanager
-    def process(self, seconds: float = 0.0) -> Iterator[subprocess.Popen[str]]:
-        """A training on a machine of its own: it finds nothing but the checkpoints."""
+    def process(self, seconds: float = 0.0, hold: int = 0) -> Iterator[subprocess.Popen[str]]:
+        """A training on a machine of its own: it finds nothing but the checkpoints.
+
+        In step ``hold`` it waits until somebody waits for its end.
+        """
         self._outputs += 1
         self.output = self._folder / f"output{self._outputs}"
         shutil.rmtree(self.output, ignore_errors=True)
         environment = {**os.environ, "COORDINATOR_URL": self._url} if self._url else {**os.environ}
         running = subprocess.Popen(
-            [sys.executable, self._script, self.output, self.checkpoints, str(seconds)],
+            [sys.executable, self._script, self.output, self.checkpoints, str(seconds), str(hold)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -55,8 +59,9 @@ class Training:
         finally:
             running.kill()
             running.wait()
-            assert running.stdout is not None
-            running.stdout.close()
+            for pipe in (running.stdin, running.stdout):
+                assert pipe is not None
+                pipe.close()
 
     def until(self, running: subprocess.Popen[str], line: str) -> None:
         """Read what it prints up to a line."""
@@ -68,7 +73,9 @@ class Training:
         raise AssertionError(f"it ended without {line!r}\n{self.log}")
 
     def ends(self, running: subprocess.Popen[str]) -> str:
+        assert running.stdin is not None
         assert running.stdout is not None
+        running.stdin.close()
         rest = running.stdout.read()
         self.log += rest
         assert running.wait(PATIENCE) == 0, self.log
@@ -101,11 +108,12 @@ def test_killed_and_told_to_go_the_weights_are_those_of_an_undisturbed_run(
     assert "finished" in calm.run()
 
     run = Training(tmp_path / "disturbed", library)
-    with run.process(0.1) as killed:
+    with run.process(hold=8) as killed:
         run.until(killed, "step 8")
+        eventually(lambda: run.steps() == [5], within=PATIENCE, what="the checkpoint of step 5")
         killed.kill()
     assert run.steps() == [5]
-    with run.process(0.1) as told:
+    with run.process(hold=12) as told:
         run.until(told, "begins with")
         run.until(told, "step 12")
         told.send_signal(signal.SIGTERM)

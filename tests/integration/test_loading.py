@@ -3,6 +3,7 @@
 import json
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -241,6 +242,35 @@ def test_repeated_and_lost_samples_show(
         (proof,) = registry.coverage("rows")
         assert (proof.covered, proof.missing, proof.repeated) == (ROWS - 1, 1, 1)
         assert proof.suspect == ((0, 128), (3968, 4000))
+
+
+def test_live_epoch_is_exact_when_errors_are_caught_on_the_way(
+    own_coordinator: LocalCoordinator, job: str, rows: Path
+) -> None:
+    url = own_coordinator.url
+    registry = DatasetRegistry(url, job=job)
+    registry.register("rows", rows, "parquet", shard_size=50)
+    bad = {12, 1700, 3999}
+
+    def decode(sample: dict[str, Any]) -> dict[str, Any]:
+        if int(sample["id"]) in bad:
+            bad.remove(int(sample["id"]))
+            raise OSError("cannot be decoded")
+        return sample
+
+    with TrainingOrchestrator(coordinator_url=url, job=job) as worker:
+        worker.register()
+        live = registry.live_loader("rows", 64, decode=decode)
+        got: list[int] = []
+        while live.epoch == 0:
+            try:
+                for batch in live:
+                    got += batch["id"].tolist()
+            except OSError:
+                live.commit()
+        assert sorted(got) == list(range(ROWS))
+        (proof,) = registry.coverage("rows")
+        assert (proof.covered, proof.exact, bad) == (ROWS, True, set())
 
 
 def test_loader_of_a_worker_takes_its_rank_and_the_world_from_the_job(

@@ -198,10 +198,10 @@ def test_environment_of_a_wrong_value_is_a_value_error(
 
 
 @pytest.fixture(scope="module")
-def member(coordinator: LocalCoordinator) -> Any:
+def member(patient_coordinator: LocalCoordinator) -> Any:
     """A registered worker whose coordinator counts the calls it gets."""
     with TrainingOrchestrator(
-        coordinator_url=coordinator.url, job="arguments", heartbeat_interval_ms=900
+        coordinator_url=patient_coordinator.url, job="arguments", heartbeat_interval_ms=900
     ) as orchestrator:
         orchestrator.register()
         yield orchestrator
@@ -215,6 +215,8 @@ def member(coordinator: LocalCoordinator) -> Any:
         ("barrier", ("",), {}, ValueError),
         ("barrier", ("../x",), {}, ValueError),
         ("barrier", ("b",), {"timeout_ms": "1000"}, TypeError),
+        ("barrier", ("b",), {"timeout_ms": None}, TypeError),
+        ("report", (), {"bad \ud800": 1.0}, ValueError),
         ("barrier", ("b",), {"timeout_ms": True}, TypeError),
         ("barrier", ("b",), {"timeout_ms": 0}, ValueError),
         ("barrier", ("b",), {"timeout_ms": -1}, ValueError),
@@ -407,6 +409,9 @@ def test_unknown_dataset_is_a_lookup_error_that_lists_the_known(
         ("register", ("d", "/d", "csv", 10), {"seed": -1}, ValueError),
         ("register", ("d", "/d", "csv", 10), {"seed": "x"}, TypeError),
         ("register", ("d", "/d", "csv", 10), {"shard_size": "x"}, TypeError),
+        ("register", ("d", "/d", "csv", 10), {"shuffle": "no"}, TypeError),
+        ("register_dataset", ("d", 10, 10, 1), {}, TypeError),
+        ("register_dataset", ("d", -5, 10), {}, ValueError),
         ("register_dataset", ("d", 10.5, 10), {}, TypeError),
         ("get_shard", ("d", -1, 0), {}, ValueError),
         ("get_shard", ("d", 0, -1), {}, ValueError),
@@ -431,9 +436,25 @@ def test_wrong_argument_of_the_registry_raises_before_anything_is_sent(
         (("d", "/d", "csv", 10), {"shard_size": 2**32}),
     ],
 )
-def test_impossible_dataset_is_a_shard_error(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    with pytest.raises(ShardError, match="'d'"):
+def test_impossible_dataset_is_a_shard_error_and_a_value_error(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    with pytest.raises(ShardError, match="'d'") as caught:
         DatasetRegistry(NOWHERE).register(*args, **kwargs)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_time_longer_than_any_call_is_held_is_no_error(
+    coordinator: LocalCoordinator, job: str
+) -> None:
+    with TrainingOrchestrator(coordinator_url=coordinator.url, job=job, world_size=1) as worker:
+        worker.register()
+        worker.barrier("step", timeout_ms=10**13)
+
+
+def test_mistyped_argument_does_not_become_metadata() -> None:
+    with pytest.raises(TypeError, match=r"shuffel is no argument of register.*shuffle"):
+        DatasetRegistry(NOWHERE).register("d", "/d", "csv", 10, shuffel=True)
 
 
 async def test_dataset_registry_is_an_asynchronous_context_manager_too(

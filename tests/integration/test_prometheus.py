@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dtruntime import TrainingOrchestrator
 from dtruntime.testing import LocalCoordinator, eventually
-from tests.integration.conftest import QUICK
+from tests.integration.conftest import PATIENT
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTS = DEPLOY / "prometheus" / "strata-alerts.yml"
@@ -33,7 +33,7 @@ needs_prometheus = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def measured() -> Iterator[LocalCoordinator]:
     """A coordinator with everything that can be measured: steps, barriers, a checkpoint."""
-    with LocalCoordinator(**QUICK, http=True) as coordinator:
+    with LocalCoordinator(**PATIENT, http=True) as coordinator:
         workers = [TrainingOrchestrator(coordinator_url=coordinator.url, job="m") for _ in "ab"]
         for worker in workers:
             worker.register()

@@ -111,6 +111,7 @@ def test_jobs_do_not_see_each_other(coordinator: LocalCoordinator, job: str) -> 
     orchestrators[1].deregister()
 
 
+@pytest.mark.deaths
 def test_full_job_makes_a_newcomer_wait_for_a_rank(
     coordinator: LocalCoordinator, job: str, view: JobView
 ) -> None:

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dtruntime import CheckpointManager, DatasetRegistry
 from dtruntime.client.observer import Observer
 from dtruntime.testing import LocalCoordinator
@@ -14,17 +16,25 @@ from tests.acceptance.crews import TrainingCrew, sequence
 
 WORKER = Path(__file__).with_name("run_worker.py")
 SAMPLES, BATCH = 4000, 40
+HOLD = 60
+"""No run gets beyond this step before what was asked of it is agreed on."""
 
 
 @contextmanager
 def crew_of(
-    folder: Path, coordinator: LocalCoordinator, job: str, workers: int, **options: Any
+    folder: Path,
+    coordinator: LocalCoordinator,
+    job: str,
+    workers: int,
+    started: int | None = None,
+    **options: Any,
 ) -> Iterator[TrainingCrew]:
+    """A run of so many workers, all of which are started, or as many as are given."""
     given = [f"{name}={value}" for name, value in options.items()]
     with TrainingCrew(folder, coordinator.url, workers, str(WORKER), folder, *given) as crew:
         crew.environment["STRATA_JOB"] = job
         crew.traces = "steps-*.jsonl"
-        crew.start()
+        crew.start(started)
         yield crew
 
 
@@ -48,10 +58,22 @@ def pending(coordinator: LocalCoordinator, job: str) -> list[str]:
         return [action.kind for action in observer.actions(job)]
 
 
+def let_go(crew: TrainingCrew) -> None:
+    """Let them pass the step that they hold at."""
+    (crew.folder / "go").touch()
+
+
+def let_go_when_agreed(crew: TrainingCrew) -> None:
+    """Let them pass that step once all have agreed on when to do what was asked."""
+    crew.until("agreement", lambda: all("run.agreed" in trainer.log for trainer in crew.trainers))
+    let_go(crew)
+
+
 def test_checkpoint_now(coordinator, job, tmp_path):
-    with crew_of(tmp_path, coordinator, job, 3, save_steps=1000) as crew:
+    with crew_of(tmp_path, coordinator, job, 3, save_steps=1000, hold=HOLD) as crew:
         crew.until("step 5", lambda: crew.last_step >= 5)
         ask(coordinator, job, "checkpoint")
+        let_go_when_agreed(crew)
         crew.until("a checkpoint", lambda: len(saved(tmp_path)) > 1)
         crew.until("the end of it", lambda: not pending(coordinator, job))
         crew.wait()
@@ -60,9 +82,10 @@ def test_checkpoint_now(coordinator, job, tmp_path):
 
 
 def test_stop_ends_all_workers_after_a_commit_and_the_run_can_go_on(coordinator, job, tmp_path):
-    with crew_of(tmp_path, coordinator, job, 3, save_steps=1000) as crew:
+    with crew_of(tmp_path, coordinator, job, 3, save_steps=1000, hold=HOLD) as crew:
         crew.until("step 5", lambda: crew.last_step >= 5)
         ask(coordinator, job, "stop")
+        let_go_when_agreed(crew)
         crew.wait()
         ends = [outcome(crew, n) for n in range(3)]
         assert {end["ending"] for end in ends} == {"stopped"}
@@ -79,9 +102,11 @@ def test_stop_ends_all_workers_after_a_commit_and_the_run_can_go_on(coordinator,
 
 
 def test_drained_worker_leaves_and_nothing_is_done_twice(coordinator, job, tmp_path):
-    with crew_of(tmp_path, coordinator, job, 3, save_steps=1000, wait=0.2) as crew:
+    options = {"save_steps": 1000, "wait": 0.2, "hold": HOLD}
+    with crew_of(tmp_path, coordinator, job, 3, **options) as crew:
         crew.until("step 5", lambda: crew.last_step >= 5)
         ask(coordinator, job, "drain", "worker-1")
+        let_go_when_agreed(crew)
         crew.wait()
     ends = [outcome(crew, n) for n in range(3)]
     assert sorted(end["ending"] for end in ends) == ["drained", "finished", "finished"]
@@ -94,10 +119,11 @@ def test_drained_worker_leaves_and_nothing_is_done_twice(coordinator, job, tmp_p
 def test_sigterm_is_a_drain_of_this_worker_and_a_replacement_takes_its_place(
     coordinator, job, tmp_path
 ):
-    with crew_of(tmp_path, coordinator, job, 3, save_steps=1000) as crew:
+    with crew_of(tmp_path, coordinator, job, 3, save_steps=1000, hold=HOLD) as crew:
         crew.until("step 5", lambda: crew.last_step >= 5)
         victim = crew.trainers[0]
         victim.process.send_signal(signal.SIGTERM)
+        let_go_when_agreed(crew)
         assert victim.process.wait(60) == 143, victim.log
         assert outcome_of_system_exit(victim.log)
         crew.start(1)
@@ -109,10 +135,11 @@ def test_sigterm_is_a_drain_of_this_worker_and_a_replacement_takes_its_place(
 
 
 def test_all_workers_preempted_at_once_resume_where_they_were(coordinator, job, tmp_path):
-    with crew_of(tmp_path, coordinator, job, 2, save_steps=1000) as crew:
+    with crew_of(tmp_path, coordinator, job, 2, save_steps=1000, hold=HOLD) as crew:
         crew.until("step 7", lambda: crew.last_step >= 7)
         for trainer in crew.trainers:
             trainer.process.send_signal(signal.SIGTERM)
+        let_go_when_agreed(crew)
         crew.wait(143)
         assert saved(tmp_path)[-1] >= 7
         crew.start()
@@ -123,10 +150,12 @@ def test_all_workers_preempted_at_once_resume_where_they_were(coordinator, job, 
 
 
 def test_saving_by_time_is_agreed_on(coordinator, job, tmp_path):
-    options = {"save_steps": 100_000, "save_seconds": 0.3}
+    options = {"save_steps": 100_000, "save_seconds": 0.3, "samples": 400_000}
     with crew_of(tmp_path, coordinator, job, 3, **options) as crew:
+        crew.until("the beginning and three more", lambda: len(saved(tmp_path)) > 3)
+        ask(coordinator, job, "stop")
         crew.wait()
-    assert len(saved(tmp_path)) > 3
+    assert {outcome(crew, n)["ending"] for n in range(3)} == {"stopped"}
 
 
 def test_slow_worker_is_named(coordinator, job, tmp_path):
@@ -146,6 +175,7 @@ def outcome_of_system_exit(log: str) -> bool:
     return "run.notice" in log and "SIGTERM" in log
 
 
+@pytest.mark.deaths
 def test_run_that_fails_over_and_over_gives_up(coordinator, job, tmp_path):
     options = {"max_failures": 1, "samples": 400_000}
     with crew_of(tmp_path, coordinator, job, 2, **options) as crew:
@@ -160,12 +190,14 @@ def test_run_that_fails_over_and_over_gives_up(coordinator, job, tmp_path):
         assert "start it again" in survivor.log
 
 
+@pytest.mark.deaths
 def test_ranks_without_samples_in_a_last_batch_stay_in_step(coordinator, job, tmp_path):
     """21 samples in batches of 10: the last one is too small for three ranks, also after a kill."""
-    options = {"samples": 21, "batch": 10, "epochs": 3, "save_steps": 1, "pause": 0.2}
+    options = {"samples": 21, "batch": 10, "epochs": 3, "save_steps": 1, "hold": 2}
     with crew_of(tmp_path, coordinator, job, 3, **options) as crew:
         crew.until("step 2", lambda: crew.last_step >= 2)
         crew.trainers[2].kill()
+        let_go(crew)
         crew.start(1)
         crew.wait()
     assert {outcome(crew, n)["step"] for n in (0, 1, 3)} == {9}
@@ -174,9 +206,8 @@ def test_ranks_without_samples_in_a_last_batch_stay_in_step(coordinator, job, tm
 
 
 def test_notice_is_heard_while_a_run_waits_for_others(coordinator, job, tmp_path):
-    with crew_of(tmp_path, coordinator, job, 2) as crew:
-        crew.trainers[1].kill()
-        waiting = crew.trainers[0]
+    with crew_of(tmp_path, coordinator, job, 2, started=1) as crew:
+        (waiting,) = crew.trainers
         crew.until("registration", lambda: "worker.registered" in waiting.log)
         waiting.process.send_signal(signal.SIGTERM)
         assert waiting.process.wait(60) == 143, waiting.log

@@ -18,7 +18,7 @@ import pytest
 
 from dtruntime import TrainingOrchestrator
 from dtruntime.testing import LocalCoordinator, eventually
-from tests.integration.conftest import QUICK
+from tests.integration.conftest import PATIENT
 
 COMMAND = [sys.executable, "-m", "dtruntime.cli.main", "top"]
 SECONDS = 20.0
@@ -138,7 +138,7 @@ def test_open_barrier_is_shown_with_who_is_missing(coordinator: LocalCoordinator
 
 def test_coordinator_that_is_killed_is_waited_for() -> None:
     with (
-        LocalCoordinator(**QUICK) as coordinator,
+        LocalCoordinator(**PATIENT) as coordinator,
         crew(coordinator.url, "again", 1),
         top(coordinator.url) as terminal,
     ):

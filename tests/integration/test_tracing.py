@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from dtruntime.testing import LocalCoordinator, WorkerProcess
-from tests.integration.conftest import QUICK, TRANSPORTS
+from tests.integration.conftest import PATIENT, TRANSPORTS
 from tests.integration.otlp_receiver import Receiver, receiving
 
 ERROR = 2
@@ -73,7 +73,7 @@ def worker(program: str, url: str, *arguments: str, **env: str) -> WorkerProcess
 def test_a_save_and_a_barrier_are_traced_through_the_coordinator(
     receiver: Receiver, tmp_path: Path, transport: str
 ) -> None:
-    with LocalCoordinator(**QUICK, options=["--transport", transport]) as coordinator:
+    with LocalCoordinator(**PATIENT, options=["--transport", transport]) as coordinator:
         with worker(SAVER, coordinator.url, str(tmp_path), STRATA_JOB="traced") as process:
             process.expect("done")
             process.wait()
@@ -113,7 +113,7 @@ def test_a_save_and_a_barrier_are_traced_through_the_coordinator(
 
 def test_a_barrier_that_fails_is_an_error_on_both_sides(receiver: Receiver) -> None:
     with (
-        LocalCoordinator(**QUICK) as coordinator,
+        LocalCoordinator(**PATIENT) as coordinator,
         worker(LONELY, coordinator.url) as process,
     ):
         process.expect("failed timeout")
@@ -156,7 +156,7 @@ with TrainingOrchestrator() as worker, tracer.start_as_current_span("epoch") as 
     worker.beat()
 """
     with (
-        LocalCoordinator(**QUICK) as coordinator,
+        LocalCoordinator(**PATIENT) as coordinator,
         worker(program, coordinator.url) as process,
     ):
         span_id = process.expect("span").split()[1]
@@ -164,7 +164,7 @@ with TrainingOrchestrator() as worker, tracer.start_as_current_span("epoch") as 
 
 
 def test_sampling_leaves_traces_out_whole(receiver: Receiver) -> None:
-    with LocalCoordinator(**QUICK) as coordinator:
+    with LocalCoordinator(**PATIENT) as coordinator:
         with worker(BEATING, coordinator.url, "300", STRATA_TRACE_RATIO="0.2") as process:
             process.expect("done opentelemetry")
             process.send("go on")
@@ -179,7 +179,7 @@ def test_sampling_leaves_traces_out_whole(receiver: Receiver) -> None:
 
 def test_metrics_are_those_of_prometheus(receiver: Receiver) -> None:
     with (
-        LocalCoordinator(**QUICK, http=True) as coordinator,
+        LocalCoordinator(**PATIENT, http=True) as coordinator,
         worker(BEATING, coordinator.url, "3", STRATA_JOB="measured") as process,
     ):
         process.expect("done")
@@ -211,7 +211,7 @@ def test_metrics_are_those_of_prometheus(receiver: Receiver) -> None:
 
 def test_nothing_is_imported_where_nothing_is_configured() -> None:
     with (
-        LocalCoordinator(**QUICK) as coordinator,
+        LocalCoordinator(**PATIENT) as coordinator,
         worker(BEATING, coordinator.url, "1") as process,
     ):
         assert process.expect("done") == "done"
@@ -227,7 +227,7 @@ def test_a_collector_that_fails_disturbs_nothing_and_is_named_once(
     endpoint = receiver.url if trouble == "refused" else "http://127.0.0.1:1"
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
     with (
-        LocalCoordinator(**QUICK) as coordinator,
+        LocalCoordinator(**PATIENT) as coordinator,
         worker(BEATING, coordinator.url, "20", **env) as process,
     ):
         process.expect("done opentelemetry")
@@ -242,7 +242,7 @@ def test_a_collector_that_fails_disturbs_nothing_and_is_named_once(
 def test_a_protocol_that_is_not_spoken_is_said(receiver: Receiver) -> None:
     env = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
     with (
-        LocalCoordinator(**QUICK) as coordinator,
+        LocalCoordinator(**PATIENT) as coordinator,
         worker(BEATING, coordinator.url, "1", **env) as process,
     ):
         process.expect("done")

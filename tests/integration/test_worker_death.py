@@ -18,6 +18,7 @@ def sync_error_of(future: object) -> SyncError:
     return caught.value
 
 
+@pytest.mark.deaths
 def test_killed_worker_fails_the_others_barrier_long_before_its_timeout(
     coordinator: LocalCoordinator, job: str, view: JobView
 ) -> None:
@@ -38,6 +39,7 @@ def test_killed_worker_fails_the_others_barrier_long_before_its_timeout(
             assert error.generation == view.status.generation
 
 
+@pytest.mark.deaths
 def test_each_survivor_is_told_once_and_the_next_barrier_completes(
     coordinator: LocalCoordinator, job: str, view: JobView
 ) -> None:
@@ -74,6 +76,7 @@ def test_worker_that_leaves_fails_the_others_barrier_at_once(
             passed.result(60)
 
 
+@pytest.mark.deaths
 def test_replacement_takes_the_rank_of_the_dead_and_is_not_told_of_it(
     coordinator: LocalCoordinator, job: str, view: JobView
 ) -> None:
@@ -94,6 +97,7 @@ def test_replacement_takes_the_rank_of_the_dead_and_is_not_told_of_it(
             passed.result(60)
 
 
+@pytest.mark.deaths
 def test_worker_killed_between_barriers_is_reported_by_the_next_one(
     coordinator: LocalCoordinator, job: str, view: JobView
 ) -> None:
@@ -106,6 +110,7 @@ def test_worker_killed_between_barriers_is_reported_by_the_next_one(
         survivor.barrier("step").result(60)
 
 
+@pytest.mark.deaths
 def test_killed_worker_aborts_its_checkpoint_and_the_status_says_how_each_one_ended(
     coordinator: LocalCoordinator, job: str, view: JobView
 ) -> None:
@@ -156,6 +161,7 @@ def commit(worker: RemoteWorker) -> object:
     return worker.begin("commit_checkpoint", "late", 7, path="/late")
 
 
+@pytest.mark.deaths
 @pytest.mark.parametrize(
     "call",
     [lambda w: w.barrier("step"), commit, lambda w: w.begin("heartbeat")],
@@ -181,6 +187,7 @@ def test_paused_worker_finds_itself_superseded_and_can_register_again(
             passed.result(60)
 
 
+@pytest.mark.deaths
 def test_paused_worker_learns_of_its_fate_from_its_own_heartbeats(
     coordinator: LocalCoordinator, job: str, view: JobView
 ) -> None:
@@ -195,6 +202,7 @@ def test_paused_worker_learns_of_its_fate_from_its_own_heartbeats(
             workers[1].call("rank")
 
 
+@pytest.mark.deaths
 def test_worker_paused_in_a_barrier_is_superseded_when_it_wakes(
     coordinator: LocalCoordinator, job: str, view: JobView
 ) -> None:

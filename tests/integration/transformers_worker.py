@@ -1,4 +1,7 @@
-"""A small training by Hugging Face's Trainer, to be killed: OUTPUT CHECKPOINTS [SECONDS]."""
+"""A small training by Hugging Face's Trainer, to be killed: OUTPUT CHECKPOINTS [SECONDS [HOLD]].
+
+In step HOLD it waits until its input ends.
+"""
 
 import sys
 import time
@@ -30,17 +33,20 @@ class Model(torch.nn.Module):
 class Slow(TrainerCallback):
     """Says where it is, and takes its time."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, hold: int) -> None:
         self._seconds = seconds
+        self._hold = hold
 
     def on_step_end(self, args, state, control, **_):  # type: ignore[no-untyped-def]
         print(f"step {state.global_step}", flush=True)
         time.sleep(self._seconds)
+        if state.global_step == self._hold:
+            sys.stdin.read()
 
 
 def main() -> None:
     configure_logging()
-    output, checkpoints, *rest = sys.argv[1:]
+    output, checkpoints, seconds, hold = [*sys.argv[1:], "0", "0"][:4]
     set_seed(7)
     values = torch.randn(96, 4, generator=torch.Generator().manual_seed(1))
     data = [{"x": row, "labels": row.sum()} for row in values]
@@ -57,7 +63,7 @@ def main() -> None:
         seed=7,
     )
     strata = StrataCallback(checkpoints, keep_count=3)
-    slow = Slow(float(rest[0]) if rest else 0.0)
+    slow = Slow(float(seconds), int(hold))
     trainer = Trainer(Model(), arguments, train_dataset=data, callbacks=[strata, slow])
     found = strata.restore(output)
     print(f"begins with {Path(found).name if found else 'nothing'}", flush=True)
