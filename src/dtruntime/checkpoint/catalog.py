@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from typing import Self
 
 import msgspec
 
@@ -28,6 +29,9 @@ from .retention import Kept, Retention
 
 log = EventLog("checkpoint")
 
+ASKED_ONE_BY_ONE = 8
+"""Whether more files than these are there is learnt from a listing."""
+
 
 @dataclass(frozen=True, order=True, slots=True)
 class Entry:
@@ -36,6 +40,11 @@ class Entry:
     sequence: int
     step: int
     name: str
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Self:
+        """That of a manifest."""
+        return cls(manifest.sequence, manifest.step, manifest.name)
 
 
 class Catalog:
@@ -99,7 +108,8 @@ class Catalog:
     def commit(self, make: Callable[[int], Manifest]) -> Manifest:
         """Write the manifest that ``make`` makes for a sequence number: that is the commit.
 
-        One with the same checkpoint id that is there already is returned instead.
+        One with the same checkpoint id that is there already is returned instead. It is taken back,
+        with a ``StorageError``, when a file that it needs has been removed meanwhile.
         """
         while True:
             entries = self.entries()
@@ -107,21 +117,31 @@ class Catalog:
             manifest = make(max(newest, self.floor) + 1)
             same = self._with_id(manifest.checkpoint_id, entries)
             if same is not None:
+                self._confirm(same)
                 return same
             if self._create(manifest):
                 self._manifests[manifest.name] = manifest
+                self._confirm(manifest)
                 self._point_to(manifest)
                 return manifest
 
     def insert(self, manifest: Manifest) -> Manifest:
         """Write a manifest by its own sequence, among newer ones; ``StorageError`` if it is taken.
 
-        One that is there already is not written again.
+        One that is there already is not written again. It is taken back as in `commit`.
         """
         if not self._create(manifest) and not self._is_stored(manifest):
             where = self.backend.location(manifest.name)
             raise StorageError(f"{where} is another checkpoint with the same sequence and step")
+        self._confirm(manifest)
         return manifest
+
+    def missing(self, files: Collection[str]) -> list[str]:
+        """Those of some packs and parts that are not there."""
+        if len(files) <= ASKED_ONE_BY_ONE:
+            return sorted(name for name in files if not self.backend.exists(name))
+        there = {file.name for folder in (PACKS, PARTS) for file in self.backend.list(folder)}
+        return sorted(set(files) - there)
 
     def drop(self, entries: Iterable[Entry]) -> list[Entry]:
         """Delete manifests; returns those that could be. One failure does not stop the rest."""
@@ -137,12 +157,18 @@ class Catalog:
     def retain(
         self, retention: Retention, spares: Callable[[Entry], bool] = lambda entry: False
     ) -> list[Entry]:
-        """Drop what retention does not keep, except for what ``spares`` says has to stay."""
+        """Drop what retention does not keep, except for what ``spares`` says has to stay.
+
+        A checkpoint that cannot be loaded, because files of it are gone, is dropped in its turn,
+        and no other is because of it.
+        """
         entries = self.entries()
-        by_sequence = {entry.sequence: entry for entry in entries}
-        kept = [Kept(e.sequence, e.step, self._metrics(e, retention)) for e in entries]
-        dropped = [by_sequence[sequence] for sequence in retention.dropped(kept)]
-        return self.drop(entry for entry in dropped if not spares(entry))
+        doomed = self._not_kept(entries, retention)
+        if not doomed:
+            return []
+        whole = self._whole(entries)
+        stay = set(whole) - set(self._not_kept(whole, retention))
+        return self.drop(entry for entry in doomed if entry not in stay and not spares(entry))
 
     def abandon(self, files: Collection[str]) -> None:
         """Let the next sweep delete files of a save that failed, unless it was committed after all.
@@ -185,6 +211,40 @@ class Catalog:
         if file.name in self._needed_once:
             return file.name in self._unneeded
         return is_dead(file, now)
+
+    def _confirm(self, manifest: Manifest) -> None:
+        """Look for the files of a checkpoint when others can see that it needs them.
+
+        Whoever clears the place away from then on spares them; what was removed before is missing.
+        """
+        gone = self.missing(manifest.files)
+        if gone:
+            taken_back = self.drop([Entry.of(manifest)])
+            raise files_removed(
+                self.backend.location(gone[0]),
+                "" if taken_back else self.backend.location(manifest.name),
+            )
+
+    def _not_kept(self, entries: list[Entry], retention: Retention) -> list[Entry]:
+        by_sequence = {entry.sequence: entry for entry in entries}
+        kept = [Kept(e.sequence, e.step, self._metrics(e, retention)) for e in entries]
+        return [by_sequence[sequence] for sequence in retention.dropped(kept)]
+
+    def _whole(self, entries: list[Entry]) -> list[Entry]:
+        """Those that can be read and whose files are all there."""
+        needed: dict[Entry, set[str]] = {}
+        for entry in entries:
+            try:
+                needed[entry] = self.manifest(entry).files
+            except StorageError as exc:
+                log.warning("checkpoint.damaged", step=entry.step, reason=str(exc))
+        gone = set(self.missing(set().union(*needed.values())))
+        for entry, files in needed.items():
+            if files & gone:
+                log.error(
+                    "checkpoint.damaged", step=entry.step, reason=f"{min(files & gone)} is gone"
+                )
+        return [entry for entry, files in needed.items() if not files & gone]
 
     def _note_needed(self, entries: Iterable[Entry]) -> None:
         """Take note of what checkpoints need before they are dropped."""
@@ -257,3 +317,20 @@ class Catalog:
             self.backend.write(POINTER, msgspec.json.encode(pointer))
         except StorageError as exc:
             log.warning("checkpoint.pointer_not_written", reason=str(exc))
+
+
+class FilesRemovedError(StorageError):
+    """A file that a save needs was removed by another manager, and the save comes to nothing."""
+
+
+def files_removed(where: str, not_deleted: str = "") -> FilesRemovedError:
+    """The error about a file; ``not_deleted`` is the manifest that could not be taken back."""
+    outcome = (
+        f"and {not_deleted}, which refers to it, could not be deleted: delete it"
+        if not_deleted
+        else "and the checkpoint is not committed"
+    )
+    return FilesRemovedError(
+        f"{where} was removed while a checkpoint that refers to it was being saved, {outcome}. The "
+        "next save stores it again; let one manager at a time save to a place"
+    )

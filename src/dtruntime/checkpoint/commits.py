@@ -16,7 +16,7 @@ from ..errors import CheckpointAbortedError, StorageError, StrataError, SyncErro
 from ..storage.backend import StoredFile
 from ..telemetry import EventLog
 from ..types import CheckpointCondition, CheckpointInfo
-from .catalog import Entry
+from .catalog import Entry, FilesRemovedError, files_removed
 from .format import (
     PARTS,
     Manifest,
@@ -238,7 +238,17 @@ class SharedCommits(Commits):
         self._heal(latest.checkpoint_id, wanted, latest.parts)
 
     def write_manifest(self, checkpoint_id: str, wanted: Wanted, parts: int) -> Manifest:
-        """Write the manifest of a checkpoint that the coordinator has committed."""
+        """Write the manifest of a checkpoint that the coordinator has committed.
+
+        When files of it have been removed, the coordinator is told that it is damaged.
+        """
+        try:
+            return self._write_manifest(checkpoint_id, wanted, parts)
+        except FilesRemovedError as exc:
+            self._tell_lost(checkpoint_id, exc)
+            raise
+
+    def _write_manifest(self, checkpoint_id: str, wanted: Wanted, parts: int) -> Manifest:
         backend = self._place.backend
         files, opened = [], []
         for _, file in sorted(self._listed(checkpoint_id), key=lambda listed: listed[0]):
@@ -299,13 +309,19 @@ class SharedCommits(Commits):
     def _check_whole(self, checkpoint_id: str, parts: list[Part], wanted: int) -> None:
         """Make sure that what the coordinator has committed is all here."""
         self._check_count(checkpoint_id, [part.rank for part in parts], wanted)
-        backend = self._place.backend
-        for file in sorted({file for part in parts for file in part.pack_files}):
-            if not backend.exists(file):
-                raise StorageError(
-                    f"checkpoint {checkpoint_id} was committed, but {backend.location(file)} is "
-                    "not there"
-                )
+        catalog = self._place.catalog
+        gone = catalog.missing({file for part in parts for file in part.pack_files})
+        if gone:
+            raise files_removed(catalog.backend.location(gone[0]))
+
+    def _tell_lost(self, checkpoint_id: str, error: FilesRemovedError) -> None:
+        """Let it be seen that a checkpoint of which all ranks have been told is none."""
+        try:
+            self.coordinator.report_checkpoints(
+                [checkpoint_id], CheckpointCondition.DAMAGED, detail=str(error)
+            )
+        except (StrataError, ValueError) as exc:
+            log.warning("checkpoint.not_reported", id=checkpoint_id, reason=str(exc))
 
 
 def told_of(place: Place, retention: Retention | None, wanted: Wanted) -> dict[str, str]:
@@ -336,7 +352,7 @@ def announce(
             **(told or {}),
         )
     except SyncError:
-        place.catalog.drop([Entry(manifest.sequence, manifest.step, manifest.name)])
+        place.catalog.drop([Entry.of(manifest)])
         raise
     except StrataError as exc:
         # It is stored and will be found; that the coordinator does not show it is no loss.

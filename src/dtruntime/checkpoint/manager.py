@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
-
-import psutil
 
 from ..client import current
 from ..client.settings import trace_worker
@@ -19,19 +16,23 @@ from ..config import Config
 from ..errors import ConfigError, StorageError
 from ..storage import open_backend, resolve_url
 from ..storage.opening import with_region
+from ..storage.stores import shown
 from ..telemetry import EventLog
 from ..types import CheckpointInfo, check_whole
+from .arguments import check_budget, check_options, check_place
 from .codecs import Compressor
 from .commits import Commits, Coordinator, SharedCommits, SingleCommits, Wanted
+from .deadlines import deadline_after, time_left
 from .loads import Loads, ranks_of
 from .pipeline import Pipeline
 from .place import Place
 from .policy import SavePolicy
 from .retention import Retention
 from .saving import SaveHandle
-from .staging import SLAB, StagingPool
+from .staging import StagingPool
 from .telling import Witness
 from .tiers import Copy, Tiers
+from .trees.likeness import shaped_like
 from .upkeep import Upkeep
 from .uploads import Uploads
 
@@ -92,15 +93,12 @@ class CheckpointManager:
           the ``local_keep`` newest, and those that are still to be copied.
         - ``storage_options`` go to the backend: ``endpoint``, ``region`` and the like.
         """
-        place = storage_path if storage_path is not None else path
-        if place is None:
-            raise TypeError("CheckpointManager needs a storage_path (or path)")
-        if storage_path is not None and path is not None:
-            raise TypeError("give storage_path or path, not both: they are the same")
+        place = check_place(storage_path, path)
         trace_worker()
         config = Config.load()
         chosen = config.checkpoint
-        url = resolve_url(os.fspath(place), backend, config.storage)
+        url = resolve_url(place, backend, config.storage)
+        check_options(url, storage_options, CheckpointManager)
         retention = Retention(
             chosen.keep_last_n if keep_count is None else keep_count,
             keep_every,
@@ -114,6 +112,9 @@ class CheckpointManager:
         self.policy = SavePolicy(
             chosen.interval_steps if interval_steps is None else interval_steps, interval_seconds
         )
+        pool = StagingPool(check_budget(memory_budget))
+        every = check_whole("upload_every", upload_every, 1)
+        kept = Retention(check_whole("local_keep", local_keep, 1))
         self._incremental = incremental or delta
         self._main = Place(url, with_region(url, storage_options, config.storage))
         self._place = self._main
@@ -134,10 +135,9 @@ class CheckpointManager:
                 self._place,
                 self._main,
                 upkeep,
-                every=check_whole("upload_every", upload_every, 1),
+                every=every,
                 is_first=lambda: commits.rank == 0,
             )
-            kept = Retention(check_whole("local_keep", local_keep, 1))
             upkeep = Upkeep(self._place, kept, self._uploads.spares)
         self._commits = commits
         places = [self._main] if self._uploads is None else [self._place, self._main]
@@ -145,7 +145,7 @@ class CheckpointManager:
         self._pipeline = Pipeline(
             self._place,
             commits,
-            pool=StagingPool(memory_budget or _default_budget()),
+            pool=pool,
             compressor=compressor,
             upkeep=upkeep,
             delta=delta,
@@ -197,17 +197,17 @@ class CheckpointManager:
 
         Raises when one failed that nobody looked at, and ``TimeoutError``.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_after(timeout)
         self._wait_for_saves(timeout)
         if self._uploads is not None and self._uploads.is_used:
-            self._uploads.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            self._uploads.wait(time_left(deadline))
 
     def flush(self, timeout: float | None = None) -> None:
         """As `wait`, and until the newest checkpoint is in the main storage, due or not."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_after(timeout)
         self._wait_for_saves(timeout)
         if self._uploads is not None:
-            self._uploads.flush(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            self._uploads.flush(time_left(deadline))
 
     # Loading
 
@@ -218,6 +218,7 @@ class CheckpointManager:
         map_location: Any = None,
         keys: Iterable[str] | None = None,
         rank: int | None = None,
+        like: Any = None,
     ) -> Any:
         """Load a state dict: the newest, or that of a step.
 
@@ -225,11 +226,14 @@ class CheckpointManager:
         step that was asked for by number is loaded or raises. ``keys`` names what to restore, such
         as ``model`` or ``model/layer1.weight``: the result is a dict from these names to their
         values, and nothing else is read. ``rank`` takes the part of that rank (see `ranks`) instead
-        of this one's own; ``CheckpointNotFoundError`` when it has saved none.
+        of this one's own; ``CheckpointNotFoundError`` when it has saved none. With ``like``, which
+        has the form of the result, containers are of the classes that it has: named tuples, which
+        are tuples otherwise, and ``defaultdict``. ``ValueError`` says where the forms differ.
         """
         wanted = None if keys is None else list(keys)
         whose = None if rank is None else check_whole("rank", rank)
-        return self._load(step, lambda c: self._loads.state_of(c, map_location, wanted, whose))
+        found = self._load(step, lambda c: self._loads.state_of(c, map_location, wanted, whose))
+        return found if like is None else shaped_like(like, found)
 
     async def load_state_async(self, step: int | None = None, **options: Any) -> Any:
         """As `load_state`, in another thread."""
@@ -356,7 +360,7 @@ def local_path(tier: str | os.PathLike[str], main: Place) -> str:
     """The folder of a local tier; ``ConfigError`` when it cannot be one."""
     path = os.fspath(tier)
     if "://" in path and not path.lower().startswith("file://"):
-        raise ConfigError(f"local_tier must be a folder of this machine, not {path!r}")
+        raise ConfigError(f"local_tier must be a folder of this machine, not {shown(path)!r}")
     if open_backend(path).url == main.backend.url:
         raise ConfigError(f"local_tier and storage_path are the same place: {main.url}")
     return path
@@ -371,10 +375,6 @@ def _commits(place: Place, coordinator: Coordinator | None, sharded: bool) -> Co
             "first, or pass orchestrator="
         )
     return SharedCommits(place, coordinator)
-
-
-def _default_budget() -> int:
-    return max(SLAB, psutil.virtual_memory().total // 4)
 
 
 def _finish_at_exit(manager: CheckpointManager) -> None:

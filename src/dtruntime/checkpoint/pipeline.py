@@ -14,6 +14,7 @@ from typing import Any
 from ..client import current
 from ..errors import CheckpointAbortedError, StorageError, StrataError
 from ..telemetry import EventLog, tracing
+from .catalog import files_removed
 from .codecs import Compressor
 from .commits import Commits, Wanted
 from .estimates import Estimates
@@ -196,6 +197,7 @@ class Pipeline:
                 group.done()
             content.lent.done_with_all()
             self._untidy = True
+            self._known = None
             if self._differ is not None:
                 self._differ.forget()
             error = exc if isinstance(exc, StorageError) else _unexpected(wanted.step, exc)
@@ -278,15 +280,11 @@ class Pipeline:
         self._untidy = False
 
     def _check_others(self, part: Part, own: str) -> None:
-        """Make sure that packs of earlier checkpoints are still there before they are needed."""
-        for pack in part.packs:
-            if pack.file != own and not self._place.backend.exists(pack.file):
-                self._known = None
-                raise StorageError(
-                    f"{self._place.backend.location(pack.file)} was removed while a checkpoint "
-                    "that refers to it was being saved, and the checkpoint is not committed: the "
-                    "next save stores everything; let one manager at a time save to a place"
-                )
+        """Make sure that packs of earlier checkpoints are there, before others are told of it."""
+        catalog = self._place.catalog
+        gone = catalog.missing([file for file in part.pack_files if file != own])
+        if gone:
+            raise files_removed(catalog.backend.location(gone[0]))
 
     def _after_commit(self, manifest: Manifest | None, part: Part) -> None:
         """Remember what is stored."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from ..types import check_seconds, check_whole
+
 
 class SavePolicy:
     """Every so many steps, or every so many seconds, whichever comes first."""
@@ -16,10 +18,10 @@ class SavePolicy:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``None``: not by this measure; not by any means never."""
-        if interval_steps is not None and interval_steps < 1:
-            raise ValueError(f"interval_steps must be at least 1, not {interval_steps}")
-        if interval_seconds is not None and interval_seconds <= 0:
-            raise ValueError(f"interval_seconds must be positive, not {interval_seconds}")
+        if interval_steps is not None:
+            interval_steps = check_whole("interval_steps", interval_steps, 1)
+        if interval_seconds is not None:
+            interval_seconds = check_seconds("interval_seconds", interval_seconds)
         self._steps = interval_steps
         self._seconds = interval_seconds
         self._clock = clock

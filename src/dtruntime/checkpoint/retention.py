@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Self
 
+from ..types import check_whole
+
 RETENTION_KEY = "strata.retention"
 PLACE_KEY = "strata.place"
 WRITTEN_KEY = "strata.written_bytes"
@@ -40,12 +42,12 @@ class Retention:
     higher_is_better: bool = False
 
     def __post_init__(self) -> None:
-        if self.keep_count is not None and self.keep_count < 1:
-            raise ValueError(f"keep_count must be at least 1, not {self.keep_count}")
-        if self.keep_every is not None and self.keep_every < 1:
-            raise ValueError(f"keep_every must be at least 1, not {self.keep_every}")
-        if self.keep_best < 0:
-            raise ValueError(f"keep_best must not be negative, not {self.keep_best}")
+        for name, least in (("keep_count", 1), ("keep_every", 1), ("keep_best", 0)):
+            value = getattr(self, name)
+            if value is not None or name == "keep_best":
+                object.__setattr__(self, name, check_whole(name, value, least))
+        if not isinstance(self.metric, str):
+            raise TypeError(f"metric must be a name, not {type(self.metric).__name__}")
 
     def told(self) -> str:
         """As text, for `from_told`."""

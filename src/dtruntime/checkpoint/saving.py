@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from ..errors import StorageError
 from ..telemetry import EventLog
 from ..telemetry.tracing import NO_SPAN, Span
+from .deadlines import deadline_after, time_left
 from .format import digest_of
 from .layout import CHUNK, grouped
 from .writer import Group
@@ -120,11 +121,10 @@ class SaveHandle:
         Without a local tier it is there when it is committed. ``StorageError`` when several
         attempts have failed meanwhile; more are made in the background all the same.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_after(timeout)
         saved = self.wait(timeout)
         if self._remote is not None:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            self._remote.wait_for(saved.checkpoint_id, left)
+            self._remote.wait_for(saved.checkpoint_id, time_left(deadline))
         return saved
 
     @property

@@ -6,14 +6,12 @@ from collections.abc import Iterable
 
 from ..errors import CheckpointDamagedError, StrataError
 from ..telemetry import EventLog
-from ..types import CheckpointCondition
+from ..types import REPORTED_AT_ONCE, CheckpointCondition
 from .commits import Coordinator
 from .format import Manifest
 from .tiers import Listed
 
 log = EventLog("checkpoint")
-
-AT_ONCE = 1000
 
 
 class Witness:
@@ -52,7 +50,7 @@ class Witness:
         if self._coordinator is None:
             return
         self._removed.update(dict.fromkeys(checkpoint_ids))
-        untold = list(self._removed)[:AT_ONCE]
+        untold = list(self._removed)[:REPORTED_AT_ONCE]
         if untold and self._tell(untold, CheckpointCondition.REMOVED, detail="by retention"):
             for key in untold:
                 del self._removed[key]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from ..retry import Backoff
 from ..telemetry import EventLog
 from .catalog import Entry
 from .copying import copy_checkpoint
+from .deadlines import time_left
 from .place import Place
 from .saving import Saver
 from .upkeep import Upkeep
@@ -216,16 +216,6 @@ class UploadQueue:
     def _only_local(self, upload: Upload, why: object) -> str:
         where = f"the local tier {self._local.url}"
         return f"the checkpoint of step {upload.entry.step} is only in {where}: {why}"
-
-
-def deadline_after(timeout: float | None) -> float | None:
-    """When a timeout is over."""
-    return None if timeout is None else time.monotonic() + timeout
-
-
-def time_left(deadline: float | None) -> float | None:
-    """How long it is until then."""
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 def _unexpected(error: Exception) -> StorageError:

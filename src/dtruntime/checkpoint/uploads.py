@@ -17,10 +17,11 @@ from ..errors import (
 )
 from ..telemetry import EventLog
 from .catalog import Entry
+from .deadlines import deadline_after, time_left
 from .format import Manifest
 from .place import Place
 from .upkeep import Upkeep
-from .upload_queue import Upload, UploadQueue, deadline_after, time_left
+from .upload_queue import Upload, UploadQueue
 
 log = EventLog("checkpoint")
 
@@ -226,8 +227,7 @@ class Uploads:
             return None
         manifest = self._local.catalog.with_id(checkpoint_id)
         if manifest is not None:
-            entry = Entry(manifest.sequence, manifest.step, manifest.name)
-            return self._queue.add(entry, checkpoint_id)
+            return self._queue.add(Entry.of(manifest), checkpoint_id)
         raise StorageError(
             f"checkpoint {checkpoint_id} was not uploaded, since it was not due, and is not in "
             f"{self._local.url} any more: wait for it earlier, or keep more there (local_keep)"

@@ -75,7 +75,7 @@ class CoordinatorServer:
         self._store = SqliteStore(config.data_dir)
         try:
             service = CoordinatorService(self._store, config)
-            transport = open_transport(
+            transport = self._transport = open_transport(
                 service,
                 config.address,
                 config.transport,
@@ -83,7 +83,6 @@ class CoordinatorServer:
             )
             service.transport = transport.name
             await transport.start()
-            self._transport = transport
             if config.http_address:
                 self._http = _open_http(service, self._telemetry)
                 await self._http.start(self.address)
@@ -100,7 +99,7 @@ class CoordinatorServer:
             address=self.address,
             http=self.http_address,
             data_dir=config.data_dir,
-            transport=self._transport.name,
+            transport=transport.name,
             term=self._store.term,
             jobs=len(service.machine.jobs),
         )
@@ -122,14 +121,14 @@ class CoordinatorServer:
 
     async def _abandon(self) -> None:
         """Let go of everything after a start that failed."""
-        if self._http is not None:
-            await self._http.stop(0.0)
-            self._http = None
-        if self._transport is not None:
-            await self._transport.stop(0.0)
-            self._transport = None
-        if self._store is not None:
-            await self._store.close()
+        async with contextlib.AsyncExitStack() as left:
+            if self._store is not None:
+                left.push_async_callback(self._store.close)
+            if self._transport is not None:
+                left.push_async_callback(self._transport.stop, 0.0)
+            if self._http is not None:
+                left.push_async_callback(self._http.stop, 0.0)
+        self._http = self._transport = None
 
     async def serve_until_stopped(self, on_started: Started | None = None) -> None:
         """Start, serve until SIGTERM or SIGINT (or a storage failure), stop."""

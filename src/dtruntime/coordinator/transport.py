@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -107,8 +108,8 @@ def open_transport(
         return AioTransport(service, address)
     except (RuntimeError, OSError) as exc:
         raise ConnectionError(
-            f"cannot listen on {address}: {exc}. Is another coordinator (or another program) using "
-            "the port? Stop it, or choose another address"
+            f"cannot listen on {address}: {exc}. The host must be this machine's, the port free: "
+            "stop the coordinator or the program that uses it, or choose another address"
         ) from exc
 
 
@@ -183,7 +184,8 @@ class _SocketPlace:
             self.path = Path(f"/proc/self/fd/{self._folder}/side.sock")
 
     def clear(self) -> None:
-        self.path.unlink(missing_ok=True)
+        with suppress(OSError):  # not ours: then it was not made either
+            self.path.unlink(missing_ok=True)
         if self._folder >= 0:
             os.close(self._folder)
         if self._own:
@@ -213,12 +215,16 @@ class _AioServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.server)
+        self._is_started = False
 
     async def start(self) -> None:
+        self._is_started = True
         await self.server.start()
         await self._set_health("SERVING")
 
     async def stop(self, grace: float) -> None:
+        if not self._is_started:  # only one that was started lets go of its ports
+            await self.server.start()
         await self._set_health("NOT_SERVING")
         await self.server.stop(grace)
 

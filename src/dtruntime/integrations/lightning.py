@@ -60,8 +60,8 @@ class StrataCheckpointIO(CheckpointIO):  # type: ignore[misc]
     ) -> dict[str, Any]:
         """Load a checkpoint by the name that it was saved with."""
         where = None if callable(map_location) else map_location
-        step = self._step(_name(path))
-        loaded: dict[str, Any] = self.checkpoints.load_state(step, map_location=where)
+        loads, found = access(self.checkpoints).loads, self._id(_name(path))
+        loaded: dict[str, Any] = loads.with_id(found, lambda c: loads.state_of(c, where, None))
         return loaded
 
     def remove_checkpoint(self, path: Any) -> None:
@@ -82,10 +82,11 @@ class StrataCheckpointIO(CheckpointIO):  # type: ignore[misc]
         """Wait for what is being stored."""
         self.checkpoints.wait()
 
-    def _step(self, name: str) -> int:
+    def _id(self, name: str) -> str:
+        """The newest checkpoint of a name; several of one step may have different ones."""
         for info in reversed(self.checkpoints.checkpoints()):
-            if info.metadata.get("name") == name:
-                return info.step
+            if info.metadata.get("name", str(info.step)) == name:
+                return info.checkpoint_id
         raise CheckpointNotFoundError(f"there is no checkpoint of the name {name!r}")
 
 

@@ -13,13 +13,12 @@ from ..run.crew import Crew
 from ..run.gate import Gate
 from ..run.notices import Notices
 from ..run.opening import worker_of
+from ..run.options import REPORTED
 from ..telemetry import EventLog
 from ..types import Action, WorkerState
 
 log = EventLog("run")
 
-REPORTED = frozenset({"step", "epoch", "state", "step_seconds"})
-"""What is reported beside the metrics, which trainers name as they like."""
 SAVED_MS = 600_000
 """How long the ranks wait for each other's files."""
 

@@ -44,7 +44,7 @@ def side_by_side(items: Iterable[T], work: Callable[[T], None], lanes: int) -> N
     When a call fails no further items are taken, and the error is raised once all have ended.
     """
     shared = _Lanes(iter(items), work)
-    others = [threading.Thread(target=shared.run, name="strata-io") for _ in range(lanes - 1)]
+    others = [threading.Thread(target=shared.run, name="strata-lane") for _ in range(lanes - 1)]
     for thread in others:
         thread.start()
     shared.run()

@@ -60,7 +60,7 @@ class _Lanes:
     def write(self, job: _BlockWrite) -> None:
         """Begin to write."""
         if len(self._threads) < LANES:
-            thread = threading.Thread(target=self._run, name="strata-io", daemon=True)
+            thread = threading.Thread(target=self._run, name="strata-lane", daemon=True)
             self._threads.append(thread)
             thread.start()
         self._waiting.put(job)

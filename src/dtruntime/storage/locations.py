@@ -15,7 +15,15 @@ from urllib.request import url2pathname
 
 from ..errors import ShardError, ShardNotFoundError
 from .object_listing import Listing
-from .stores import IMPATIENT, ObjectUrl, StoreOptions, parse_object_url, store_for, translated
+from .stores import (
+    IMPATIENT,
+    ObjectUrl,
+    StoreOptions,
+    parse_object_url,
+    shown,
+    store_for,
+    translated,
+)
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -54,7 +62,7 @@ def absolute(path: str | os.PathLike[str]) -> str:
     if text.lower().startswith("file://"):
         parts = urlsplit(text)
         if parts.netloc not in ("", "localhost"):
-            raise ShardError(f"{text!r} names another machine: write file:///absolute/path")
+            raise ShardError(f"{shown(text)!r} names another machine: write file:///absolute/path")
         text = url2pathname(parts.path)
     return os.path.abspath(os.path.expanduser(text))
 

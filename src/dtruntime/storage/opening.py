@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 from typing import Any
 
 from ..config import StorageConfig
@@ -11,10 +13,22 @@ from .backend import StorageBackend
 from .local import LocalBackend
 from .locations import absolute
 from .memory import MemoryBackend
-from .providers import open_objects
-from .stores import SCHEMES
+from .objects import place_of
+from .providers import AzureBackend, GcsBackend, S3Backend, Tuning, open_objects
+from .stores import SCHEMES, shown
 
 _SCHEME_OF = {"s3": "s3", "gcs": "gs", "azure": "az"}
+_KINDS: dict[str, type[StorageBackend]] = {
+    "file": LocalBackend,
+    "memory": MemoryBackend,
+    "s3": S3Backend,
+    "gs": GcsBackend,
+    "az": AzureBackend,
+}
+_SLIP = re.compile(
+    r"(s3a?|gs|gcs|az|azure|abfss?|file|memory|hdfs|https?)(?::(?!//)/?|//)", re.IGNORECASE
+)
+"""A scheme without all of ``://`` behind it."""
 
 
 def open_backend(place: str | os.PathLike[str], **options: Any) -> StorageBackend:
@@ -25,16 +39,28 @@ def open_backend(place: str | os.PathLike[str], **options: Any) -> StorageBacken
     ``ConfigError`` when the place cannot be one.
     """
     text = os.fspath(place)
-    scheme, separator, rest = text.partition("://")
-    scheme = scheme.lower() if separator else "file"
+    scheme = _scheme_of(text)
     if scheme == "memory":
-        return MemoryBackend(rest.strip("/") or "default", **options)
+        return MemoryBackend(text.partition("://")[2].strip("/") or "default", **options)
     if scheme == "file":
         return LocalBackend(_local_path(text), **options)
-    if scheme not in SCHEMES:
-        known = ", ".join(f"{name}://" for name in (*SCHEMES, "file", "memory"))
-        raise ConfigError(f"{text!r} has the unknown scheme {scheme!r}: use a path, {known}")
     return open_objects(text, **options)
+
+
+def backend_options(place: str) -> set[str]:
+    """The names of the options of a place's backend; nothing is opened.
+
+    ``ConfigError`` when the place cannot be one.
+    """
+    scheme = _scheme_of(place)
+    if scheme == "file":
+        _local_path(place)
+    elif scheme in SCHEMES:
+        place_of(place)
+    _, *rest = inspect.signature(_KINDS[scheme]).parameters.values()
+    names = {one.name for one in rest if one.kind is not one.VAR_KEYWORD and one.name != "prefix"}
+    takes_more = any(one.kind is one.VAR_KEYWORD for one in rest)
+    return names | set(Tuning.__annotations__) if takes_more else names
 
 
 def resolve_url(
@@ -52,6 +78,7 @@ def resolve_url(
     if "://" in text:
         _check_agreement(text, backend)
         return text
+    _check_spelling(text)
     if chosen == "local":
         return text
     bucket = config.bucket.partition("://")[2] or config.bucket
@@ -70,12 +97,34 @@ def with_region(url: str, options: dict[str, Any], config: StorageConfig) -> dic
     return {"region": config.region, **options} if is_s3 and config.region else options
 
 
+def _scheme_of(text: str) -> str:
+    """What kind of place a path or URL is: one of `_KINDS`."""
+    scheme, separator, _ = text.partition("://")
+    if not separator:
+        _check_spelling(text)
+        return "file"
+    if scheme.lower() not in _KINDS:
+        known = ", ".join(f"{name}://" for name in (*SCHEMES, "file", "memory"))
+        raise ConfigError(f"{shown(text)!r} has the unknown scheme {scheme!r}: use a path, {known}")
+    return scheme.lower()
+
+
+def _check_spelling(path: str) -> None:
+    """Refuse a path that was meant to be a URL."""
+    slip = _SLIP.match(path)
+    if slip is not None:
+        raise ConfigError(
+            f"a place that begins with {slip[0]!r} looks like a URL and is none: write "
+            f"{slip[1]}://... as text (pathlib drops a slash), or ./{slip[0]}... for a folder"
+        )
+
+
 def _check_agreement(url: str, backend: str | None) -> None:
     scheme = url.partition("://")[0].lower()
     if backend in _SCHEME_OF and scheme != _SCHEME_OF[backend]:
         raise ConfigError(
-            f"{url!r} does not lie in backend {backend!r}: leave the backend out, or write a "
-            f"{_SCHEME_OF[backend]}:// URL"
+            f"{shown(url)!r} does not lie in backend {backend!r}: leave the backend out, or write "
+            f"a {_SCHEME_OF[backend]}:// URL"
         )
 
 

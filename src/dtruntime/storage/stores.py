@@ -34,6 +34,13 @@ _ENDPOINTS = {
 }
 _FAMILIES = ("AWS_", "GOOGLE_", "AZURE_")
 _SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|KEY$|SAS|CREDENTIAL", re.IGNORECASE)
+_SIGNATURE = re.compile(
+    r"[?&](?:x-(?:amz|goog)-[\w-]+"
+    r"|[\w-]*(?:sig|signature|token|secret|password|credential|accesskeyid|accessid))=",
+    re.IGNORECASE,
+)
+"""What the query of a URL that grants access has."""
+_URL = re.compile(r"(\w[\w+.-]*://)(?:[^\s/?#]*@)?([^\s?#\"'<>()]*)(?:[?#][^\s\"'<>()]*)?")
 _MESSAGE_LIMIT = 600
 
 
@@ -84,18 +91,29 @@ def parse_object_url(text: str) -> ObjectUrl:
     """Split an object's URL; ``ShardError`` when it names no bucket or a foreign scheme."""
     scheme, _, rest = text.partition("://")
     bucket, _, key = rest.partition("/")
-    if "@" in bucket:
+    if "@" in bucket or _SIGNATURE.search(rest):
         raise ShardError(
             f"a {scheme}:// path carries credentials: give them in the environment instead"
         )
     if scheme.lower() not in SCHEMES:
         raise ShardError(
-            f"{text!r} has the unknown scheme {scheme!r}: use a local path, file://, "
+            f"{shown(text)!r} has the unknown scheme {scheme!r}: use a local path, file://, "
             + ", ".join(f"{name}://" for name in SCHEMES)
         )
     if not bucket:
-        raise ShardError(f"{text!r} names no bucket: write {scheme}://bucket/path")
+        raise ShardError(f"{shown(text)!r} names no bucket: write {scheme}://bucket/path")
     return ObjectUrl(scheme.lower(), bucket, key.strip("/"))
+
+
+def shown(place: str) -> str:
+    """A path or URL as messages repeat it: without user, password, query and fragment."""
+    scheme, separator, rest = place.partition("://")
+    if not separator:
+        return place
+    if ":" in re.split(r"[/?#]", rest, maxsplit=1)[0]:
+        rest = rest.rpartition("@")[2]  # a password may have any character in it
+    host, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
 def store_for(url: ObjectUrl, *, patient: bool = True) -> ObjectStore:
@@ -218,9 +236,10 @@ def changed(what: str) -> ShardError:
 def message_of(error: Exception, secrets: Iterable[str] = ()) -> str:
     """What a store said, on one line, without its debug output and without credentials.
 
-    ``secrets`` are to be left out besides those in the environment.
+    ``secrets`` are to be left out besides those in the environment. URLs lose their queries, which
+    may be signatures.
     """
-    text = " ".join(str(error).partition("\n\nDebug source")[0].split())
+    text = _URL.sub(r"\1\2", " ".join(str(error).partition("\n\nDebug source")[0].split()))
     for secret in {*secrets, *secrets_in(os.environ)}:
         text = text.replace(secret, "***")
     return text if len(text) <= _MESSAGE_LIMIT else text[:_MESSAGE_LIMIT] + "..."

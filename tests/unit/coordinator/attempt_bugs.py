@@ -40,15 +40,7 @@ def _all_may_join(patch: Patch) -> None:
 
 def join_attempts_given_up(patch: Patch) -> None:
     """Let members join whose companions no longer wait."""
-    may_join = Agreements._may_join
-
-    def patient(self: Agreements, attempt: Attempt, command: c.BeginCheckpoint) -> bool:
-        pending = self._pending.get(attempt.record.checkpoint_id)
-        if pending is not None:
-            pending.given_up = False
-        return may_join(self, attempt, command)
-
-    patch(Agreements, "_may_join", patient)
+    patch(PendingCheckpoint, "given_up", False)
 
 
 def _last_part_is_not_awaited(patch: Patch) -> None:

@@ -183,6 +183,46 @@ def test_attempt_is_not_joined_once_a_sender_has_stopped_waiting(bench: Bench, e
     assert isinstance(bench.save(a, FIRST, step=7).reply, c.Aborted)
 
 
+@pytest.mark.parametrize("end", ["timeout", "hang-up", "restart"])
+def test_attempt_is_joined_when_its_sender_waits_again(bench: Bench, end: str) -> None:
+    """Its connection broke, or the coordinator did, and it has called again."""
+    a, b = bench.world(2)
+    bench.begin(a, 7)
+    call = bench.save(a, FIRST, step=7, timeout=1.0)
+    if end == "timeout":
+        bench.wait(1.0, a, b)
+    elif end == "hang-up":
+        bench.hang_up(call)
+    else:
+        bench.restart()
+    again = bench.save(a, FIRST, step=7)
+    assert again.held
+    assert bench.begin(b, 7).checkpoint_id == FIRST
+    assert isinstance(bench.save(b, FIRST, step=7).reply, c.Committed)
+    assert isinstance(again.reply, c.Committed)
+
+
+def test_attempt_is_joined_when_the_old_connection_of_its_sender_is_seen_to_be_gone_late(
+    bench: Bench,
+) -> None:
+    a, b = bench.world(2)
+    bench.begin(a, 7)
+    first = bench.save(a, FIRST, step=7)
+    again = bench.save(a, FIRST, step=7)
+    bench.hang_up(first)
+    assert again.held
+    assert bench.begin(b, 7).checkpoint_id == FIRST
+
+
+def test_attempt_is_not_joined_while_one_of_several_senders_does_not_wait(bench: Bench) -> None:
+    a, b, late = bench.world(3)
+    for member in (a, b):
+        bench.begin(member, 7)
+    assert bench.save(a, FIRST, step=7).held
+    bench.hang_up(bench.save(b, FIRST, step=7))
+    assert bench.begin(late, 7).checkpoint_id == SECOND
+
+
 def test_those_who_asked_can_finish_after_a_sender_has_stopped_waiting(bench: Bench) -> None:
     a, b = bench.world(2)
     bench.begin(a, 7)

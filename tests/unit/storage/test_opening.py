@@ -18,7 +18,8 @@ from dtruntime.storage import (
     open_backend,
     resolve_url,
 )
-from dtruntime.storage.opening import with_region
+from dtruntime.storage.opening import backend_options, with_region
+from dtruntime.storage.stores import message_of
 
 
 @pytest.fixture(autouse=True)
@@ -81,12 +82,59 @@ def test_memory_is_shared_by_name() -> None:
         ("s3://key:secret@bucket/path", "carries credentials"),
         ("gs://bucket/a/../b", "'..' are not allowed"),
         ("file://other-host/path", "another machine"),
+        ("s3//bucket/path", "'s3//' looks like a URL"),
+        ("s3:/bucket/path", "'s3:/' looks like a URL"),
+        ("S3:bucket", "'S3:' looks like a URL"),
+        ("file:/folder", "'file:/' looks like a URL"),
     ],
 )
 def test_place_that_cannot_be_is_a_configuration_error(place: str, complaint: str) -> None:
-    with pytest.raises(ConfigError, match=complaint) as caught:
-        open_backend(place)
-    assert "key:secret" not in str(caught.value)
+    for check in (open_backend, backend_options):
+        with pytest.raises(ConfigError, match=complaint) as caught:
+            check(place)
+        assert "key:secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "s3://key:SECRET@bucket/path",
+        "s3://bucket/path?X-Amz-Algorithm=AWS4&X-Amz-Signature=SECRET",
+        "gs://bucket/path?GoogleAccessId=a&Signature=SECRET",
+        "az://container/path?sv=2024&sig=SECRET",
+        "https://user:SECRET@host/path",
+        "https://user:SECRET/with@signs@host/path",
+        "https://host/path?token=SECRET#SECRET",
+        "file://user:SECRET@host/path",
+        "s3:/key:SECRET@bucket/path",
+    ],
+)
+def test_credentials_in_a_place_are_refused_and_never_repeated(place: str) -> None:
+    other = "s3" if place.startswith("gs") else "gcs"
+    for refuse in (open_backend, backend_options, lambda text: resolve_url(text, other)):
+        with pytest.raises(ConfigError) as caught:
+            refuse(place)
+        assert "SECRET" not in str(caught.value)
+
+
+def test_what_a_store_says_is_repeated_without_users_and_queries() -> None:
+    said = "error for url (https://user:SECRET@host/c?comp=list&sig=SECRET), see http://a.b/c?d=SECRET."
+    assert message_of(Exception(said)) == "error for url (https://host/c), see http://a.b/c"
+
+
+def test_folder_may_be_called_like_a_scheme(tmp_path: Path) -> None:
+    for name in ("s3", "s3/run", "./s3:/run", "gs-run", "files/x"):
+        assert open_backend(name).kind == "local"
+    assert resolve_url("./s3://bucket".replace("://", ":/"), "local") == "./s3:/bucket"
+
+
+def test_options_of_a_place_are_those_of_its_backend() -> None:
+    assert backend_options("folder") == {"direct"}
+    assert backend_options("memory://x") == set()
+    assert {"region", "path_style", "endpoint", "config"} <= backend_options("s3://bucket/x")
+    assert {"account", "endpoint"} <= backend_options("az://box")
+    for url in ("s3://bucket/x", "gs://bucket", "az://box/x"):
+        assert not {"bucket", "container", "prefix", "tuning"} & backend_options(url)
 
 
 def test_wrong_options_are_refused() -> None:

@@ -259,15 +259,15 @@ class StrataWriter(StorageWriter):
 
     def _check_there(self, names: Iterable[str]) -> None:
         """Make sure that parts of all ranks and packs of earlier checkpoints are there."""
-        backend = self._access.place.backend
-        for name in set(names):
-            if not backend.exists(name):
-                raise StorageError(
-                    f"{backend.location(name)} is not there although a checkpoint that is being "
-                    "saved refers to it, and the checkpoint is not committed: save again with "
-                    "is_full=True, let one job at a time save to a place, and use a local_tier "
-                    "only where all ranks share its folder"
-                )
+        catalog = self._access.place.catalog
+        gone = catalog.missing(set(names))
+        if gone:
+            raise StorageError(
+                f"{catalog.backend.location(gone[0])} is not there although a checkpoint that is "
+                "being saved refers to it, and the checkpoint is not committed: save again with "
+                "is_full=True, let one job at a time save to a place, and use a local_tier only "
+                "where all ranks share its folder"
+            )
 
 
 def step_of(checkpoint_id: str | os.PathLike[str] | int) -> int:

@@ -9,16 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from ..state import Event
+from ..state.journal import ALARMS
 from .views import Level, LogEntry
-
-_LEVELS: dict[str, Level] = {
-    "worker.dead": "error",
-    "worker.slow": "warning",
-    "barrier.timed_out": "warning",
-    "checkpoint.aborted": "warning",
-    "checkpoint.damaged": "error",
-    "coordinator.stalled": "warning",
-}
 
 _Fields = Mapping[str, str]
 
@@ -84,7 +76,7 @@ _SENTENCES: dict[str, Callable[[_Fields], str]] = {
 
 def level_of(kind: str) -> Level:
     """How much an event matters."""
-    return _LEVELS.get(kind, "info")
+    return ALARMS.get(kind, "info")
 
 
 def sentence(event: Event) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import os
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from ..._threads import abandonable
 from ...config import CoordinatorConfig, split_address
 from ...errors import StrataError
 from ...telemetry import EventLog
@@ -28,7 +30,7 @@ SECONDS = 20.0
 
 
 class Previews:
-    """Reads rows in other threads, a few at a time."""
+    """Reads rows in other threads, a few at a time, also when some of them hang."""
 
     def __init__(self, config: CoordinatorConfig) -> None:
         self.enabled = config.preview == "on" or (
@@ -46,19 +48,35 @@ class Previews:
                 "[coordinator], or bind --http to loopback",
             )
         path = first_file(record)
-        async with self._turns:
-            work = asyncio.to_thread(_read, path, record, min(rows, ROWS_MOST))
-            try:
-                return await asyncio.wait_for(work, SECONDS)
-            except TimeoutError:
-                raise _unreadable(record, f"{path} took longer than {SECONDS:g} s") from None
-            except ImportError as exc:
-                raise _unreadable(
-                    record, f"{exc}; install it with: pip install 'dtruntime[data]'"
-                ) from None
-            except (StrataError, OSError, ValueError) as exc:
-                log.warning("preview.failed", dataset=record.dataset_id, error=str(exc))
-                raise _unreadable(record, str(exc)) from exc
+        slow = f"{AT_ONCE} other previews have not ended within {SECONDS:g} s"
+        try:
+            async with asyncio.timeout(SECONDS):
+                await self._turns.acquire()
+                slow = f"{path} took longer than {SECONDS:g} s"
+                return await asyncio.shield(self._begin(path, record, min(rows, ROWS_MOST)))
+        except TimeoutError:
+            raise _unreadable(record, slow) from None
+        except ImportError as exc:
+            raise _unreadable(
+                record, f"{exc}; install it with: pip install 'dtruntime[data]'"
+            ) from None
+        except (StrataError, OSError, ValueError) as exc:
+            log.warning("preview.failed", dataset=record.dataset_id, error=str(exc))
+            raise _unreadable(record, str(exc)) from exc
+
+    def _begin(self, path: str, record: DatasetRecord, rows: int) -> asyncio.Future[Preview]:
+        """Read on a thread, which has the turn until it ends, however long nobody waits for it."""
+        try:
+            reading = abandonable(partial(_read, path, record, rows), "strata-preview")
+        except RuntimeError:  # no thread could be started
+            self._turns.release()
+            raise
+        reading.add_done_callback(self._ended)
+        return reading
+
+    def _ended(self, reading: asyncio.Future[Preview]) -> None:
+        self._turns.release()
+        reading.exception()  # is then not missed where nobody waits for it any more
 
 
 def is_loopback(address: str) -> bool:

@@ -17,6 +17,7 @@ from ...telemetry import EventLog, MethodStats, tracing
 from ..sqlite import SqliteStore
 from ..state import HELD, Effect, Emit, Machine, Refused, Release
 from ..state import commands as c
+from ..state.journal import ALARMS
 from . import decode, encode, spans
 from .limits import RateLimits
 from .queries import Answer, Queries
@@ -381,7 +382,7 @@ class CoordinatorService:
     def _announce(self, effects: Sequence[Effect]) -> None:
         emitted = [effect.event for effect in effects if isinstance(effect, Emit)]
         for event in emitted:
-            level = log.warning if event.kind in _ALARMS else log.info
+            level = log.warning if event.kind in ALARMS else log.info
             level(event.kind, job=event.job, **event.fields)
         if emitted:
             self._appended.set()
@@ -420,18 +421,6 @@ class CoordinatorService:
 
     def _shutting_down(self) -> Refused:
         return Refused("shutting_down", "the coordinator is shutting down: try again soon")
-
-
-_ALARMS = frozenset(
-    {
-        "worker.dead",
-        "worker.slow",
-        "barrier.timed_out",
-        "checkpoint.aborted",
-        "checkpoint.damaged",
-        "coordinator.stalled",
-    }
-)
 
 
 def _observe(stats: MethodStats, started: float, done: asyncio.Future[Message]) -> None:

@@ -5,8 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from ...rpc.codes import CONDITIONS, STATES
 from ...rpc.gen import coordinator_pb2 as pb
-from ...types import DEFAULT_JOB, VALUE_BYTES, CheckpointCondition, WorkerState, check_id
+from ...types import (
+    DEFAULT_JOB,
+    FORMATS,
+    LONGEST_WAIT_SECONDS,
+    REPORTED_AT_ONCE,
+    VALUE_BYTES,
+    check_id,
+)
 from ..state import Refused
 from ..state import commands as c
 from . import layouts
@@ -19,27 +27,6 @@ PATH_LENGTH = 4096
 TEXT_LENGTH = 512
 DETAIL_LENGTH = 2048
 MAX_COUNT = 2**63 - 1
-REPORTED_AT_ONCE = 1000
-MAX_WAIT_SECONDS = 24 * 3600.0
-FORMATS = ("", "parquet", "csv", "tfrecord")
-
-_STATES = [
-    WorkerState.IDLE,
-    WorkerState.IDLE,
-    WorkerState.LOADING,
-    WorkerState.TRAINING,
-    WorkerState.CHECKPOINTING,
-    WorkerState.WAITING,
-    WorkerState.RECOVERING,
-    WorkerState.FINISHED,
-]
-
-
-_CONDITIONS = {
-    pb.CHECKPOINT_CONDITION_GOOD: CheckpointCondition.GOOD,
-    pb.CHECKPOINT_CONDITION_DAMAGED: CheckpointCondition.DAMAGED,
-    pb.CHECKPOINT_CONDITION_REMOVED: CheckpointCondition.REMOVED,
-}
 
 
 def refuse(message: str) -> Refused:
@@ -87,9 +74,9 @@ def register(request: pb.WorkerInfo, max_workers: int) -> c.Register:
 
 def heartbeat(request: pb.HeartbeatRequest) -> c.Heartbeat:
     """A heartbeat. The ids need no check: an unknown one is refused by the machine."""
-    state = request.state
-    if not 0 <= state < len(_STATES):
-        raise refuse(f"worker state {state} is unknown")
+    state = STATES.get(request.state)
+    if state is None:
+        raise refuse(f"worker state {request.state} is unknown")
     report = request.SerializeToString()
     if len(report) > HEARTBEAT_BYTES:
         raise refuse(
@@ -104,7 +91,7 @@ def heartbeat(request: pb.HeartbeatRequest) -> c.Heartbeat:
         request.job or DEFAULT_JOB,
         request.worker_id,
         request.incarnation,
-        _STATES[state],
+        state,
         step,
         request.epoch,
         report,
@@ -168,7 +155,7 @@ def register_dataset(request: pb.DatasetInfo) -> c.RegisterDataset:
         raise refuse(f"dataset {request.dataset_id!r} has no samples: total_samples must be given")
     if not request.shard_size:
         raise refuse(f"dataset {request.dataset_id!r}: shard_size must be at least 1")
-    if request.format not in FORMATS:
+    if request.format and request.format not in FORMATS:
         raise refuse(
             f"dataset {request.dataset_id!r}: format {request.format[:40]!r} is unknown; "
             "use parquet, csv or tfrecord"
@@ -236,7 +223,7 @@ def notify_checkpoint(request: pb.CheckpointInfo, call: int) -> c.NotifyCheckpoi
 
 def report_checkpoints(request: pb.CheckpointReport) -> c.ReportCheckpoints:
     """What became of committed checkpoints."""
-    condition = _CONDITIONS.get(request.condition)
+    condition = CONDITIONS.get(request.condition)
     if condition is None:
         raise refuse(f"checkpoint condition {request.condition} is unknown")
     if len(request.checkpoint_ids) > REPORTED_AT_ONCE:
@@ -331,7 +318,7 @@ def _payload(value: bytes) -> bytes:
 
 
 def _seconds(milliseconds: int) -> float:
-    return min(milliseconds / 1000, MAX_WAIT_SECONDS)
+    return min(milliseconds / 1000, LONGEST_WAIT_SECONDS)
 
 
 def _at_most(name: str, value: int, limit: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from ...rpc.codes import MEMBERSHIP_CODES, STATE_CODES
 from ...rpc.gen import coordinator_pb2 as pb
 from ...types import Membership, WorkerState
 from ..state import Event, Job
@@ -23,13 +24,6 @@ from . import layouts
 
 SEGMENTS_CACHED = 512
 CHECKPOINTS_SHOWN = 8
-
-_STATES: dict[WorkerState, Any] = {
-    state: pb.WorkerState.Value(f"WORKER_STATE_{state.name}") for state in WorkerState
-}
-_MEMBERSHIPS: dict[str, Any] = {
-    m.value: pb.Membership.Value(f"MEMBERSHIP_{m.name}") for m in Membership
-}
 
 
 def passed(reply: c.Passed) -> pb.BarrierResponse:
@@ -310,14 +304,14 @@ def worker(job: Job, rank: int, member: Member | None, now: float) -> pb.WorkerS
     """What is known about a rank."""
     if member is None:
         return pb.WorkerStatus(
-            worker_id=f"worker-{rank}", rank=rank, membership=_MEMBERSHIPS[Membership.EXPECTED]
+            worker_id=f"worker-{rank}", rank=rank, membership=MEMBERSHIP_CODES[Membership.EXPECTED]
         )
     record, beat = member.record, member.pulse
     status = pb.WorkerStatus(
         worker_id=record.worker_id,
         rank=rank,
         incarnation=record.incarnation,
-        membership=_MEMBERSHIPS[record.membership],
+        membership=MEMBERSHIP_CODES[record.membership],
         heartbeat_age_seconds=max(0.0, now - member.last_seen),
         hostname=record.hostname,
         port=record.port,
@@ -327,7 +321,7 @@ def worker(job: Job, rank: int, member: Member | None, now: float) -> pb.WorkerS
         registered_at=record.registered_at,
         detail=record.detail,
         process=record.process,
-        state=_STATES[beat.state if beat else WorkerState.IDLE],
+        state=STATE_CODES[beat.state if beat else WorkerState.IDLE],
         step=beat.step if beat else None,
         epoch=beat.epoch if beat else 0,
     )

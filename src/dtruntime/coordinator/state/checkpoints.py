@@ -136,9 +136,8 @@ class Checkpoints:
             return self._finish(pending, c.worker_id, out)
         out.put("part", self._roster.job, part_key(part), part)
         if c.timeout <= 0 or not c.call:
-            pending.given_up = True
             return self._pending.still_pending(pending)
-        self._pending.hold(pending, c.call)
+        self._pending.hold(pending, c.call, member.incarnation)
         return HELD
 
     def _finish(self, pending: PendingCheckpoint, worker_id: str, out: Outbox) -> Committed:

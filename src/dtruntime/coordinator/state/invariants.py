@@ -390,7 +390,7 @@ def _pending(roster: Roster, checkpoints: Checkpoints) -> Iterator[str]:
     live = {m.incarnation: m.rank for m in roster.slots if m is not None and m.live}
     calls: set[int] = set()
     for key, pending in checkpoints.pending.items():
-        calls |= pending.calls
+        calls |= pending.calls.keys()
         expected, parts = pending.record.expected, pending.parts
         if not parts.keys() < expected.keys():
             yield f"checkpoint {key} is pending with parts {sorted(parts)} of {sorted(expected)}"

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Literal
 
 from .records import Event
 
 JOURNAL_LENGTH = 10_000
+ALARMS: Mapping[str, Literal["warning", "error"]] = {
+    "worker.dead": "error",
+    "worker.slow": "warning",
+    "barrier.timed_out": "warning",
+    "checkpoint.aborted": "warning",
+    "checkpoint.damaged": "error",
+    "coordinator.stalled": "warning",
+}
+"""How grave each kind of event is that somebody should look at; the others are news."""
 
 
 class Journal:

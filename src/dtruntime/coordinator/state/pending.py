@@ -19,14 +19,21 @@ RANKS_CUT = 256
 class PendingCheckpoint:
     """A checkpoint that lacks parts."""
 
-    __slots__ = ("calls", "given_up", "parts", "record")
+    __slots__ = ("calls", "parts", "record")
 
     def __init__(self, record: PendingRecord) -> None:
         self.record = record
         self.parts: dict[int, PartRecord] = {}
-        self.calls: set[int] = set()
-        self.given_up = False
-        """Whether somebody who sent its part may have gone on without the commit."""
+        self.calls: dict[int, int] = {}
+        """Those that wait for the commit, with the incarnation of the caller."""
+
+    @property
+    def given_up(self) -> bool:
+        """Whether somebody who sent its part may have gone on without the commit.
+
+        Not who has lost its connection, or the coordinator, and sends its part again to wait on.
+        """
+        return not self.parts.keys() <= set(self.calls.values())
 
     def missing_ranks(self) -> list[int]:
         """Ranks that have not sent their part."""
@@ -93,9 +100,9 @@ class PendingCheckpoints:
         out.put("pending", self._roster.job, checkpoint_id, record)
         return pending
 
-    def hold(self, pending: PendingCheckpoint, call: int) -> None:
-        """Answer a call when the last part is there."""
-        pending.calls.add(call)
+    def hold(self, pending: PendingCheckpoint, call: int, incarnation: int) -> None:
+        """Answer a member's call when the last part is there."""
+        pending.calls[call] = incarnation
         self._calls[call] = pending
 
     def awaiting(self, incarnation: int) -> list[tuple[Attempt, PendingCheckpoint]]:
@@ -150,8 +157,7 @@ class PendingCheckpoints:
         """The caller is gone; its part stays."""
         pending = self._calls.pop(call, None)
         if pending is not None:
-            pending.calls.discard(call)
-            pending.given_up = True
+            pending.calls.pop(call, None)
 
     def lose(self, losses: list[Lost], out: Outbox) -> None:
         """Abort what a lost member was to contribute to."""
@@ -178,7 +184,6 @@ class PendingCheckpoints:
         for part in parts:
             if part.checkpoint_id in self.by_id:
                 self.by_id[part.checkpoint_id].parts[part.incarnation] = part
-                self.by_id[part.checkpoint_id].given_up = True
 
 
 def part_key(part: PartRecord) -> str:

@@ -1,0 +1,64 @@
+"""What a `CheckpointManager` is given, checked before anything is saved."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import psutil
+
+from ..storage.opening import backend_options
+from ..storage.stores import SCHEMES
+from ..types import check_whole
+from .staging import SLAB
+
+
+def check_place(storage_path: Any, path: Any) -> str:
+    """The place that is named by one of two arguments, as text."""
+    if storage_path is not None and path is not None:
+        raise TypeError("give storage_path or path, not both: they are the same")
+    place = storage_path if storage_path is not None else path
+    if place is None:
+        raise TypeError("CheckpointManager needs a storage_path (or path)")
+    text = os.fspath(place)
+    if not isinstance(text, str):
+        raise TypeError(f"storage_path must be a str or a path, not {type(text).__name__}")
+    return text
+
+
+def check_options(url: str, options: Iterable[str], manager: type[Any]) -> None:
+    """Make sure that a place can be one, and that its storage takes these options.
+
+    One of the arguments of ``manager`` may have been meant. ``ConfigError`` and ``TypeError``.
+    """
+    taken = backend_options(url)
+    for name in options:
+        if name not in taken:
+            advice = _advice(name, taken, manager, url)
+            raise TypeError(f"CheckpointManager has no option {name!r}{advice}")
+
+
+def check_budget(memory_budget: Any) -> int:
+    """How much memory saves may take; by default a quarter of the machine's."""
+    if memory_budget is None:
+        return max(SLAB, psutil.virtual_memory().total // 4)
+    return check_whole("memory_budget", memory_budget, SLAB)
+
+
+def _advice(name: str, taken: set[str], manager: type[Any], url: str) -> str:
+    parameters = inspect.signature(manager).parameters.values()
+    own = [one.name for one in parameters if one.kind is not one.VAR_KEYWORD]
+    close = difflib.get_close_matches(name, [*own, *taken], 1)
+    if close:
+        return f": did you mean {close[0]}?"
+    takes = ", ".join(sorted(taken)) or "none"
+    scheme = url.partition("://")[0].lower()
+    if scheme in SCHEMES:
+        return (
+            f", and {scheme}:// takes {takes}: credentials and other settings of the store go in "
+            "config={...}"
+        )
+    return f", and this storage takes {takes}"
