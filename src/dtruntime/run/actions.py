@@ -26,7 +26,7 @@ class Agreements:
         self._orchestrator = orchestrator
         self._gate = gate
         self._crew: Crew | None = None
-        self._under_way: set[str] = set()
+        self._under_way: dict[str, asyncio.Task[None]] = {}
         orchestrator.on_heartbeat(self._heard)
 
     def begin(self, crew: Crew) -> None:
@@ -45,8 +45,8 @@ class Agreements:
         for action in self._orchestrator.actions:
             known = self._gate.knows(action) or action.action_id in self._under_way
             if not known:
-                self._under_way.add(action.action_id)
-                asyncio.get_running_loop().create_task(self._agree(action, crew))
+                agreeing = asyncio.get_running_loop().create_task(self._agree(action, crew))
+                self._under_way[action.action_id] = agreeing
 
     async def _agree(self, action: Action, crew: Crew) -> None:
         passed, era = self._gate.close()
@@ -63,7 +63,7 @@ class Agreements:
             log.warning("run.no_agreement", action=action.kind, reason=str(exc))
         finally:
             self._gate.open(action, step, era)
-            self._under_way.discard(action.action_id)
+            del self._under_way[action.action_id]
         if step is not None:
             log.info("run.agreed", action=action.kind, step=step, reason=action.reason)
 
@@ -92,4 +92,8 @@ class Watch:
         except StrataError as exc:
             log.error("run.drain_not_requested", reason=str(exc))
             return
-        await self._orchestrator.heartbeat()
+        try:
+            # The request comes back with it, and not only at the next that is due.
+            await self._orchestrator.heartbeat()
+        except StrataError as exc:
+            log.warning("run.no_heartbeat", reason=str(exc))

@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..client import DatasetRegistry, TrainingOrchestrator
+from ..config import Config
 from ..data import build_index
 from ..data.index import DatasetIndex
 from ..data.loading import FileSource, Loader, NumberSource, Source
 from ..data.loading.loader import Delivery
 from ..data.loading.mixture import Mixture
 from ..data.loading.state import merge_states
-from ..errors import ConfigError
-from .batches import DataOptions, OwnStream, Stream
+from ..errors import ShardError
+from .batches import DataOptions, Stream
 from .crew import Crew
+from .formats import format_of
+from .kinds import is_count
 
-_SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv"}
 _SOURCE_OPTIONS = ("columns", "skip", "cache", "shard_size", "exact")
 
 
@@ -28,8 +29,6 @@ def dataset_stream(options: DataOptions, worker: TrainingOrchestrator | None) ->
     data = options.data
     if isinstance(data, Source | DatasetIndex | Mixture):
         return _loaded(data, options.loader)
-    if not (isinstance(data, str | os.PathLike) or _is_count(data)):
-        return OwnStream(data)
     if worker is not None:
         return _registered(options, worker)
     reading = dict(options.loader)
@@ -39,8 +38,12 @@ def dataset_stream(options: DataOptions, worker: TrainingOrchestrator | None) ->
 class DatasetStream(Stream):
     """A dataset read by `Loader`."""
 
-    def __init__(self, make: Callable[[Crew], Loader]) -> None:
+    def __init__(
+        self, make: Callable[[Crew], Loader], disconnect: Callable[[], None] | None = None
+    ) -> None:
+        """``disconnect`` closes what ``make`` uses, and can use again."""
         self._make = make
+        self._disconnect = disconnect
         self._loader: Loader | None = None
         self._given: Delivery | None = None
 
@@ -57,12 +60,17 @@ class DatasetStream(Stream):
 
     def open(self, crew: Crew) -> None:
         """Make a loader for the crew."""
-        self.close()
+        self._stop_reading()
         self._loader = self._make(crew)
 
     def batches(self) -> Iterator[tuple[Any, int]]:
         """Batches up to the end of the epoch; all ranks have the same number of them."""
         loader = self.loader
+        if not loader.steps_per_epoch:
+            raise ShardError(
+                "an epoch has no steps: last='drop' leaves out everything, since there are fewer "
+                "samples than a batch of all workers takes; use smaller batches, or last='keep'"
+            )
         last: Any = None
         for step in loader.deliveries():
             self._given = step
@@ -94,7 +102,14 @@ class DatasetStream(Stream):
         self.loader.load_state_dict(merge_states(positions) if complete else positions[0])
 
     def close(self) -> None:
-        """Stop reading ahead."""
+        """Stop reading ahead, and close the connection."""
+        try:
+            self._stop_reading()
+        finally:
+            if self._disconnect is not None:
+                self._disconnect()
+
+    def _stop_reading(self) -> None:
         if self._loader is not None:
             self._loader.close()
 
@@ -103,26 +118,33 @@ def _registered(options: DataOptions, worker: TrainingOrchestrator) -> Stream:
     """A dataset of the job; every worker registers it, which is the same as one doing so."""
     registry = DatasetRegistry(worker.config.coordinator_url, job=worker.job)
     reading = dict(options.loader)
-    size = reading.pop("shard_size", 10_000)
-    shuffle, seed = reading.get("shuffle", True), reading.get("seed", 0)
-    if _is_count(options.data):
-        registry.register_dataset(options.dataset, options.data, size, shuffle)
-    else:
-        registry.register(
-            options.dataset,
-            os.fspath(options.data),
-            options.format or _format_of(options.data),
-            shard_size=size,
-            shuffle=shuffle,
-            seed=seed,
-        )
+    try:
+        _register(registry, options, reading.pop("shard_size", _shard_size()))
+    except BaseException:
+        registry.close()
+        raise
 
     def make(crew: Crew) -> Loader:
         return registry.loader(
             options.dataset, **{**reading, "rank": crew.index, "world_size": crew.size}
         )
 
-    return DatasetStream(make)
+    return DatasetStream(make, registry.close)
+
+
+def _register(registry: DatasetRegistry, options: DataOptions, shard_size: int) -> None:
+    shuffle, seed = options.loader.get("shuffle", True), options.loader.get("seed", 0)
+    if is_count(options.data):
+        registry.register_dataset(options.dataset, options.data, shard_size, shuffle)
+    else:
+        registry.register(
+            options.dataset,
+            os.fspath(options.data),
+            options.format or format_of(options.data),
+            shard_size=shard_size,
+            shuffle=shuffle,
+            seed=seed,
+        )
 
 
 def _loaded(source: Source | DatasetIndex | Mixture, reading: Mapping[str, Any]) -> Stream:
@@ -134,31 +156,14 @@ def _loaded(source: Source | DatasetIndex | Mixture, reading: Mapping[str, Any])
 
 def _source(data: Any, format: str | None, reading: dict[str, Any]) -> Source:
     chosen = {name: reading.pop(name) for name in _SOURCE_OPTIONS if name in reading}
-    if _is_count(data):
+    chosen.setdefault("shard_size", _shard_size())
+    if is_count(data):
         return NumberSource(data, **chosen)
-    return FileSource(build_index(os.fspath(data), format or _format_of(data)), **chosen)
+    return FileSource(build_index(os.fspath(data), format or format_of(data)), **chosen)
 
 
-def _is_count(data: Any) -> bool:
-    return isinstance(data, int) and not isinstance(data, bool)
-
-
-def _format_of(data: str | os.PathLike[str]) -> str:
-    """The format that the name tells, or else that of the files in the folder."""
-    path = Path(os.fspath(data))
-    names = [path.name]
-    if path.is_dir():
-        names = sorted(entry.name for entry in path.iterdir())
-    for name in names:
-        for suffix in Path(name).suffixes:
-            if suffix in _SUFFIXES:
-                return _SUFFIXES[suffix]
-        if "tfrecord" in name:
-            return "tfrecord"
-    raise ConfigError(
-        f"the format of {os.fspath(data)} is not clear from its name: give format='parquet', "
-        "'csv' or 'tfrecord'"
-    )
+def _shard_size() -> int:
+    return Config.load().dataset.default_shard_size
 
 
 def _none_of(batch: Any) -> Any:

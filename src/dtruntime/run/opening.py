@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 
 from ..checkpoint import CheckpointManager
 from ..client import TrainingOrchestrator, WorkerConfig
+from ..client.registration import OPTIONAL_PACKAGES
 from ..errors import ConfigError
 from .actions import Agreements, Watch
-from .batches import DataOptions, Numbers, OwnStream, Stream
+from .batches import DataOptions, Numbers, Stream
 from .crew import Alone, Membership, Together
 from .formation import Formation
 from .gate import Gate
+from .iterables import OwnStream
+from .kinds import is_iterated
 from .notices import Notices
 from .options import RunOptions
 from .saves import CrewCommits, Saves
@@ -114,9 +117,14 @@ def open_stream(options: DataOptions, worker: TrainingOrchestrator | None) -> St
     data = options.data
     if data is None:
         return Numbers()
-    ours = type(data).__module__.partition(".")[0] == __name__.partition(".")[0]
-    if ours or isinstance(data, str | os.PathLike | int):
+    if is_iterated(data):
+        return OwnStream(data)
+    try:
         from .datasets import dataset_stream
-
-        return dataset_stream(options, worker)
-    return OwnStream(data)
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] not in OPTIONAL_PACKAGES:
+            raise
+        raise ConfigError(
+            f"reading data needs {exc.name}, which is not installed: pip install 'dtruntime[data]'"
+        ) from exc
+    return dataset_stream(options, worker)

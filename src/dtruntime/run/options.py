@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..types import CheckpointInfo
+from ..types import CheckpointInfo, check_seconds
 from .batches import DataOptions
 from .recovery import Recovery
+
+REPORTED = frozenset({"step", "epoch", "state", "step_seconds", "samples_used"})
+"""What is reported beside the metrics, which have other names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,12 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.data.data is None and self.max_steps is None:
             raise ValueError("a run without data has no end: give max_steps")
+        if self.save_seconds is not None:
+            check_seconds("save_seconds", self.save_seconds)
+        check_seconds("grace_seconds", self.grace_seconds, may_be_zero=True)
+        check_seconds("collective_seconds", self.collective_seconds)
+        if not isinstance(self.recovery, Recovery):
+            raise TypeError(f"recovery must be a Recovery, not {type(self.recovery).__name__}")
 
     def length(self, steps: int | None) -> dict[str, float]:
         """Tells how much there is to do: in epochs, and the ``steps`` of all of them, if known."""
@@ -49,3 +58,12 @@ class RunOptions:
         if self.is_over(finished.step):
             return True
         return self.data.data is not None and finished.epoch >= self.epochs
+
+
+def as_mapping(name: str, value: Any) -> Mapping[str, Any]:
+    """What was given by name, or nothing; ``TypeError`` when it is no mapping."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a dict with names, not {type(value).__name__}")
+    return value

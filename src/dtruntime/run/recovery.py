@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import StrataError
+from ..types import check_seconds, check_whole
 
 BACKOFF_SECONDS = 1.0
 BACKOFF_MOST = 60.0
@@ -30,13 +31,10 @@ class Recovery:
     """How long a run waits for its workers to come together, at the start or again."""
 
     def __post_init__(self) -> None:
-        if self.min_workers < 1:
-            raise ValueError(f"min_workers must be at least 1, not {self.min_workers}")
-        if self.max_failures < 0:
-            raise ValueError(f"max_failures must not be negative: {self.max_failures}")
+        check_whole("min_workers", self.min_workers, 1)
+        check_whole("max_failures", self.max_failures)
         for name in ("wait_seconds", "window_seconds", "detect_seconds", "assemble_seconds"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative: {getattr(self, name)}")
+            check_seconds(name, getattr(self, name), may_be_zero=True)
 
 
 class Failures:

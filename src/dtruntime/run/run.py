@@ -14,14 +14,14 @@ from ..errors import StrataError, SyncError
 from ..types import EpochCoverage, check_whole
 from .batches import DataOptions
 from .crew import Crew, Leaving
+from .kinds import check_data, check_lockstep
 from .notices import Notices
 from .opening import worker_of
-from .options import RunOptions
+from .options import REPORTED, RunOptions, as_mapping
 from .recovery import Recovery
 from .tracking import Tracked
 from .training import Regroup, Training
 
-_REPORTED = frozenset({"step", "epoch", "state", "step_seconds"})
 PREEMPTED = 143
 """The exit status of a process that SIGTERM has ended."""
 
@@ -81,7 +81,8 @@ class Run:
         - ``data``: files (a path, glob or URL, read as ``format``; with a coordinator they are
           registered as ``dataset``), a number of samples, a source for `Loader`, or anything that
           can be iterated once per epoch. Without data, batches are the numbers of the steps.
-        - ``track``: objects with a ``state_dict``. ``state``: values, replaced in `Run.state`.
+        - ``track``: objects with a ``state_dict``. ``state``: what the values in
+          `Run.state` begin with.
         - ``save_steps``, ``save_seconds``: how often to save (by default as ``[checkpoint]
           interval_steps`` says). ``checkpoint`` has more options of `CheckpointManager`,
           ``loader`` of `Loader`.
@@ -93,12 +94,16 @@ class Run:
         """
         seed = check_whole("seed", seed)
         sizes = {"batch_size": batch_size, "global_batch_size": global_batch_size}
-        given = {name: size for name, size in sizes.items() if size is not None}
-        kept = {"keep_count": keep_count, "interval_steps": save_steps}
+        given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+        given |= as_mapping("loader", loader)
+        if data is not None:
+            check_data(data, given if format is None else {**given, "format": format})
+        every = None if save_steps is None else check_whole("save_steps", save_steps, 1)
+        kept = {"keep_count": keep_count, "interval_steps": every}
         self._options = RunOptions(
             checkpoints=checkpoints,
-            manager={**kept, **(checkpoint or {})},
-            data=DataOptions(data, format, dataset, {"seed": seed, **given, **(loader or {})}),
+            manager={**kept, **as_mapping("checkpoint", checkpoint)},
+            data=DataOptions(data, format, dataset, {"seed": seed, **given}),
             epochs=check_whole("epochs", epochs, 1),
             max_steps=None if max_steps is None else check_whole("max_steps", max_steps),
             seed=seed,
@@ -108,8 +113,10 @@ class Run:
             process_group=process_group,
             collective_seconds=collective_seconds,
         )
-        self._tracked = Tracked(track or {}, state)
+        self._tracked = Tracked(as_mapping("track", track), as_mapping("state", state))
         self._orchestrator = worker_of(coordinator_url, job, rank, world_size, worker_id)
+        if self._orchestrator is not None and self._orchestrator.config.world_size != 1:
+            check_lockstep(given)
         self._notices = Notices(preemption_file, signals=handle_signals)
         self._training = Training(self._options, self._tracked, self._orchestrator, self._notices)
 
@@ -180,8 +187,8 @@ class Run:
         worker = self._orchestrator
         if worker is None:
             raise StrataError("coverage is kept by a coordinator: this run has none")
-        registry = DatasetRegistry(worker.config.coordinator_url, job=worker.job)
-        return registry.coverage(self._options.data.dataset)
+        with DatasetRegistry(worker.config.coordinator_url, job=worker.job) as registry:
+            return registry.coverage(self._options.data.dataset)
 
     # Opening and closing
 
@@ -274,7 +281,7 @@ class Run:
 
     def report(self, **metrics: float) -> None:
         """Say how training goes; heartbeats and checkpoints carry it."""
-        if own := _REPORTED & metrics.keys():
+        if own := REPORTED & metrics.keys():
             raise ValueError(f"the run itself reports {', '.join(sorted(own))}: name it otherwise")
         self._training.metrics.update({name: float(value) for name, value in metrics.items()})
 

@@ -62,8 +62,7 @@ class ShardedStates:
             if tensors:
                 state[name] = tensors
         if crew.leads:
-            kept = {"objects": plain, "values": dict(self._tracked.values)}
-            state[PLAIN] = _tensor(kept)
+            state[PLAIN] = _tensor({"objects": plain, **self._tracked.capture_values()})
         return save_sharded(self._manager, state, step, epoch, planning=self._planning, **options)
 
     def restore(self, step: int) -> ShardedCheckpoint:
@@ -71,6 +70,7 @@ class ShardedStates:
         found = ShardedCheckpoint(self._manager, step)
         kept = _unpacked(found, (PLAIN,))
         self._tracked.check(kept["objects"])
+        values = self._tracked.checked_values(kept)
         saved = found.sizes.keys()
         targets: dict[str, Any] = {}
         forms = self._forms()
@@ -80,7 +80,7 @@ class ShardedStates:
         found.load_into({name: tensors for name, tensors in targets.items() if tensors})
         for name, form in forms.items():
             form.apply(_merged(kept["objects"][name], targets[name]))
-        self._tracked.values.update(kept["values"])
+        self._tracked.values.update(values)
         return found
 
     def own(self, found: ShardedCheckpoint, index: int, most: int) -> list[Any]:

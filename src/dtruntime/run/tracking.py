@@ -6,6 +6,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from .beginning import Beginning
+
 _SHARDING = ("torch.distributed.tensor", "torch.distributed.fsdp")
 """Without one of these modules of torch no model is sharded."""
 
@@ -23,6 +25,7 @@ class Tracked:
     def __init__(self, objects: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> None:
         self._objects: dict[str, Any] = {}
         self.values: dict[str, Any] = dict(values or {})
+        self._beginning = Beginning(self.values)
         self.add(objects)
 
     def add(self, objects: Mapping[str, Any]) -> None:
@@ -54,15 +57,24 @@ class Tracked:
     def capture(self) -> dict[str, Any]:
         """The states of all, by reference: save them before the next step changes them."""
         objects = {name: thing.state_dict() for name, thing in self._objects.items()}
-        return {OBJECTS: objects, "values": dict(self.values)}
+        return {OBJECTS: objects, **self.capture_values()}
+
+    def capture_values(self) -> dict[str, Any]:
+        """The values, and what they began with."""
+        return {"values": dict(self.values), "beginning": self._beginning.saved()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Put everything into the state that was captured."""
         kept = state[OBJECTS]
         self.check(kept)
+        values = self.checked_values(state)
         for name, thing in self._objects.items():
             thing.load_state_dict(kept[name])
-        self.values.update(state["values"])
+        self.values.update(values)
+
+    def checked_values(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Captured values in the program's containers; ``ValueError`` if they are not its own."""
+        return self._beginning.shaped(state["values"], state.get("beginning"))
 
     def check(self, kept: Mapping[str, Any]) -> None:
         """Make sure that there is a state of every object."""

@@ -56,9 +56,9 @@ class Training:
         self.metrics: dict[str, float] = {}
         """What the program reports."""
         self.samples = 0
+        """How many the present batch has."""
         self._steps: int | None = None
         """How many there will be in all, if that is known."""
-        """How many the present batch has."""
         self.guarded = False
         """Whether the work on the present batch has ended well, in a guarded block."""
         self.ending = ""

@@ -4,6 +4,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -34,6 +35,11 @@ def mesh() -> Iterator[object]:
 @pytest.fixture(autouse=True)
 def _same_chance() -> None:
     rng.seed(5)
+
+
+class Place(NamedTuple):
+    at: torch.Tensor
+    turns: int
 
 
 class Training:
@@ -182,6 +188,23 @@ def test_parameters_without_gradients_have_no_state_and_get_none(tmp_path):
     with make(tmp_path, second):
         assert torch.equal(first.weights, second.weights)
         assert len(second.optimizer.state) == len(first.optimizer.state)
+
+
+def test_values_beside_a_sharded_model_are_those_of_the_program(tmp_path):
+    def state(shape: int = 2) -> dict[str, object]:
+        return {"place": Place(torch.zeros(shape), 0), "seen": 0}
+
+    first = Training()
+    train(make(tmp_path, first, state=state()), first, stop_after=2)
+    before = Training(seed=2)
+    untouched = before.weights
+    for other, told in (({"seen": 0, "more": 1}, "no value of more"), (state(3), "place/0 was")):
+        with pytest.raises(ValueError, match=told):
+            make(tmp_path, before, state=other).__enter__()
+    assert torch.equal(before.weights, untouched)
+    with make(tmp_path, before, state=state()) as run:
+        assert type(run.state["place"]) is Place
+        assert run.state["seen"] == 40
 
 
 def test_another_model_is_refused_with_names(tmp_path):

@@ -1,0 +1,221 @@
+"""What the user iterates as the source of a run's batches."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from ..telemetry import EventLog
+from . import rng
+from .batches import Stream
+from .crew import Crew
+
+log = EventLog("run")
+
+
+class OwnStream(Stream):
+    """Whatever the user iterates; with a position if it has ``state_dict`` and so on.
+
+    Without one it is read again up to where it was, with the random numbers that there were when
+    the epoch began: whoever shuffles draws the order from them.
+    """
+
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+        self._warned: set[str] = set()
+        self._drawn_from: dict[str, Any] | None = None
+        """The states of random number generators when the epoch began."""
+        self.epoch = self._read = self._skip = 0
+        self._resumed = False
+        """Whether the loader's own state was loaded, which may have been that of an end."""
+
+    def open(self, crew: Crew) -> None:
+        """From the start."""
+        self._start()
+        if crew.size > 1 and crew.leads and not _divides(self._batches):
+            self._warn(
+                "run.data_is_not_divided",
+                workers=crew.size,
+                reason=f"every worker iterates all of this {type(self._batches).__name__}: divide "
+                "it (by a DistributedSampler, or RANK and WORLD_SIZE), or give files or a source",
+            )
+
+    def batches(self) -> Iterator[tuple[Any, int]]:
+        """One pass."""
+        skip, self._skip = self._skip, 0
+        resumed, self._resumed = self._resumed, False
+        _set_epoch(self._batches, self.epoch)
+        passing = self._again(skip) if skip else self._begun()
+        is_empty = not (resumed or skip)
+        for batch in passing:
+            is_empty = False
+            yield batch, _length(batch)
+        if is_empty:
+            raise self._empty()
+        self.epoch += 1
+        self._read, self._drawn_from = 0, None
+
+    def used(self) -> None:
+        """Count the batch."""
+        self._read += 1
+
+    def state(self) -> Any:
+        """The position, and the loader's own state where it has one."""
+        position = {"epoch": self.epoch, "read": self._read}
+        if self._has_state:
+            return {**position, "inner": self._batches.state_dict()}
+        drawn_from = self._drawn_from if self._read else _generator_states(self._batches)
+        return {**position, "inner": None, "drawn_from": drawn_from}
+
+    def restore(self, states: Sequence[Any], index: int) -> None:
+        """Go on from this rank's state, or from the first one's."""
+        state = states[index if index < len(states) else 0]
+        self._start()
+        self.epoch, self._read = state["epoch"], state["read"]
+        if self._has_state and state["inner"] is not None:
+            self._batches.load_state_dict(state["inner"])
+            self._resumed = True
+            self._follow()
+            return
+        self._skip = self._read
+        self._drawn_from = state.get("drawn_from")
+        if self._drawn_from is not None:
+            _set_generators(self._batches, self._drawn_from)
+        elif self._skip:
+            self._warn(
+                "run.order_is_not_saved",
+                epoch=self.epoch,
+                read=self._read,
+                reason="the checkpoint does not tell with which random numbers this epoch began: "
+                "if they decide the order of the data, some of it comes twice and some not at all "
+                "until the epoch ends",
+            )
+
+    @property
+    def _has_state(self) -> bool:
+        return hasattr(self._batches, "state_dict") and hasattr(self._batches, "load_state_dict")
+
+    def _follow(self) -> None:
+        """Be in the epoch of the loader: behind the last batch of one it may be in the next."""
+        counts_alike = hasattr(self._batches, "set_epoch")
+        ahead = getattr(self._batches, "epoch", None) if counts_alike else None
+        if isinstance(ahead, int) and ahead > self.epoch:
+            self.epoch, self._read = ahead, 0
+
+    def _start(self) -> None:
+        self.epoch = self._read = self._skip = 0
+        self._resumed = False
+        self._drawn_from = None
+
+    def _begun(self) -> Iterator[Any]:
+        """A pass from its first batch, or from where the loader's own state says."""
+        self._read = 0
+        if not self._has_state:
+            self._drawn_from = _origin(self._batches)
+        passing: Iterator[Any] = iter(self._batches)
+        return passing
+
+    def _again(self, skip: int) -> Iterator[Any]:
+        """The pass that was interrupted, from behind the batches that were used."""
+        now = rng.capture()
+        if self._drawn_from is None:
+            self._drawn_from = _origin(self._batches)
+        _keep_workers(self._batches, keep=self._drawn_from["kept_workers"])
+        _set_generators(self._batches, self._drawn_from)
+        rng.restore(self._drawn_from["global"])
+        passing: Iterator[Any] = iter(self._batches)
+        for _ in islice(passing, skip):
+            pass
+        rng.restore(now)
+        return passing
+
+    def _empty(self) -> ValueError:
+        kind = type(self._batches).__name__
+        if self.epoch:
+            return ValueError(
+                f"the data has no batches in epoch {self.epoch}: this {kind} can be iterated once; "
+                "give something that begins anew each time, as a list or a DataLoader does"
+            )
+        return ValueError(f"the data has no batches: this {kind} is empty")
+
+    def _warn(self, event: str, **fields: Any) -> None:
+        if event not in self._warned:
+            self._warned.add(event)
+            log.warning(event, **fields)
+
+
+def _parts(batches: Any) -> list[Any]:
+    """What decides the order: the loader, and its samplers as ``DataLoader`` calls them."""
+    within = getattr(batches, "batch_sampler", None)
+    found = [batches, getattr(batches, "sampler", None), within, getattr(within, "sampler", None)]
+    return [part for part in found if part is not None]
+
+
+def _set_epoch(batches: Any, epoch: int) -> None:
+    """Tell the loader the epoch, or else its sampler."""
+    setters = [part.set_epoch for part in _parts(batches) if hasattr(part, "set_epoch")]
+    for set_epoch in setters[:1]:
+        set_epoch(epoch)
+
+
+def _divides(batches: Any) -> bool:
+    """Whether it is known to give each worker a part."""
+    parts = [*_parts(batches), getattr(batches, "loader", None), getattr(batches, "dataset", None)]
+    counts = [getattr(part, name, 1) for part in parts for name in ("num_replicas", "world_size")]
+    return any(isinstance(count, int) and count > 1 for count in counts)
+
+
+def _generators(batches: Any) -> list[Any]:
+    """Generators of torch that were given to the loader or its sampler."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return []
+    found = [getattr(part, "generator", None) for part in _parts(batches)]
+    own = {id(one): one for one in found if isinstance(one, torch.Generator)}
+    return list(own.values())
+
+
+def _origin(batches: Any) -> dict[str, Any]:
+    """What a pass that begins now draws its order from."""
+    kept = {"kept_workers": _has_workers(batches), "global": rng.capture()}
+    return {**_generator_states(batches), **kept}
+
+
+def _has_workers(batches: Any) -> bool:
+    """Whether a ``DataLoader`` goes on with worker processes, for which it draws no other seed."""
+    return getattr(batches, "persistent_workers", False) and batches._iterator is not None
+
+
+def _keep_workers(batches: Any, *, keep: bool) -> None:
+    """Let a ``DataLoader`` have worker processes already when it is iterated, or have none."""
+    if keep and not _has_workers(batches) and getattr(batches, "persistent_workers", False):
+        iter(batches)
+    elif not keep and _has_workers(batches):
+        batches._iterator = None
+
+
+def _generator_states(batches: Any) -> dict[str, Any]:
+    return {"generators": [one.get_state() for one in _generators(batches)]}
+
+
+def _set_generators(batches: Any, states: Mapping[str, Any]) -> None:
+    for one, state in zip(_generators(batches), states["generators"], strict=False):
+        one.set_state(state.cpu())
+
+
+def _length(batch: Any) -> int:
+    """How many samples a batch has: those of its first part that has any number of them."""
+    if isinstance(batch, Mapping | tuple | list):
+        values = batch.values() if isinstance(batch, Mapping) else batch
+        parts = [value for value in values if _has_length(value)]
+        if parts:
+            return _length(parts[0])
+        return min(1, len(batch)) if isinstance(batch, Mapping) else len(batch)
+    return len(batch) if _has_length(batch) else 1
+
+
+def _has_length(value: Any) -> bool:
+    is_single = isinstance(value, str | bytes) or getattr(value, "shape", None) == ()
+    return hasattr(value, "__len__") and not is_single

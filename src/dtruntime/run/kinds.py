@@ -1,0 +1,71 @@
+"""What a run is given as data: samples that `Loader` reads, or batches to iterate as they are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from numbers import Integral
+from typing import Any
+
+from ..types import check_whole
+from .formats import format_by_name
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+def is_count(data: Any) -> bool:
+    """Whether it is a number of samples."""
+    return isinstance(data, Integral) and not isinstance(data, bool)
+
+
+def is_iterated(data: Any) -> bool:
+    """Whether a run iterates it as it is."""
+    if is_count(data) or isinstance(data, str | os.PathLike):
+        return False
+    is_ours = any(kind.__module__.partition(".")[0] == _PACKAGE for kind in type(data).__mro__)
+    return not is_ours or hasattr(data, "__iter__")
+
+
+def check_data(data: Any, options: Iterable[str]) -> None:
+    """Make sure that data can be read, with options that are not for `Loader` alone.
+
+    Raises ``TypeError`` or ``ValueError``.
+    """
+    if is_count(data):
+        check_whole("data", data, 1)
+    if isinstance(data, str) and not data:
+        raise ValueError("data is an empty path: name a file, a folder, a glob or a URL")
+    if not is_iterated(data):
+        return
+    kind = type(data).__name__
+    if isinstance(data, Mapping) or not (hasattr(data, "__iter__") or hasattr(data, "__getitem__")):
+        raise TypeError(
+            f"data must be files (a path, glob or URL), a number of samples, a source for Loader, "
+            f"or something that gives batches when it is iterated, not a {kind}"
+        )
+    if isinstance(data, list | tuple) and data and all(map(_names_a_file, data)):
+        raise ValueError(
+            f"data is a {kind} of {len(data)} paths, which would be iterated as batches: name "
+            "their folder, or all of them by a glob such as 'data/*.parquet'"
+        )
+    if given := sorted(options):
+        raise ValueError(
+            f"{', '.join(given)} cannot be used with this {kind}: a run iterates it as it is, one "
+            "item per step; put samples into batches yourself (torch.utils.data.DataLoader does), "
+            "or give files, a number of samples or a source"
+        )
+
+
+def check_lockstep(reading: Mapping[str, Any]) -> None:
+    """Make sure that all workers have the same number of steps: they save after the same one."""
+    if reading.get("order") == "affinity" and reading.get("last", "keep") == "keep":
+        raise ValueError(
+            "with order='affinity' and last='keep' workers have different numbers of steps, and "
+            "could not save together: use last='pad' or last='drop', or order='global'"
+        )
+
+
+def _names_a_file(item: Any) -> bool:
+    if isinstance(item, os.PathLike):
+        return True
+    return isinstance(item, str) and "\n" not in item and format_by_name(item) is not None
