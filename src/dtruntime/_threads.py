@@ -1,11 +1,13 @@
-"""Work that other threads do: ahead, or with something that is given back at the end."""
+"""Work that other threads do: ahead, aside, or with something that is given back at the end."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -17,6 +19,34 @@ def usable_cores() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # macOS
         return os.cpu_count() or 1
+
+
+def abandonable(work: Callable[[], T], name: str) -> asyncio.Future[T]:
+    """Begin blocking work on a thread of its own, which the interpreter's exit does not wait for.
+
+    The future is done when the thread has ended its work; cancelling it does not stop the thread.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def finish(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        try:
+            outcome: tuple[T | None, BaseException | None] = work(), None
+        except BaseException as exc:
+            outcome = None, exc
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(finish, *outcome)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
 
 
 class Hold:
@@ -63,12 +93,18 @@ class Ahead(Generic[T]):
             yield item
 
     def close(self) -> None:
-        """Stop making items, and wait for the thread."""
+        """Stop making items, and wait for the thread; whoever asks for more is at the end."""
         self._stopped.set()
         while self._thread.is_alive():
-            while not self._ready.empty():
-                self._ready.get_nowait()
+            self._drop()
             self._thread.join(0.01)
+        self._drop()
+        self._ready.put_nowait((self._END, None))
+
+    def _drop(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                self._ready.get_nowait()
 
     def _run(self) -> None:
         try:

@@ -11,7 +11,8 @@
     │   └── StorageThrottledError
     ├── SyncError                 barrier outcomes, fenced workers
     ├── ShardError                invalid dataset or shard request
-    │   └── ShardNotFoundError        also LookupError
+    │   ├── ShardNotFoundError        also LookupError
+    │   └── ShardValueError           also ValueError
     └── ConfigError               also ValueError
 
 Wrong argument types and values raise plain ``TypeError`` and ``ValueError`` before
@@ -112,6 +113,10 @@ class ShardError(StrataError):
 
 class ShardNotFoundError(ShardError, LookupError):
     """The dataset or shard named in the request does not exist."""
+
+
+class ShardValueError(ShardError, ValueError):
+    """A value that no dataset can have."""
 
 
 class ConfigError(StrataError, ValueError):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from numbers import Real
 from typing import Any
 
 DEFAULT_JOB = "default"
@@ -14,6 +16,15 @@ DEFAULT_JOB = "default"
 
 ACTION_KINDS = ("checkpoint", "stop", "drain")
 """What can be asked of a running job."""
+
+FORMATS = ("parquet", "csv", "tfrecord")
+"""What files of datasets can be."""
+
+REPORTED_AT_ONCE = 1000
+"""On how many checkpoints one call may report."""
+
+LONGEST_WAIT_SECONDS = 24 * 3600.0
+"""No call is held for longer by the coordinator."""
 
 VALUE_BYTES = 1024
 """How large a value is that a worker may hand round."""
@@ -53,6 +64,27 @@ def check_whole(name: str, value: Any, least: int = 0, most: int = 2**63 - 1) ->
     if not least <= number <= most:
         raise ValueError(f"{name} must be between {least} and {most}, not {number}")
     return number
+
+
+def check_seconds(name: str, value: Any, *, may_be_zero: bool = False) -> float:
+    """Return ``value`` as a ``float`` if it is a number of seconds, also an infinite one.
+
+    Raises ``TypeError`` or ``ValueError``.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number of seconds, not {type(value).__name__}")
+    seconds = float(value)
+    if math.isnan(seconds) or seconds < 0 or not (seconds or may_be_zero):
+        bound = "not be negative" if may_be_zero else "be positive"
+        raise ValueError(f"{name} must {bound}: {value}")
+    return seconds
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """Return ``value`` if it is true or false, of Python or numpy, else raise ``TypeError``."""
+    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
+        return bool(value)
+    raise TypeError(f"{name} must be True or False, not {value!r}")
 
 
 class WorkerState(StrEnum):

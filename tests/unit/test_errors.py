@@ -25,6 +25,8 @@ ALL = [
         (errors.CheckpointNotFoundError, errors.StorageError),
         (errors.ShardNotFoundError, LookupError),
         (errors.ShardNotFoundError, errors.ShardError),
+        (errors.ShardValueError, ValueError),
+        (errors.ShardValueError, errors.ShardError),
         (errors.ConfigError, ValueError),
     ],
 )

@@ -18,6 +18,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from ..display import open_console
 from ..errors import ConfigError, StrataError
 from ..rpc.channel import target_of
+from .arguments import whole_between
 from .logs import log_only_when_asked
 from .signals import ending_on_signals
 
@@ -80,7 +81,7 @@ def _add_checkpoints(parts: Any) -> None:
     )
     parser.add_argument(
         "--rounds",
-        type=_whole(1, 1000),
+        type=whole_between(1, 1000),
         metavar="N",
         help=f"default: up to 5, those that begin within {CHECKPOINT_SECONDS:.0f} s",
     )
@@ -99,7 +100,7 @@ def _add_coordinator(parts: Any) -> None:
     )
     parser.add_argument(
         "--workers",
-        type=_whole(1, 1000),
+        type=whole_between(1, 1000),
         default=WORKERS,
         metavar="N",
         help=f"that call at once, all in this process (default {WORKERS})",
@@ -117,7 +118,11 @@ def _add_data(parts: Any) -> None:
     parser.add_argument("--columns", type=_names, metavar="A,B", help="default: all")
     parser.add_argument("--format", choices=["parquet", "csv"], default="parquet")
     parser.add_argument(
-        "--batch-size", type=_whole(1, 10**6), default=BATCH, metavar="N", help=f"default {BATCH}"
+        "--batch-size",
+        type=whole_between(1, 10**6),
+        default=BATCH,
+        metavar="N",
+        help=f"default {BATCH}",
     )
     parser.add_argument(
         "--size",
@@ -263,16 +268,6 @@ def _seconds(text: str) -> float:
     if not 0 < value <= 3600:
         raise argparse.ArgumentTypeError(f"must be more than 0 and at most 3600, not {text}")
     return value
-
-
-def _whole(least: int, most: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        value = int(text)
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"must be between {least} and {most}, not {value}")
-        return value
-
-    return number
 
 
 def _names(text: str) -> list[str]:

@@ -6,10 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..client import Observer
-from ..types import CheckpointCondition, CheckpointInfo
+from ..types import REPORTED_AT_ONCE, CheckpointCondition, CheckpointInfo
 from .checkpoints_report import Removal, Verification
-
-AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +65,8 @@ def _grouped(
         if key:
             groups.setdefault((finding.condition, finding.detail), []).append(key)
     for (condition, detail), keys in groups.items():
-        for start in range(0, len(keys), AT_ONCE):
-            yield condition, detail, keys[start : start + AT_ONCE]
+        for start in range(0, len(keys), REPORTED_AT_ONCE):
+            yield condition, detail, keys[start : start + REPORTED_AT_ONCE]
 
 
 def _lies_in(checkpoint: CheckpointInfo, place: str) -> bool:

@@ -20,11 +20,10 @@ from rich.progress import (
 )
 
 from ..client import DatasetRegistry
-from ..client.registration import FORMATS
 from ..config import DEFAULT_URL
 from ..display import open_console
-from ..errors import ConnectionError
 from ..sharding.coverage import Counted
+from ..types import FORMATS
 from .datasets_report import find_job, read_dataset, read_list, read_plan
 from .datasets_view import dataset_view, list_view, plan_view
 from .logs import log_only_when_asked
@@ -86,8 +85,9 @@ def _add_action(actions: Any, name: str, text: str, run: Any) -> argparse.Argume
         "--coordinator",
         help=f"coordinator (default: COORDINATOR_URL, else {DEFAULT_URL})",
     )
+    jobs = {"ls": "only this job", "register": "its job (default: STRATA_JOB, else default)"}
     one = "the dataset's job (default: STRATA_JOB, else the only one that has it)"
-    parser.add_argument("--job", help="only this job" if name == "ls" else one)
+    parser.add_argument("--job", help=jobs.get(name, one))
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.set_defaults(run=_reaching(run))
     return parser
@@ -99,10 +99,7 @@ def _reaching(run: Any) -> Any:
     def face(options: argparse.Namespace) -> int:
         log_only_when_asked()
         url = coordinator_url(options)
-        try:
-            return int(run(url, options))
-        except ConnectionError as exc:
-            raise ConnectionError(f"{exc}; 'strata doctor --url {url}' checks all of that") from exc
+        return int(run(url, options))
 
     return face
 

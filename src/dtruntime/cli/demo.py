@@ -8,13 +8,14 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ..config import ENVIRONMENT
 from ..display import open_console
 from ..errors import StrataError
+from .arguments import whole_between
 from .logs import log_only_when_asked
 from .signals import ending_on_signals
 
@@ -49,7 +50,7 @@ def add_parser(subparsers: Any) -> None:
     ):
         parser.add_argument(
             name,
-            type=_whole(least, most),
+            type=whole_between(least, most),
             default=default,
             metavar="N",
             help=f"{what} (default {default})",
@@ -122,16 +123,6 @@ def run(options: argparse.Namespace) -> int:
 def _is_watched() -> bool:
     """Whether somebody sees what is printed and can answer."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
-
-
-def _whole(least: int, most: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        value = int(text)
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"must be between {least} and {most}, not {value}")
-        return value
-
-    return number
 
 
 @contextlib.contextmanager

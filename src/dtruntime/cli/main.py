@@ -6,6 +6,8 @@ Exit codes: 0 done, 1 the operation failed, 2 wrong usage, 3 the coordinator is 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -33,12 +35,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     options = build_parser().parse_args(arguments)
     try:
-        return int(options.run(options))
+        code = int(options.run(options))
+        sys.stdout.flush()
+        return code
     except ConfigError as exc:
         return _complain(exc, 2)
     except ConnectionError as exc:
         return _complain(exc, 3)
-    except (StrataError, ValueError) as exc:
+    except BrokenPipeError:
+        # Whoever read it has seen enough; what is still buffered must not raise again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except (StrataError, ValueError, OSError) as exc:
         return _complain(exc, 1)
     except KeyboardInterrupt:
         return 130

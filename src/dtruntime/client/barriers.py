@@ -11,7 +11,7 @@ from ..rpc.gen import coordinator_pb2 as pb
 from ..telemetry import tracing
 from ..types import VALUE_BYTES, check_id, check_whole
 from . import wire
-from .member import Member
+from .member import Member, hold_seconds
 
 
 class BarrierCalls(Member):
@@ -65,6 +65,7 @@ class BarrierCalls(Member):
         ranks: Iterable[int] | None = None,
     ) -> pb.BarrierResponse:
         check_id("barrier", barrier_id)
+        hold = hold_seconds(timeout_ms)
         identity = self.identity
         request = pb.BarrierRequest(
             barrier_id=barrier_id,
@@ -83,15 +84,15 @@ class BarrierCalls(Member):
             step=self._report.step,
             barrier_id=barrier_id,
         ):
-            reply = await self._wait(request, timeout_ms)
+            reply = await self._wait(request, hold)
             wire.raise_barrier_outcome(barrier_id, timeout_ms, reply)
         return reply
 
-    async def _wait(self, request: pb.BarrierRequest, timeout_ms: int) -> pb.BarrierResponse:
+    async def _wait(self, request: pb.BarrierRequest, hold: float) -> pb.BarrierResponse:
         self._waiting += 1
         began = time.monotonic()
         try:
-            reply = await self._call("WaitBarrier", request, pb.BarrierResponse, hold_ms=timeout_ms)
+            reply = await self._call("WaitBarrier", request, pb.BarrierResponse, hold=hold)
         finally:
             self._waiting -= 1
             self.waited_seconds += time.monotonic() - began

@@ -9,7 +9,7 @@ from ..errors import CheckpointAbortedError, StorageError
 from ..rpc.gen import coordinator_pb2 as pb
 from ..types import CheckpointCondition, CheckpointInfo, check_id, check_whole
 from . import wire
-from .member import Member
+from .member import Member, hold_seconds
 
 REPORT_SECONDS = 2.0
 """How long a coordinator that is away is tried when it is told what became of a checkpoint."""
@@ -84,6 +84,7 @@ class CommitCalls(Member):
         have. Raises `CheckpointAbortedError` when that will never be, and `StorageError` when it
         is not so within ``timeout_ms``.
         """
+        hold = hold_seconds(timeout_ms)
         identity = self.identity
         request = pb.CheckpointInfo(
             checkpoint_id=check_id("checkpoint", checkpoint_id),
@@ -99,9 +100,7 @@ class CommitCalls(Member):
             generation=self._told,
             partial=partial,
         )
-        reply = await self._call(
-            "NotifyCheckpoint", request, pb.CheckpointResponse, hold_ms=timeout_ms
-        )
+        reply = await self._call("NotifyCheckpoint", request, pb.CheckpointResponse, hold=hold)
         if reply.status == pb.CHECKPOINT_STATUS_ABORTED:
             raise CheckpointAbortedError(
                 f"checkpoint {checkpoint_id!r} was not committed: {reply.detail}"

@@ -10,11 +10,10 @@ from ..data.loading.loader import Consumed
 from ..data.order import Segment, TakenBack
 from ..rpc.channel import Channel
 from ..rpc.gen import coordinator_pb2 as pb
+from .settings import OUTAGE_SECONDS
 
 if TYPE_CHECKING:
     from .orchestrator import TrainingOrchestrator
-
-OUTAGE_SECONDS = 300.0
 
 Outcome = Literal["granted", "moved", "complete", "waiting"]
 _OUTCOMES: dict[int, Outcome] = {

@@ -9,26 +9,24 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from .._loop import awaitable, blocking
-from ..errors import ShardError, ShardNotFoundError
+from ..errors import ShardError, ShardNotFoundError, ShardValueError
 from ..rpc.channel import Channel
 from ..rpc.gen import coordinator_pb2 as pb
 from ..sharding import MovePlan
 from ..sharding.coverage import Counted
 from ..storage.locations import is_remote
-from ..types import DatasetSummary, EpochCoverage, ShardInfo, check_id, check_whole
+from ..types import FORMATS, DatasetSummary, EpochCoverage, ShardInfo, check_id, check_whole
 from . import current, wire
 from .coverage import coverage_of
 from .layouts import DatasetLayout, add_layout, index_in, layout_of, options_in
 from .planning import move_plan
-from .registration import FORMATS, Progress, Wanted, changed_files, index_files
-from .settings import WorkerConfig
+from .registration import Progress, Wanted, changed_files, index_files
+from .settings import OUTAGE_SECONDS, WorkerConfig
 
 if TYPE_CHECKING:
     from ..data.index import DatasetIndex
     from ..data.loading import LiveLoader, Loader, Source
     from ..data.readers import Options
-
-OUTAGE_SECONDS = 300.0
 
 
 class DatasetRegistry:
@@ -91,7 +89,7 @@ class DatasetRegistry:
         them, they are taken to be ``path/shard_{i}.{format}``.
         """
         if format not in FORMATS:
-            raise ShardError(
+            raise ShardValueError(
                 f"dataset {dataset_id!r}: format {format!r} is unknown; use {', '.join(FORMATS)}"
             )
         wanted = Wanted.checked(
@@ -107,7 +105,7 @@ class DatasetRegistry:
             metadata=metadata,
         )
         if not wanted.path:
-            raise ShardError(f"dataset {dataset_id!r}: the path is empty")
+            raise ShardValueError(f"dataset {dataset_id!r}: the path is empty")
         await self._register(wanted, progress)
 
     register = blocking(register_async, brief=True)

@@ -15,7 +15,7 @@ from ..config import split_address
 from ..errors import StrataError, SyncError
 from ..rpc.channel import Channel
 from ..telemetry import EventLog
-from ..types import Action
+from ..types import LONGEST_WAIT_SECONDS, Action
 from .membership import Identity, Report
 from .settings import WorkerConfig
 
@@ -124,7 +124,7 @@ class Member:
         request: Any,
         reply: type[R],
         *,
-        hold_ms: float | None = None,
+        hold: float | None = None,
         patience: float | None = None,
     ) -> R:
         """A call that rides through an absence of the coordinator, and notices the fence."""
@@ -134,7 +134,7 @@ class Member:
                 request,
                 reply,
                 patience=self.config.outage_timeout_ms / 1000 if patience is None else patience,
-                hold=None if hold_ms is None else _positive("timeout_ms", hold_ms) / 1000,
+                hold=hold,
             )
 
     @contextlib.contextmanager
@@ -152,9 +152,10 @@ class Member:
             log.error("worker.superseded", worker=self.worker_id, reason=str(error))
 
 
-def _positive(name: str, value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be positive and finite, not {value}")
-    return float(value)
+def hold_seconds(timeout_ms: Any) -> float:
+    """How long the coordinator may hold a call, by the caller's ``timeout_ms``: at most a day."""
+    if not isinstance(timeout_ms, int | float) or isinstance(timeout_ms, bool):
+        raise TypeError(f"timeout_ms must be a number, not {type(timeout_ms).__name__}")
+    if not 0 < timeout_ms < math.inf:
+        raise ValueError(f"timeout_ms must be positive and finite, not {timeout_ms}")
+    return min(timeout_ms / 1000, LONGEST_WAIT_SECONDS)

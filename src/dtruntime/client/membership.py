@@ -55,6 +55,9 @@ class Report:
                 f"a worker reports at most {METRICS_LIMIT} metrics, with names of at most "
                 f"{METRIC_NAME_LENGTH} characters; these would be {len(values)}"
             )
+        for name in metrics:
+            if any("\ud800" <= letter <= "\udfff" for letter in name):
+                raise ValueError(f"the name of a metric must be text, not {name!r}")
         return Report(
             self.state if state is None else WorkerState(state),
             self.step if step is None else check_whole("step", step),

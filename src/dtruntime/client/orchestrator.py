@@ -18,6 +18,7 @@ from typing import Any, Self
 from .._loop import awaitable, blocking, io
 from ..errors import ConnectionError, StrataError, SyncError
 from ..retry import JITTER
+from ..rpc.codes import STATE_CODES
 from ..rpc.gen import coordinator_pb2 as pb
 from ..telemetry import EventLog
 from ..types import JobStatus, WorkerState, WorkerStatus, check_whole
@@ -30,6 +31,9 @@ from .resources import ResourceProbe
 from .settings import WorkerConfig, trace_worker
 
 log = EventLog("worker")
+
+LAST_REPORT_SECONDS = 2.0
+"""So long may leaving take because of what was reported last."""
 
 
 class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
@@ -78,6 +82,8 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
         super().__init__(replace(config or WorkerConfig(), **chosen).resolved())
         self._heard = 0
         """The generation that the last heartbeat, or the registration, told of."""
+        self._reported = self._report
+        """What the coordinator knows of it."""
         self._heartbeats: asyncio.Task[None] | None = None
         self._probe: ResourceProbe | None = None
         self._listeners: list[Callable[[], None]] = []
@@ -169,6 +175,7 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
         """Leave the job. Does nothing when this worker is not a member."""
         current.leave(self)
         await self._stop_heartbeats()
+        await self._tell_the_last()
         identity, self._identity = self._identity, None
         try:
             if identity is not None and self._fence is None:
@@ -177,6 +184,13 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
             await self._channel.close()
 
     deregister = blocking(deregister_worker)
+
+    async def _tell_the_last(self) -> None:
+        """Send what was reported since the last heartbeat: nobody asks for it later."""
+        if self._identity is None or self._fence is not None or self._report is self._reported:
+            return
+        with contextlib.suppress(StrataError, TimeoutError):
+            await asyncio.wait_for(self.heartbeat(), LAST_REPORT_SECONDS)
 
     async def _say_goodbye(self, identity: Identity, reason: str) -> None:
         request = pb.DeregisterRequest(
@@ -241,7 +255,7 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
             worker_id=identity.worker_id,
             job=identity.job,
             incarnation=identity.incarnation,
-            state=wire.state(WorkerState.WAITING if self._waiting else report.state),
+            state=STATE_CODES[WorkerState.WAITING if self._waiting else report.state],
             step=report.step,
             epoch=report.epoch,
             resources=wire.resources(self._probe.sample()),
@@ -250,6 +264,7 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
             samples=report.samples,
         )
         reply = await self._call("Heartbeat", request, pb.HeartbeatResponse, patience=0.0)
+        self._reported = report
         if self._identity is identity:
             self._hear(reply)
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from .._threads import abandonable
 from ..config import Config
-from ..errors import ShardError, StorageError
+from ..errors import ShardError, ShardValueError, StorageError
 from ..rpc.gen import coordinator_pb2 as pb
 from ..storage.locations import absolute, is_remote, look
 from ..storage.stores import SCHEMES
 from ..telemetry import EventLog
-from ..types import check_id, check_whole
+from ..types import check_flag, check_id, check_whole
 from .layouts import index_in, options_text, unreadable_name
 
 if TYPE_CHECKING:
@@ -25,14 +27,14 @@ if TYPE_CHECKING:
 
 log = EventLog("datasets")
 
-FORMATS = ("parquet", "csv", "tfrecord")
 PROBE_SECONDS = 6.0
 """How long a store may keep a registration waiting that says how many samples there are."""
 OPTIONAL_PACKAGES = ("pyarrow", "obstore", "google_crc32c")
 NAMES_SHOWN = 5
+ARGUMENTS = ("total_samples", "shard_size", "shuffle", "seed", "exact", "options", "progress")
+"""Of a registration, that may be left out."""
 
 Progress = Callable[["IndexProgress"], None]
-R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +80,11 @@ class Wanted:
             format=format,
             total_samples=total_samples,
             shard_size=_count("shard_size", dataset_id, size, 2**32 - 1),
-            shuffle=bool(shuffle),
+            shuffle=check_flag("shuffle", shuffle),
             seed=check_whole("seed", seed, most=2**64 - 1),
-            exact=bool(exact),
+            exact=check_flag("exact", exact),
             options=options,
-            metadata={key: str(value) for key, value in (metadata or {}).items()},
+            metadata=_described(metadata or {}),
         )
 
     def message(self, job: str, total_samples: int) -> pb.DatasetInfo:
@@ -224,34 +226,9 @@ async def _probe(path: str) -> None:
         await asyncio.to_thread(look, path)
         return
     try:
-        await asyncio.wait_for(_abandonable(lambda: look(path)), PROBE_SECONDS)
+        await asyncio.wait_for(abandonable(lambda: look(path), "strata-probe"), PROBE_SECONDS)
     except TimeoutError:
         raise StorageError(f"{path} could not be reached within {PROBE_SECONDS:g} s") from None
-
-
-async def _abandonable(work: Callable[[], R]) -> R:
-    """Run blocking work on a thread that the interpreter's exit does not wait for."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[R] = loop.create_future()
-
-    def finish(result: R | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        try:
-            outcome: tuple[R | None, BaseException | None] = work(), None
-        except BaseException as exc:
-            outcome = None, exc
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(finish, *outcome)
-
-    threading.Thread(target=run, name="strata-probe", daemon=True).start()
-    return await future
 
 
 def _warn_unseen(wanted: Wanted, reason: str) -> None:
@@ -278,8 +255,20 @@ def _place(dataset_id: str, path: str | os.PathLike[str]) -> str:
         raise ShardError(f"dataset {dataset_id!r}: {exc}") from None
 
 
+def _described(metadata: Mapping[str, object]) -> dict[str, str]:
+    """What else is to be known of a dataset; a mistyped argument is none of it."""
+    for name in metadata:
+        near = difflib.get_close_matches(name, ARGUMENTS, n=1, cutoff=0.85)
+        if near:
+            raise TypeError(
+                f"{name} is no argument of register(): did you mean {near[0]}? Other names are "
+                "kept as metadata"
+            )
+    return {key: str(value) for key, value in metadata.items()}
+
+
 def _count(name: str, dataset_id: str, value: Any, most: int = 2**63 - 1) -> int:
     try:
         return check_whole(name, value, 1, most)
     except ValueError as exc:
-        raise ShardError(f"dataset {dataset_id!r}: {exc}") from None
+        raise ShardValueError(f"dataset {dataset_id!r}: {exc}") from None

@@ -30,6 +30,9 @@ from ..rpc.channel import target_of
 from ..telemetry import tracing
 from ..types import DEFAULT_JOB, check_id, check_whole
 
+OUTAGE_SECONDS = 300.0
+"""How long a coordinator that is away is waited for where nothing can go on without it."""
+
 _LAUNCHERS = (
     ("OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), ""),
     ("PMI_RANK", ("PMI_SIZE",), ""),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from ..errors import SyncError
+from ..rpc.codes import CONDITION_CODES, MEMBERSHIPS, STATES
 from ..rpc.gen import coordinator_pb2 as pb
 from ..types import (
     ACTION_KINDS,
@@ -16,7 +16,6 @@ from ..types import (
     DatasetSummary,
     GpuUsage,
     JobStatus,
-    Membership,
     ResourceUsage,
     ShardInfo,
     WorkerState,
@@ -24,21 +23,7 @@ from ..types import (
     check_id,
 )
 
-_STATE_CODES: dict[WorkerState, Any] = {
-    s: pb.WorkerState.Value(f"WORKER_STATE_{s.name}") for s in WorkerState
-}
-_STATES = {code: state for state, code in _STATE_CODES.items()}
-_MEMBERSHIPS = {pb.Membership.Value(f"MEMBERSHIP_{m.name}"): m for m in Membership}
-
-_CONDITIONS: dict[CheckpointCondition, Any] = {
-    x: pb.CheckpointCondition.Value(f"CHECKPOINT_CONDITION_{x.name}") for x in CheckpointCondition
-}
 DETAIL_LENGTH = 2000
-
-
-def state(value: WorkerState) -> Any:
-    """A worker's state for the wire."""
-    return _STATE_CODES[value]
 
 
 def resources(usage: ResourceUsage) -> pb.ResourceUsage:
@@ -124,7 +109,7 @@ def checkpoint_report(
         job=job,
         checkpoint_ids=[check_id("checkpoint", key) for key in checkpoint_ids],
         path=path,
-        condition=_CONDITIONS[CheckpointCondition(condition)],
+        condition=CONDITION_CODES[CheckpointCondition(condition)],
         detail=text[:DETAIL_LENGTH],
     )
 
@@ -156,8 +141,8 @@ def worker_status(message: pb.WorkerStatus) -> WorkerStatus:
         worker_id=message.worker_id,
         rank=message.rank,
         incarnation=message.incarnation,
-        membership=_MEMBERSHIPS[message.membership],
-        state=_STATES.get(message.state, WorkerState.IDLE),
+        membership=MEMBERSHIPS[message.membership],
+        state=STATES.get(message.state, WorkerState.IDLE),
         step=message.step if message.HasField("step") else None,
         epoch=message.epoch,
         heartbeat_age=message.heartbeat_age_seconds,

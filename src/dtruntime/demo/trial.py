@@ -77,7 +77,8 @@ class Trial:
                     self._look(launcher, watch)
                     time.sleep(LOOK_SECONDS)
                 self._look(launcher, watch)
-        coverage = DatasetRegistry(url, job=self._files.job).coverage(DATASET)
+        with DatasetRegistry(url, job=self._files.job) as registry:
+            coverage = registry.coverage(DATASET)
         seconds = story.tally.last_at - story.tally.first_at
         story.say("finished", f"after step {story.tally.step:,}; {duration(seconds)} of training")
         return Ran(tuple(story.incidents), tuple(coverage), seconds)

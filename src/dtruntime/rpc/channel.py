@@ -204,8 +204,8 @@ class Channel:
             return failure.error()
         return ConnectionError(
             f"the coordinator at {self.url} could not be reached for {patience:.0f} s "
-            f"({failure.message}): check that it runs ('strata status --url {self.url}'), that "
-            "COORDINATOR_URL is right, and that the network lets this host reach it"
+            f"({failure.message}): check that it runs, that COORDINATOR_URL is right, and that the "
+            f"network lets this host reach it; 'strata doctor --url {self.url}' checks all of that"
         )
 
     def _note_away(self, failure: Failure) -> None:

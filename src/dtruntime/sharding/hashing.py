@@ -13,15 +13,16 @@ from numpy.typing import NDArray
 
 WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
-_M1 = 0xBF58476D1CE4E5B9
-_M2 = 0x94D049BB133111EB
+MIX_1 = 0xBF58476D1CE4E5B9
+MIX_2 = 0x94D049BB133111EB
+"""What splitmix64 multiplies by."""
 
 
 def mix(value: int) -> int:
     """Scramble the low 64 bits of ``value`` (the splitmix64 step): a bijection on 64 bits."""
     z = (value + _GOLDEN) & WORD
-    z = ((z ^ (z >> 30)) * _M1) & WORD
-    z = ((z ^ (z >> 27)) * _M2) & WORD
+    z = ((z ^ (z >> 30)) * MIX_1) & WORD
+    z = ((z ^ (z >> 27)) * MIX_2) & WORD
     return z ^ (z >> 31)
 
 
@@ -29,9 +30,9 @@ def mix_array(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return :func:`mix` of every element, as a fresh array."""
     z = values + np.uint64(_GOLDEN)
     z ^= z >> np.uint64(30)
-    z *= np.uint64(_M1)
+    z *= np.uint64(MIX_1)
     z ^= z >> np.uint64(27)
-    z *= np.uint64(_M2)
+    z *= np.uint64(MIX_2)
     z ^= z >> np.uint64(31)
     return z
 

@@ -9,12 +9,10 @@ from operator import index as as_int
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .hashing import WORD, fold, mix
+from .hashing import MIX_1, MIX_2, WORD, fold, mix
 
 _ROUNDS = 6
 _BLOCK = 1 << 14
-_M1 = 0xBF58476D1CE4E5B9
-_M2 = 0x94D049BB133111EB
 _MAX_LENGTH = 1 << 62
 
 
@@ -143,8 +141,8 @@ class Permutation:
 def _spread(x: int, size: int) -> int:
     """Hash ``x`` to a number below ``size``."""
     x &= WORD
-    x = ((x ^ (x >> 30)) * _M1) & WORD
-    x = ((x ^ (x >> 27)) * _M2) & WORD
+    x = ((x ^ (x >> 30)) * MIX_1) & WORD
+    x = ((x ^ (x >> 27)) * MIX_2) & WORD
     return ((x >> 32) * size) >> 32
 
 
@@ -155,10 +153,10 @@ def _spread_array(
     x = values + np.uint64(key)
     np.right_shift(x, np.uint64(30), out=scratch)
     x ^= scratch
-    x *= np.uint64(_M1)
+    x *= np.uint64(MIX_1)
     np.right_shift(x, np.uint64(27), out=scratch)
     x ^= scratch
-    x *= np.uint64(_M2)
+    x *= np.uint64(MIX_2)
     x >>= np.uint64(32)
     x *= np.uint64(size)
     x >>= np.uint64(32)

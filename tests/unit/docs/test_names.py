@@ -22,7 +22,6 @@ SUFFIXES = {".py", ".proto", ".sh", ".sbatch", ".yaml", ".yml", ".json", ".ts", 
 ELSEWHERE = {
     "--rdzv-backend",
     "--rdzv-id",
-    "DistributedSampler",
     "GraceTime",
     "OTEL_EXPORTER_OTLP_HEADERS",
     "OTEL_RESOURCE_ATTRIBUTES",

@@ -76,7 +76,9 @@ def _configuration(environment: Mapping[str, str]) -> Finding:
     try:
         Config.load(environment=environment)
     except ConfigError as exc:
-        return Finding(GROUP, name, "fail", str(exc), "correct the variable or the file, or unset it")
+        return Finding(
+            GROUP, name, "fail", str(exc), "correct the variable or the file, or unset it"
+        )
     text = f"from {', '.join(given)}" if given else "no variable changes it"
     return Finding(GROUP, name, "ok", text)
 
