@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from ..types import check_whole
+from ..types import check_flag, check_whole
 from .loading.batches import row
 from .loading.loader import Delivery, Loader
 
@@ -21,8 +23,8 @@ class StrataDataset(IterableDataset):
 
     Use it with ``batch_size=None``, or with ``samples=True`` and the loader's batch size. Several
     loader processes take turns at batches, so that the order is the same for any number of them.
-    Loader processes are made anew for each epoch and do not know how many there were: call
-    `set_epoch` before each, as with a distributed sampler.
+    Loader processes do not know how many epochs there were: call `set_epoch` before each, as with
+    a distributed sampler. Those that are kept (``persistent_workers``) then begin that epoch.
 
     Its state belongs to one loader process, as ``StatefulDataLoader`` keeps it: it can be loaded
     with the same number of them.
@@ -31,13 +33,22 @@ class StrataDataset(IterableDataset):
     def __init__(self, loader: Loader, *, samples: bool = False) -> None:
         super().__init__()
         self.loader = loader
-        self._samples = samples
+        self._samples = check_flag("samples", samples)
         self._given = 0
         self._inside = 0
         self._start = loader.state_dict()
+        self._asked = torch.zeros(2, dtype=torch.int64).share_memory_()
+        """For loader processes that are kept: how often `set_epoch` was called, and with what."""
+        self._followed = 0
+        """Which of these calls this process has followed."""
+        self._reader = 0
+        """The process that iterated last."""
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; in it already, stay."""
+        asked = self._followed + 1, check_whole("epoch", epoch)
+        self._asked.copy_(torch.tensor(asked))
+        self._followed = asked[0]
         if epoch != self.loader.epoch:
             self.loader.set_epoch(epoch)
             self._begin()
@@ -46,6 +57,9 @@ class StrataDataset(IterableDataset):
         """What this process is to give."""
         info = get_worker_info()
         part, parts = (info.id, info.num_workers) if info is not None else (0, 1)
+        if info is not None and self._reader == os.getpid():
+            self._follow()
+        self._reader = os.getpid()
         for step in self.loader.deliveries(part, parts, self._given):
             if self._samples:
                 yield from self._rows(step)
@@ -65,6 +79,21 @@ class StrataDataset(IterableDataset):
         self._start = dict(state["start"])
         self._given = check_whole("given", state["given"])
         self._inside = check_whole("inside", state["inside"])
+        self._reader = 0
+
+    def _follow(self) -> None:
+        """In a loader process that is kept: go where the training process has gone since."""
+        calls, epoch = self._asked.tolist()
+        if calls != self._followed:
+            self._followed = calls
+            self.loader.set_epoch(epoch)
+            self.loader.restart()
+            self._begin()
+        elif self._given or self._inside:
+            raise RuntimeError(
+                "an epoch was left before its end, and this loader process has read ahead in it: "
+                "call set_epoch() before iterating again, or leave out persistent_workers"
+            )
 
     def _rows(self, step: Delivery) -> Iterator[Any]:
         for place in range(self._inside, len(step.numbers)):
@@ -106,6 +135,8 @@ class TorchLoader:
                 raise TypeError(f"{name} is for the loader itself to decide: give it to Loader()")
         if options.get("persistent_workers"):
             raise TypeError("persistent_workers cannot follow a change of epoch or state")
+        if not options.get("in_order", True):
+            raise TypeError("in_order=False breaks the position: batches come in a fixed order")
         self.loader = loader
         self._num_workers = check_whole("num_workers", num_workers)
         self._options = options
@@ -131,7 +162,7 @@ class TorchLoader:
             num_workers=self._num_workers,
             **self._options,
         )
-        for item in made:
+        for item in self.loader.through(made) if self._num_workers else made:
             step = Delivery(*item)
             self.loader.accept(step)
             if step.batch is not None:

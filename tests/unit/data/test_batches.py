@@ -11,6 +11,7 @@ import pytest
 
 from dtruntime.data import build_index
 from dtruntime.data.loading.loader import Loader
+from dtruntime.data.loading.mixture import Mixture
 from dtruntime.data.loading.source import FileSource, NumberSource
 from dtruntime.errors import ShardError
 
@@ -168,3 +169,93 @@ def test_memory_stays_bounded_by_window_and_prefetch(shuffle):
     finally:
         gc.unfreeze()
     assert most <= 4 + 3 + 1
+
+
+BIG = 2**53 + 1
+"""A number that a float cannot hold."""
+
+
+def nulls_inside(path, kind, big=BIG):
+    values = [[big, 1], [2, 3], [big, None], [4, 5], [6, 7]]
+    written = pa.table({"v": pa.array(values, kind), "id": range(5)})
+    pq.write_table(written, path, row_group_size=2)
+    return build_index(path, "parquet", use_cache=False)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("kind", [pa.list_(pa.int64(), 2), pa.list_(pa.int64())])
+def test_whole_numbers_in_lists_stay_whole_beside_missing_ones(tmp_path, kind, shuffle):
+    index = nulls_inside(tmp_path / "inside.parquet", kind)
+    with pytest.raises(ShardError, match=r"'v'.*int64.*fill="):
+        list(loader(index, 2, shuffle=shuffle))
+    rows = {}
+    for batch in loader(index, 2, shuffle=shuffle, fill={"v": -1}):
+        rows |= {int(i): row for i, row in zip(batch["id"], batch["v"], strict=True)}
+    assert [rows[i].tolist() for i in range(5)] == [[BIG, 1], [2, 3], [BIG, -1], [4, 5], [6, 7]]
+    assert {row.dtype for row in rows.values()} == {np.dtype("int64")}
+
+
+def test_filling_lists_keeps_missing_and_empty_ones(tmp_path):
+    values = [None, [], [1, None], None, [2], [None]]
+    path = tmp_path / "lists.parquet"
+    pq.write_table(pa.table({"v": pa.array(values, pa.list_(pa.int32()))}), path)
+    (batch,) = loader(
+        build_index(path, "parquet", use_cache=False), 6, shuffle=False, fill={"v": 0}
+    )
+    given = [None if row is None else row.tolist() for row in batch["v"]]
+    assert given == [None, [], [1, 0], None, [2], [0]]
+
+
+def test_missing_real_numbers_in_lists_are_nan(tmp_path):
+    for number, kind in enumerate((pa.list_(pa.float64(), 2), pa.list_(pa.float64()))):
+        index = nulls_inside(tmp_path / f"{number}.parquet", kind, big=0.5)
+        (batch,) = loader(index, 5, shuffle=False)
+        assert np.isnan(batch["v"][2][1])
+        assert batch["v"][4].tolist() == [6.0, 7.0]
+
+
+def test_missing_rows_of_an_array_are_an_error_without_a_remedy_that_fails(tmp_path):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"v": pa.array([[1, 2], None], pa.list_(pa.int64(), 2))}), path)
+    with pytest.raises(ShardError, match="leave the column out") as caught:
+        list(loader(build_index(path, "parquet", use_cache=False), 2, fill={"v": 0}))
+    assert "fill=" not in str(caught.value)
+
+
+def named(path, column):
+    pq.write_table(pa.table({column: [5, 6, 7], "a": [1, 2, 3]}), path)
+    return build_index(path, "parquet", use_cache=False)
+
+
+@pytest.mark.parametrize(
+    ("column", "options"),
+    [
+        ("__id__", {"ids": True}),
+        ("__id__", {"ids": True, "output": "arrow"}),
+        ("__valid__", {"last": "pad"}),
+    ],
+)
+def test_columns_of_the_data_are_not_replaced(tmp_path, column, options):
+    index = named(tmp_path / "named.parquet", column)
+    with pytest.raises(ShardError, match=f"column '{column}'"):
+        loader(index, 3, **options)
+    (batch,) = loader(index, 3, shuffle=False)
+    assert batch[column].tolist() == [5, 6, 7]
+    (batch,) = loader(index, 3, columns=["a"], shuffle=False, **options)
+    assert column in (batch.column_names if options.get("output") else batch)
+
+
+def test_decoded_samples_may_use_but_not_give_a_column_that_is_added(tmp_path):
+    index = named(tmp_path / "named.parquet", "__id__")
+    reading = loader(index, 3, shuffle=False, ids=True, decode=lambda s: {"own": s["__id__"]})
+    (batch,) = reading
+    assert batch["own"].tolist() == [5, 6, 7]
+    assert batch["__id__"].tolist() == [0, 1, 2]
+    with pytest.raises(ShardError, match="column '__id__'"):
+        list(loader(index, 3, ids=True, decode=lambda s: s))
+
+
+def test_mixture_does_not_replace_a_column(tmp_path):
+    source = FileSource(named(tmp_path / "named.parquet", "__dataset__"), 10)
+    with pytest.raises(ShardError, match="__dataset__"):
+        Mixture({"a": (source, 1.0)})

@@ -210,3 +210,95 @@ def test_slow_workers_shards_are_given_away():
     thread.join(60)
     assert sorted(got + seen) == list(range(2000))
     assert len(seen) > 1200
+
+
+class BadLine:
+    """A ledger that cannot be asked now and then."""
+
+    def __init__(self, desk: Desk, failures: set[int]) -> None:
+        self.desk = desk
+        self.failures = failures
+        self.calls = 0
+
+    def claim(self, *question):
+        self.calls += 1
+        if self.calls in self.failures:
+            raise ConnectionError
+        return self.desk.claim(*question)
+
+    def commit(self, *place):
+        self.desk.commit(*place)
+
+
+def read_on(loader: LiveLoader, error: type[Exception], tries: int) -> list[int]:
+    """What is handed out by a loop that begins again after errors."""
+    got: list[int] = []
+    for _ in range(tries):
+        try:
+            for batch in loader:
+                got += batch["sample"].tolist()
+            return got
+        except error:
+            continue
+    raise AssertionError(f"{tries} tries were not enough")
+
+
+def test_samples_of_a_batch_that_cannot_be_made_come_with_the_next_try():
+    office = Office(200, 10)
+    bad = {12, 77, 199}
+
+    def decode(sample):
+        if sample["sample"] in bad:
+            bad.remove(sample["sample"])
+            raise OSError("cannot be decoded")
+        return sample
+
+    desk = Desk(office, "w")
+    loader = LiveLoader(NumberSource(200, 10), 7, ledger=desk, window=2, decode=decode)
+    assert sorted(read_on(loader, OSError, 4)) == list(range(200))
+    assert not bad
+
+
+@pytest.mark.parametrize("batch", [7, 15, 45])
+def test_samples_of_a_batch_whose_claim_failed_come_with_the_next_try(batch):
+    """Also where the batch had samples of several windows already."""
+    office = Office(200, 10)
+    line = BadLine(Desk(office, "w"), {2, 3, 6, 9})
+    loader = LiveLoader(NumberSource(200, 10), batch, ledger=line, window=2, prefetch_shards=0)
+    assert sorted(read_on(loader, ConnectionError, 5)) == list(range(200))
+    assert not line.failures - set(range(line.calls))
+
+
+def test_commit_after_an_error_leaves_out_the_batch_that_was_not_made():
+    office = Office(40, 10)
+    desk = Desk(office, "w")
+
+    def decode(sample):
+        if sample["sample"] == 12:
+            raise OSError("cannot be decoded")
+        return sample
+
+    loader = LiveLoader(NumberSource(40, 10), 5, ledger=desk, shuffle=False, decode=decode)
+    reading = iter(loader)
+    got = [i for _ in range(2) for i in next(reading)["sample"].tolist()]
+    with pytest.raises(OSError, match="decoded"):
+        next(reading)
+    loader.commit()
+    assert len(got) == desk.committed == loader.consumed == 10
+    office.lose("w", desk.incarnation)
+    rest = LiveLoader(NumberSource(40, 10), 5, ledger=Desk(office, "other"), shuffle=False)
+    assert sorted(got + [i for batch in rest for i in batch["sample"].tolist()]) == list(range(40))
+
+
+def test_older_iteration_ends_when_another_begins():
+    loader = LiveLoader(NumberSource(200, 10), 10, ledger=Desk(Office(200, 10), "w"), window=2)
+    older = iter(loader)
+    got = next(older)["sample"].tolist()
+    newer = iter(loader)
+    got += next(newer)["sample"].tolist()
+    with pytest.raises(RuntimeError, match="this iteration has ended"):
+        next(older)
+    for batch in newer:
+        got += batch["sample"].tolist()
+    assert sorted(got) == list(range(200))
+    assert loader.epoch == 1

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from dtruntime.data import build_index
 from dtruntime.data.loading.loader import Loader
+from dtruntime.data.loading.mixture import Mixture
 from dtruntime.data.loading.source import FileSource, NumberSource
 from dtruntime.data.loading.state import merge_states
 from dtruntime.errors import ShardError
@@ -307,6 +308,26 @@ def test_states_of_different_steps_do_not_merge():
 def test_bad_arguments_are_named(options, words):
     with pytest.raises(ValueError, match=words):
         Loader(NumberSource(10, 5), **options)
+
+
+@pytest.mark.parametrize("source", [100, "train", None, [1, 2]])
+def test_something_that_is_no_source_is_named(source):
+    with pytest.raises(TypeError, match=rf"not {type(source).__name__}.*NumberSource"):
+        Loader(source, 10)
+    with pytest.raises(TypeError, match=f"'a' must be a Source, not {type(source).__name__}"):
+        Mixture({"a": (source, 1.0)})
+    with pytest.raises(TypeError, match="total must be an int"):
+        NumberSource(2.5, 10)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", ["no", "", 0, 1, None])
+def test_flags_are_true_or_false(table_source, value):
+    for name in ("shuffle", "ids"):
+        with pytest.raises(TypeError, match=f"{name} must be True or False"):
+            Loader(table_source, 10, **{name: value})
+    with pytest.raises(TypeError, match="exact must be True or False"):
+        FileSource(table_source._rows.index, 10, exact=value)
+    assert len(Loader(table_source, 2556, shuffle=np.False_))
 
 
 def test_errors_of_hooks_and_files_reach_the_loop_and_lose_nothing(table_source):

@@ -129,5 +129,5 @@ def test_index_behaves_like_a_list(tmp_path: Path) -> None:
     assert cut[2:4] == [cut[2], cut[3]]
     with pytest.raises(IndexError, match="shard 10 is not one of 10"):
         cut[10]
-    with pytest.raises(ValueError, match="shard_size must be at least 1"):
+    with pytest.raises(ValueError, match="shard_size must be between 1"):
         shards(dataset([[10]]), 0)

@@ -179,3 +179,73 @@ def test_options_that_belong_to_the_loader_are_refused():
             TorchLoader(loader(), **{name: 1})
     with pytest.raises(TypeError, match="persistent_workers"):
         TorchLoader(loader(), num_workers=1, persistent_workers=True)
+
+
+def test_order_of_arrival_is_refused():
+    with pytest.raises(TypeError, match="in_order"):
+        TorchLoader(loader(), num_workers=2, in_order=False)
+    assert len(TorchLoader(loader(), num_workers=2, in_order=True)) == len(loader())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_older_iteration_ends_when_another_begins(workers, expected):
+    reading = TorchLoader(
+        loader(), num_workers=workers, multiprocessing_context="fork" if workers else None
+    )
+    older = iter(reading)
+    got = [next(older)["sample"].tolist()]
+    newer = iter(reading)
+    got.append(next(newer)["sample"].tolist())
+    with pytest.raises(RuntimeError, match="this iteration has ended"):
+        next(older)
+    assert got + lists(newer) == expected[0]
+    assert reading.epoch == 1
+
+
+def kept(samples=False, method="fork"):
+    dataset = StrataDataset(loader(), samples=samples)
+    reading = DataLoader(
+        dataset,
+        batch_size=BATCH if samples else None,
+        num_workers=2,
+        persistent_workers=True,
+        multiprocessing_context=method,
+    )
+    return dataset, reading
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_kept_loader_processes_follow_set_epoch(method, expected):
+    """Whatever epoch comes next, and wherever the one before was left."""
+    dataset, reading = kept(method=method)
+    for epoch in (0, 2, 1, 1):
+        dataset.set_epoch(epoch)
+        for _ in zip(range(3), reading, strict=False):
+            pass
+        dataset.set_epoch(epoch)
+        assert lists(reading) == expected[epoch]
+
+
+@pytest.mark.parametrize("samples", [False, True])
+def test_kept_loader_processes_refuse_to_go_on_in_an_epoch_that_was_left(samples, expected):
+    _, reading = kept(samples)
+    for _ in zip(range(3), reading, strict=False):
+        pass
+    with pytest.raises(RuntimeError, match="set_epoch"):
+        lists(reading)
+
+
+def test_kept_loader_processes_go_to_the_next_epoch_by_themselves(expected):
+    _, reading = kept()
+    assert [lists(reading) for _ in range(3)] == expected
+
+
+def test_loader_processes_begin_where_the_training_process_left_the_dataset(expected):
+    dataset = StrataDataset(loader())
+    got = []
+    for batch in DataLoader(dataset, batch_size=None):
+        got.append(batch["sample"].tolist())
+        if len(got) == 2:
+            break
+    reading = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="fork")
+    assert got + lists(reading) == expected[0]

@@ -17,6 +17,7 @@ from functools import reduce
 
 import pyarrow as pa
 
+from ..._threads import usable_cores
 from ...errors import ShardError
 from ...storage import FileStat, expand
 from ...storage.locations import absolute
@@ -101,7 +102,7 @@ class _Pool:
         if workers is not None and workers < 1:
             raise ValueError(f"workers must be at least 1, not {workers}")
         self._reader = reader
-        self._workers = workers or min(MAX_WORKERS, 4 * (os.cpu_count() or 1))
+        self._workers = workers or min(MAX_WORKERS, 4 * usable_cores())
         self._progress = progress
         self._bytes_done = 0
         self._stopped = False

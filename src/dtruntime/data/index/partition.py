@@ -10,6 +10,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
+from ...types import check_flag, check_whole
 from ..readers import IndexedFile
 from .model import DatasetIndex
 
@@ -104,11 +105,10 @@ def shards(index: DatasetIndex, shard_size: int, exact: bool = False) -> Shards:
     unless that left fewer than ``ENOUGH_SHARDS`` to share among workers: then they are cut into
     equal parts. With ``exact`` every shard but the last has ``shard_size`` samples.
     """
-    if shard_size < 1:
-        raise ValueError(f"shard_size must be at least 1, not {shard_size}")
+    check_whole("shard_size", shard_size, 1)
     total = index.total_samples
     marks = np.arange(shard_size, total, shard_size, dtype=np.int64)
-    if not exact:
+    if not check_flag("exact", exact):
         ends = _natural_ends(index, max(shard_size, total // ENOUGH_SHARDS))
         marks = _nearest(ends, marks)
     return Shards(index, np.unique(np.concatenate(([0], marks, [total]))))

@@ -11,7 +11,7 @@ from ...storage import DiskCache
 from ..readers import reader_for
 from ..readers.base import select
 from .model import DatasetIndex
-from .partition import Piece, ShardSpec
+from .partition import ShardSpec
 
 
 class DatasetRows:
@@ -54,10 +54,6 @@ class DatasetRows:
         return self._reader.read(
             self.index.files[number], start, stop, columns, schema=self.index.schema
         )
-
-    def read_piece(self, piece: Piece, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return the rows of a piece of a shard."""
-        return self.read_file(piece.file, piece.start, piece.start + piece.count, columns)
 
     def read_shard(self, shard: ShardSpec, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the samples of a shard."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
+from ...errors import ShardError
+from ...types import check_flag
 from .columns import Assemble, Block, NumpyBlocks, arrow_block
 from .sequences import ORIGIN
 
@@ -39,7 +41,7 @@ class Batches:
         if output == "arrow" and (fill or decode):
             raise ValueError("fill and decode are for arrays: with output='arrow' use transform")
         self.output = output
-        self._ids = ids
+        self._ids = check_flag("ids", ids)
         self._pad = pad
         self._decode = decode
         self._transform = transform
@@ -54,6 +56,12 @@ class Batches:
         """Whether making a batch runs code of the user."""
         return self._decode is not None or self._transform is not None
 
+    def check_columns(self, names: Iterable[str]) -> None:
+        """Refuse data whose own columns would be replaced by what is added to batches."""
+        if self._decode is None:
+            added = (ID,) * self._ids + (VALID,) * self._pad
+            _check_free(names, added)
+
     def make(self, block: Block, padding: int, filler: Block | None) -> Any:
         """A batch of the block's samples, and of ``padding`` copies of others."""
         valid = None
@@ -66,8 +74,7 @@ class Batches:
     def _table(self, block: Block, valid: Any) -> pa.Table:
         columns = dict(block.columns)
         origin = columns.pop(ORIGIN, None)
-        extra = self._extra(block, valid, origin)
-        return pa.table({**columns, **extra})
+        return pa.table({**columns, **self._extra(block, valid, origin)})
 
     def _dict(self, block: Block, valid: Any) -> Any:
         origin = block.columns.get(ORIGIN)
@@ -78,7 +85,9 @@ class Batches:
         else:
             batch = stack([self._decode(row) for row in block.rows()])
         if isinstance(batch, dict):
-            batch.update(self._extra(block, valid, origin))
+            extra = self._extra(block, valid, origin)
+            _check_free(batch, extra)
+            batch.update(extra)
         if self.output == "numpy":
             return batch
         self._convert = self._convert or _converter(self.output)
@@ -93,6 +102,14 @@ class Batches:
         if valid is not None:
             extra[VALID] = valid
         return extra
+
+
+def _check_free(names: Iterable[str], added: Iterable[str]) -> None:
+    for name in set(names).intersection(added):
+        raise ShardError(
+            f"there is a column {name!r} in the data, and one that the loader adds: leave it out "
+            "with columns=..., give it another name in decode, or do without ids and padding"
+        )
 
 
 def filled(block: Block, padding: int, filler: Block | None) -> Block:

@@ -91,8 +91,8 @@ def arrow_block(tables: Sequence[pa.Table], places: Places, numbers: Ints) -> Bl
 class NumpyBlocks:
     """Makes blocks of numpy arrays where a column allows it.
 
-    A whole or Boolean column with nulls has no array that holds them: ``fill`` says what to put
-    in their place, by column.
+    Whole or Boolean values with nulls, also those in lists, have no array that holds them:
+    ``fill`` says what to put in their place, by column.
     """
 
     def __init__(self, fill: Mapping[str, Any] | None = None) -> None:
@@ -124,21 +124,32 @@ class NumpyBlocks:
             return self._column(name, kind.value_type, plain.chunks, places, arena)
         if pa.types.is_fixed_size_list(kind) and _is_plain(kind.value_type):
             return self._vectors(name, column, places)
+        if pa.types.is_list(kind) and _is_plain(kind.value_type):
+            return _picked(self._lists(name, column.combine_chunks()), places)
         if pa.types.is_fixed_size_binary(kind):
             return self._bytes(name, column, places)
         return _picked(column.combine_chunks(), places)
 
     def _vectors(self, name: str, column: pa.ChunkedArray, places: Places) -> Column:
-        if column.null_count:
-            raise _nulls(name, column.type)
+        _check_rows(name, column)
         size = column.type.list_size
-        parts = [_plain(chunk.flatten()).reshape(-1, size) for chunk in column.chunks]
-        return np.concatenate(parts)[places]
+        values = [chunk.flatten() for chunk in column.chunks]
+        values = self._filled(name, column.type.value_type, values)
+        return np.concatenate([_plain(part).reshape(-1, size) for part in values])[places]
+
+    def _lists(self, name: str, column: pa.Array) -> pa.Array:
+        values = column.flatten()
+        (filled,) = self._filled(name, column.type.value_type, [values])
+        if filled is values:
+            return column
+        lengths = pc.fill_null(pc.list_value_length(column), 0)
+        ends = np.cumsum(lengths.to_numpy(), dtype=np.int32)
+        offsets = pa.array(np.concatenate(([0], ends)), pa.int32())
+        return pa.ListArray.from_arrays(offsets, filled, mask=column.is_null())
 
     def _bytes(self, name: str, column: pa.ChunkedArray, places: Places) -> Column:
         """Bytes of one length: a row of an array each."""
-        if column.null_count:
-            raise _nulls(name, column.type)
+        _check_rows(name, column)
         size = column.type.byte_width
         parts = [np.empty((0, size), np.uint8)]
         for chunk in column.chunks:
@@ -153,7 +164,7 @@ class NumpyBlocks:
         if name in self._fill:
             return [pc.fill_null(chunk, self._fill[name]) for chunk in chunks]
         if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-            raise _nulls(name, kind)
+            raise _nulls(name, kind, f"pass fill={{{name!r}: ...}}, ")
         return chunks
 
 
@@ -249,10 +260,16 @@ def _own(chunk: pa.Array) -> NDArray[Any]:
     return np.frombuffer(data, array.dtype, len(array))
 
 
-def _nulls(name: str, kind: pa.DataType) -> ShardError:
+def _check_rows(name: str, column: pa.ChunkedArray) -> None:
+    """Rows of an array cannot be missing as a whole."""
+    if column.null_count:
+        raise _nulls(name, column.type)
+
+
+def _nulls(name: str, kind: pa.DataType, remedy: str = "") -> ShardError:
     return ShardError(
-        f"column {name!r} of {kind} has missing values, which a numpy array of that type cannot "
-        f"hold: pass fill={{{name!r}: ...}}, leave the column out, or use output='arrow'"
+        f"column {name!r} has missing values of {kind}, which a numpy array of that type cannot "
+        f"hold: {remedy}leave the column out, or use output='arrow'"
     )
 
 

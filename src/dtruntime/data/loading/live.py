@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
 from ...sharding.coverage import Digest
-from ...types import check_whole
+from ...types import check_flag, check_whole
 from ..order import Lane, Segment
 from .batches import Batches, Output
 from .columns import Block
@@ -25,6 +25,7 @@ from .prefetch import LaneReader, ShardFetcher
 from .program import AffinityProgram, Share
 from .source import Source
 from .state import Plan
+from .turns import Turns
 
 WAIT_SECONDS = 30.0
 """How long the coordinator is asked to hold the call of a worker that has nothing to read."""
@@ -99,24 +100,27 @@ class LiveLoader:
         window: int | None = None,
     ) -> None:
         """The arguments are those of `Loader`; the order is affinity."""
+        if not isinstance(source, Source):
+            raise TypeError(f"a live loader reads a Source, not {type(source).__name__}")
         self._source = source
         self._batch = check_whole("batch_size", batch_size, 1)
         self._ledger = ledger
         self._batches = Batches(output, ids=ids, fill=fill, decode=decode, transform=transform)
+        self._batches.check_columns(source.schema.names)
         plan = Plan(
             order="affinity",
             samples=source.total,
             fingerprint=source.fingerprint,
             layout=source.layout,
             seed=check_whole("seed", seed, most=2**64 - 1),
-            shuffle=bool(shuffle),
+            shuffle=check_flag("shuffle", shuffle),
             window=window_of(source, window),
             streams=1,
         )
         self._prefetch = prefetch_of(prefetch_shards, plan, source)
         self._program = AffinityProgram(source, plan, Share(0, 1, 1, "keep", self._prefetch))
         self._plan = "/".join(str(getattr(plan, name)) for name in plan.__struct_fields__)
-        self._running: ExitStack | None = None
+        self._turns = Turns()
         self._committed: tuple[int, int] = (0, 0)
         self._goto(epoch)
 
@@ -138,16 +142,11 @@ class LiveLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Batches until the epoch is complete, on all workers."""
-        self.close()
-        with ExitStack() as running:
-            self._running = running
-            fetcher = ShardFetcher(self._source, self._batches.assemble, self._prefetch)
-            running.enter_context(closing(fetcher))
+        with self._turns.begin() as turn:
+            fetcher = turn.uses(ShardFetcher(self._source, self._batches.assemble, self._prefetch))
             for stretch in self._stretches:
                 stretch.reader = None
-            while (block := self._take(fetcher)) is not None:
-                self._seen.add(block.numbers)
-                yield self._batches.make(block, 0, None)
+            yield from turn.through(self._made(fetcher))
         self._goto(self._epoch + 1)
 
     def commit(self) -> None:
@@ -163,10 +162,8 @@ class LiveLoader:
             self._stretches.popleft()
 
     def close(self) -> None:
-        """Stop reading ahead; what was claimed stays this worker's."""
-        running, self._running = self._running, None
-        if running is not None:
-            running.close()
+        """End the iteration that is going on; what was claimed stays this worker's."""
+        self._turns.end()
 
     def __enter__(self) -> Self:
         return self
@@ -187,12 +184,37 @@ class LiveLoader:
         self._stretches: deque[_Stretch] = deque()
         self._committed = (0, 0)
 
-    def _take(self, fetcher: ShardFetcher) -> Block | None:
-        """The samples of the next batch; none when the epoch is complete."""
+    def _made(self, fetcher: ShardFetcher) -> Iterator[Any]:
+        while True:
+            with self._taking() as taken:
+                block = self._take(fetcher, taken)
+                if block is None:
+                    return
+                batch = self._batches.make(block, 0, None)
+                self._seen.add(block.numbers)
+            yield batch
+
+    @contextmanager
+    def _taking(self) -> Iterator[list[tuple[_Stretch, int]]]:
+        """Go back to where each stretch was when there is no batch of what was read of it."""
+        taken: list[tuple[_Stretch, int]] = []
+        try:
+            yield taken
+        except BaseException:
+            for stretch, at in reversed(taken):
+                stretch.at = at
+            raise
+
+    def _take(self, fetcher: ShardFetcher, taken: list[tuple[_Stretch, int]]) -> Block | None:
+        """The samples of the next batch; none when the epoch is complete.
+
+        ``taken`` gets where each stretch was before it was read.
+        """
         while True:
             blocks: list[Block] = []
             missing = self._batch
             while missing and (stretch := self._claimed()) is not None:
+                taken.append((stretch, stretch.at))
                 block = self._read(stretch, missing, fetcher)
                 missing -= len(block)
                 blocks.append(block)

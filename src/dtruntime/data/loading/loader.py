@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -17,7 +15,7 @@ from ..._threads import Ahead
 from ...config import Config
 from ...errors import ShardError
 from ...sharding.coverage import Digest
-from ...types import check_whole
+from ...types import check_flag, check_whole
 from ..index import DatasetIndex
 from ..order import DEFAULT_WINDOW
 from .batches import Batches, Output
@@ -29,8 +27,10 @@ from .sequences import ORIGIN
 from .source import FileSource, Source
 from .state import LoaderState, Plan, pack, unpack
 from .tracks import Last, Track
+from .turns import Turn, Turns
 
 Ints = NDArray[np.int64]
+T = TypeVar("T")
 
 ORDERS = ("global", "affinity")
 LASTS = ("keep", "drop", "pad")
@@ -134,6 +134,7 @@ class Loader:
           state says).
         """
         self._source = FileSource(source) if isinstance(source, DatasetIndex) else source
+        _check_source(self._source)
         self.rank = check_whole("rank", rank)
         self.world_size = check_whole("world_size", world_size, 1)
         if self.rank >= self.world_size:
@@ -143,13 +144,14 @@ class Loader:
         self._batches = Batches(
             output, ids=ids, pad=last == "pad", fill=fill, decode=decode, transform=transform
         )
+        self._batches.check_columns(self._source.sources[0].schema.names)
         self._plan = Plan(
             order=order,
             samples=self._source.total,
             fingerprint=self._source.fingerprint,
             layout=self._source.layout,
             seed=check_whole("seed", seed, most=2**64 - 1),
-            shuffle=bool(shuffle),
+            shuffle=check_flag("shuffle", shuffle),
             window=window_of(self._source, window),
             streams=check_whole("streams", self.world_size if streams is None else streams, 1),
         )
@@ -161,9 +163,9 @@ class Loader:
             last,
             prefetch_of(prefetch_shards, self._plan, self._source),
         )
-        self._program = self._make_program()
+        self._program = self._make_program(self._plan)
         self._progress = progress
-        self._running: tuple[ExitStack, int] | None = None
+        self._turns = Turns()
         self._place, self._position = Place(), 0
         self._goto(self._place)
 
@@ -191,12 +193,12 @@ class Loader:
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; in it already, stay where the loader is."""
         if check_whole("epoch", epoch) != self.epoch:
-            self._stop()
+            self._turns.end()
             self._goto(Place(epoch))
 
     def restart(self) -> None:
         """Go back to the start of the epoch."""
-        self._stop()
+        self._turns.end()
         self._goto(Place(self.epoch))
 
     def state_dict(self) -> dict[str, Any]:
@@ -216,20 +218,23 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state, of this rank, any rank, or all of them (`merge_states`).
 
-        Raises ``ShardError`` when the state is of other data or of another order.
+        Raises ``ShardError`` when the state is of other data or of another order, ``ValueError``
+        when it is none; the loader is where it was then.
         """
         loaded = LoaderState.of(state)
         self._check_plan(loaded.plan)
-        self._stop()
-        self._plan = loaded.plan
-        self._program = self._make_program()
-        self._goto(self._program.place(loaded))
-        self._base = unpack(loaded.base, loaded.plan.samples)
+        program = self._make_program(loaded.plan)
+        place, consumed = program.place(loaded), program.consumed(loaded)
+        base = unpack(loaded.base, loaded.plan.samples)
+        seen = unpack(loaded.seen, loaded.plan.samples)
+        self._turns.end()
+        self._plan, self._program = loaded.plan, program
+        self._goto(place)
+        self._base = base
         if loaded.world == self.world_size == 1:
-            self._seen = unpack(loaded.seen, loaded.plan.samples)
+            self._seen = seen
         # What one of several ranks has seen says nothing about the others.
-        known = self._base.count + self._seen.count
-        self._assumed = self._program.consumed(loaded) - known
+        self._assumed = consumed - self._base.count - self._seen.count
         if self._progress is not None:
             self._progress.resumed()
 
@@ -252,10 +257,13 @@ class Loader:
         For loader processes, whose steps the training process has to `accept` one by one, in the
         order of their positions, before it calls `end_epoch`. ``skip`` leaves out the first ones.
         """
-        self._stop()
-        with ExitStack() as running:
-            self._running = running, os.getpid()
-            yield from self._play(running, part + skip * parts, parts)
+        with self._turns.begin() as turn:
+            yield from turn.through(self._play(turn, part + skip * parts, parts))
+
+    def through(self, items: Iterable[T]) -> Iterator[T]:
+        """Items that other processes make, as an iteration of this loader: the one that goes on."""
+        with self._turns.begin() as turn:
+            yield from turn.through(items)
 
     def accept(self, step: Delivery) -> None:
         """Take note that a step was handed out."""
@@ -285,8 +293,8 @@ class Loader:
         )
 
     def close(self) -> None:
-        """Stop reading ahead."""
-        self._stop()
+        """End the iteration that is going on, and stop reading ahead."""
+        self._turns.end()
 
     def __enter__(self) -> Self:
         return self
@@ -300,21 +308,19 @@ class Loader:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_running": None, "_progress": None}
+        return {**self.__dict__, "_progress": None}
 
     # Inside
 
-    def _play(self, running: ExitStack, part: int, parts: int) -> Iterator[Delivery]:
+    def _play(self, turn: Turn, part: int, parts: int) -> Iterator[Delivery]:
         ahead = self._share.prefetch_shards
         fetchers = [
-            running.enter_context(closing(ShardFetcher(source, self._batches.assemble, ahead)))
+            turn.uses(ShardFetcher(source, self._batches.assemble, ahead))
             for source in self._source.sources
         ]
         made = self._made(self._program.track(self._here(), fetchers), part, parts)
         if self._batches.works:
-            made = iter(
-                running.enter_context(closing(Ahead(made, BATCHES_AHEAD, "strata-batches")))
-            )
+            made = iter(turn.uses(Ahead(made, BATCHES_AHEAD, "strata-batches")))
         yield from made
 
     def _made(self, track: Track, part: int, parts: int) -> Iterator[Delivery]:
@@ -343,14 +349,14 @@ class Loader:
             block.columns[ORIGIN] = first
         return block
 
-    def _make_program(self) -> Program:
+    def _make_program(self, plan: Plan) -> Program:
         if isinstance(self._source, Mixture):
-            if self._plan.order != "global":
+            if plan.order != "global":
                 raise ValueError("a mixture is read in global order")
-            return MixedProgram(self._source, self._plan, self._share)
-        if self._plan.order == "global":
-            return GlobalProgram(self._source, self._plan, self._share)
-        return AffinityProgram(self._source, self._plan, self._share)
+            return MixedProgram(self._source, plan, self._share)
+        if plan.order == "global":
+            return GlobalProgram(self._source, plan, self._share)
+        return AffinityProgram(self._source, plan, self._share)
 
     def _check_plan(self, plan: Plan) -> None:
         if self._plan.fingerprint != plan.fingerprint:
@@ -394,13 +400,14 @@ class Loader:
             self._unseen, self._unseen_count = [], 0
         return self._seen
 
-    def _stop(self) -> None:
-        """End the iteration that is going on; one of the process that forked this is not ours."""
-        if self._running is not None:
-            running, process = self._running
-            self._running = None
-            if process == os.getpid():
-                running.close()
+
+def _check_source(source: object) -> None:
+    if not isinstance(source, Source | Mixture):
+        raise TypeError(
+            f"a loader reads a Source, a DatasetIndex or a Mixture, not {type(source).__name__}: "
+            "FileSource(build_index(path, format)) has samples of files, NumberSource(count) "
+            "numbers alone"
+        )
 
 
 def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:

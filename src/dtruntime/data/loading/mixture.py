@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from ...errors import ShardError
-from .sequences import BLOCK, quotas
+from ...types import check_whole
+from .sequences import BLOCK, ORIGIN, quotas
 from .source import Source
 
 
@@ -27,6 +28,9 @@ class Mixture:
         """``parts`` are the datasets and their weights, by name. All must have the same columns."""
         if not parts:
             raise ShardError("a mixture needs at least one dataset")
+        for name, (source, _) in parts.items():
+            if not isinstance(source, Source):
+                raise TypeError(f"{name!r} must be a Source, not {type(source).__name__}")
         self.names = tuple(parts)
         self.sources = tuple(source for source, _ in parts.values())
         self.quotas = quotas([weight for _, weight in parts.values()])
@@ -36,7 +40,7 @@ class Mixture:
         """What is added to a dataset's sample numbers to tell them from the others'."""
         self.total = sum(totals)
         due = [len(s) * BLOCK // int(q) for s, q in zip(self.sources, self.quotas, strict=True)]
-        self._samples = min(due) if samples is None else samples
+        self._samples = min(due) if samples is None else check_whole("samples", samples)
         if self._samples < 1:
             raise ValueError(f"an epoch has at least one sample, not {self._samples}")
         key = repr((self.names, self.quotas.tolist(), self._samples))
@@ -55,6 +59,10 @@ class Mixture:
 
     def _check_columns(self) -> None:
         first = self.sources[0].schema
+        if ORIGIN in first.names:
+            raise ShardError(
+                f"the datasets have a column {ORIGIN!r}, which a mixture adds: leave it out"
+            )
         for name, source in zip(self.names[1:], self.sources[1:], strict=True):
             if not source.schema.equals(first):
                 raise ShardError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import pyarrow as pa
 
+from ..._threads import usable_cores
 from ..order import Lane, Window
 from .columns import Assemble, Block
 from .source import Source
@@ -29,7 +29,7 @@ class ShardFetcher:
         self.source = source
         self._assemble = assemble
         # Decoding keeps processors busy; waiting for a store does not.
-        most = MAX_THREADS if source.is_remote else min(MAX_THREADS, os.cpu_count() or 1)
+        most = MAX_THREADS if source.is_remote else min(MAX_THREADS, usable_cores())
         threads = max(2, min(most, prefetch_shards))
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="strata-shards")
         together = READ_BYTES // max(1, source.mean_shard_bytes)

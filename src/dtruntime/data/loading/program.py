@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ...errors import ShardError
 from ...sharding import SlotTable
 from ..order import AffinityOrder, GlobalOrder, Lane, Lanes, Segment, Shuffle
 from .mixture import Mixture
@@ -100,6 +101,12 @@ class GlobalProgram(Program):
 
     def place(self, state: LoaderState) -> Place:
         """The same position, whatever the ranks."""
+        length, _ = self._extent(state.epoch)
+        if state.position > length:
+            raise ShardError(
+                f"the state is at sample {state.position} of an epoch that has {length}: it was "
+                "changed or damaged. Load another one, or start afresh"
+            )
         return Place(state.epoch, state.position)
 
     def consumed(self, state: LoaderState) -> int:

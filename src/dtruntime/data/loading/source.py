@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ...errors import ShardError
 from ...storage.cache import DiskCache
+from ...types import check_whole
 from ..index import DatasetIndex, DatasetRows, shards
 from ..readers.base import select
 
@@ -141,8 +142,8 @@ class NumberSource(Source):
     """Samples that are known by their numbers alone: one column, ``sample``."""
 
     def __init__(self, total: int, shard_size: int = 10_000, *, skip: Ranges = ()) -> None:
-        if total < 1 or shard_size < 1:
-            raise ShardError(f"there cannot be {total} samples in shards of {shard_size}")
+        check_whole("total", total, 1)
+        check_whole("shard_size", shard_size, 1)
         bounds = np.append(np.arange(0, total, shard_size, dtype=np.int64), total)
         super().__init__(bounds, skip, f"numbers-{total}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -13,7 +13,10 @@ from ...sharding.coverage import Digest
 
 VERSION = 1
 
-Past = tuple[int, list[int]]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+
+Past = tuple[AtLeastOne, list[Count]]
 """A stretch with one number of workers: how many, and what each consumed (one number: each)."""
 
 
@@ -21,13 +24,13 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What decides the order; a position means nothing without it."""
 
     order: str
-    samples: int
+    samples: AtLeastOne
     fingerprint: str
     layout: str
     seed: int
     shuffle: bool
-    window: int
-    streams: int
+    window: AtLeastOne
+    streams: AtLeastOne
 
     def difference(self, other: Plan) -> str:
         """What is not the same in another plan."""
@@ -42,10 +45,10 @@ class LoaderState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A position between two batches."""
 
     plan: Plan
-    epoch: int
-    position: int
+    epoch: Count
+    position: Count
     """Samples consumed: by the whole job in global order, by each worker in affinity order."""
-    world: int
+    world: AtLeastOne
     rank: int = -1
     """-1: the state stands for all ranks."""
     past: tuple[Past, ...] = ()
@@ -56,9 +59,20 @@ class LoaderState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Digest of what this rank consumed since."""
     assumed: int = 0
     """Samples consumed by the position that neither digest has seen."""
-    positions: tuple[int, ...] = ()
+    positions: tuple[Count, ...] = ()
     """Where each rank is, when they are not at the same place."""
     version: int = VERSION
+
+    def __post_init__(self) -> None:
+        if not -1 <= self.rank < self.world:
+            raise ValueError(f"rank {self.rank} is not one of {self.world} ranks")
+        if self.plan.order == "global" and (self.past or self.positions):
+            raise ValueError("in global order ranks have no positions of their own")
+        if len(self.positions) not in (0, self.world):
+            raise ValueError(f"there are {len(self.positions)} positions of {self.world} ranks")
+        for world, consumed in self.past:
+            if len(consumed) not in (1, world):
+                raise ValueError(f"there are {len(consumed)} past positions of {world} ranks")
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON."""
@@ -87,8 +101,16 @@ def pack(digest: Digest) -> str:
 
 
 def unpack(text: str, total: int) -> Digest:
-    """The digest that `pack` made text of."""
-    return Digest(total, base64.b85decode(text) if text else b"")
+    """The digest that `pack` made text of; ``ValueError`` when it is not that."""
+    if not text:
+        return Digest(total)
+    try:
+        data = base64.b85decode(text)
+        if not data:
+            raise ValueError("there is nothing in it")
+        return Digest(total, data)
+    except ValueError as exc:
+        raise ValueError(f"not a loader's state: its digest is damaged: {exc}") from exc
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

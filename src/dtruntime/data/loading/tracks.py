@@ -111,7 +111,8 @@ class LaneTrack(Track):
         """``lengths`` are those of all ranks' lanes; ``positions`` says what each has consumed."""
         self._reader = reader
         self._lane = lane
-        self._position = min(positions(rank), len(self._lane))
+        # Not cut off at the end of a short lane: one rank's position may stand for all ranks.
+        self._position = positions(rank)
         self._batch = batch
         self._last = last
         rest = {slot: max(0, length - positions(slot)) for slot, length in lengths.items()}

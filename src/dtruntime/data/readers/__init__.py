@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from ...errors import ShardError
 from ...storage import DiskCache, reading
+from ...types import FORMATS
 from .base import Block, Blocks, FileIndex, IndexedFile, Reader, SchemaConflict
 from .csv import CsvReader
 from .options import CsvOptions, Options, ParquetOptions, TfrecordOptions
 from .parquet import ParquetReader
 from .tfrecord import TfrecordReader
 
-FORMATS = ("parquet", "csv", "tfrecord")
-
 __all__ = [
-    "FORMATS",
     "Block",
     "Blocks",
     "CsvOptions",

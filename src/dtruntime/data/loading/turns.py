@@ -1,0 +1,81 @@
+"""Iterations of a loader, of which only the newest goes on: there is one position to keep."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Closeable(Protocol):
+    """Something that an iteration uses."""
+
+    def close(self) -> None:
+        """Stop it."""
+
+
+C = TypeVar("C", bound=Closeable)
+
+
+class Turn:
+    """One iteration, and what it uses until it ends."""
+
+    def __init__(self) -> None:
+        self._used = ExitStack()
+        self._process = os.getpid()
+        self._is_over = False
+
+    def uses(self, part: C) -> C:
+        """Close ``part`` when the iteration ends."""
+        return self._used.enter_context(closing(part))
+
+    def through(self, items: Iterable[T]) -> Iterator[T]:
+        """The items, as long as this is the iteration that goes on."""
+        for item in items:
+            yield item
+            self.check()
+        self.check()
+
+    def check(self) -> None:
+        """Raise ``RuntimeError`` when it has ended."""
+        if self._is_over:
+            raise RuntimeError(
+                "this iteration has ended: meanwhile its loader was iterated anew, closed, or "
+                "sent to another epoch or state. Go on with a new one, iter(loader): it begins "
+                "where the loader is"
+            )
+
+    def end(self) -> None:
+        """Close what it uses; what a process that forked this one uses is not ours to close."""
+        self._is_over = True
+        if self._process == os.getpid():
+            self._used.close()
+
+
+class Turns:
+    """The iterations of one loader."""
+
+    def __init__(self) -> None:
+        self._running: Turn | None = None
+
+    @contextmanager
+    def begin(self) -> Iterator[Turn]:
+        """An iteration, which ends the one before it."""
+        self.end()
+        turn = self._running = Turn()
+        try:
+            yield turn
+        finally:
+            turn.end()
+
+    def end(self) -> None:
+        """End the iteration that is going on."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.end()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_running": None}
