@@ -67,6 +67,7 @@ def test_undisturbed_run_reads_every_sample_once_per_epoch(coordinator, calm):
     check_coverage(coordinator, calm)
 
 
+@pytest.mark.long
 def test_killed_run_ends_with_the_same_bits(coordinator, calm, tmp_path):
     """Two workers, the coordinator, a worker again, then everybody: five kills at random steps."""
     rng = random.Random(SEED)

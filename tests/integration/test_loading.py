@@ -80,6 +80,7 @@ def run_to_the_end(processes: list[WorkerProcess]) -> None:
         process.expect("done")
 
 
+@pytest.mark.deaths
 def test_survivors_read_what_a_killed_worker_left_and_a_newcomer_gets_its_share(
     own_coordinator: LocalCoordinator, job: str, rows: Path, readers: Readers
 ) -> None:
@@ -175,6 +176,7 @@ def test_registered_datasets_are_mixed(
         registry.source("a", colums=["id"])
 
 
+@pytest.mark.deaths
 def test_everyone_killed_and_started_again_reads_only_what_was_not_committed(
     own_coordinator: LocalCoordinator, job: str, rows: Path, readers: Readers
 ) -> None:
