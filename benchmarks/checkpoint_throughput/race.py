@@ -64,27 +64,34 @@ def peaks(profile: Profile, scratch: Path, announce: Announce) -> list[Runner]:
 
 
 def objects(profile: Profile, scratch: Path, announce: Announce) -> list[Runner]:
-    """Saves to an S3 server and loads from it; each round has a server of its own."""
+    """Saves to an S3 server and loads from it.
+
+    Each round has a server of its own for either: what was saved before a load would take the
+    memory that the server keeps its files in.
+    """
     found: list[Runner] = []
     for size in profile.s3_sizes:
         runners = _runners("s3", size)
         rounds = _rounds(profile, size)
         for number in range(rounds):
-            announce("s3: starting SeaweedFS")
-            with seaweed.server(scratch / "seaweedfs") as environment:
-                for runner in _in_turn(runners, number, rounds):
-                    announce(f"s3, {title_of(size)}, round {number + 1}: {runner.name}")
-                    _turn(
-                        runner,
-                        scratch,
-                        saves=1 + profile.repeats,
-                        loads=profile.repeats,
-                        bucket=seaweed.BUCKET,
-                        environment=environment,
-                    )
-            shutil.rmtree(scratch / "seaweedfs")
+            order = _in_turn(runners, number, rounds)
+            told = f"s3, {title_of(size)}, round {number + 1}"
+            _served(order, scratch, announce, f"{told}, saves", saves=1 + profile.repeats)
+            loads = 2 * profile.repeats
+            _served(order, scratch, announce, f"{told}, loads", saves=1, loads=loads)
         found += runners
     return found
+
+
+def _served(
+    runners: list[Runner], scratch: Path, announce: Announce, told: str, **wanted: int
+) -> None:
+    announce(f"{told}: starting SeaweedFS")
+    with seaweed.server(scratch / "seaweedfs") as environment:
+        for runner in runners:
+            announce(f"{told}: {runner.name}")
+            _turn(runner, scratch, bucket=seaweed.BUCKET, environment=environment, **wanted)
+    shutil.rmtree(scratch / "seaweedfs")
 
 
 def _runners(part: str, size: int) -> list[Runner]:
