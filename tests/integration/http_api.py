@@ -14,8 +14,9 @@ import msgspec
 T = TypeVar("T")
 
 SECONDS = 20.0
-PROMPT = 20.0
-"""A change is told within two seconds, or within this where the machine is busy."""
+PROMPT = 2.0
+"""How soon a change has to be told, beside what a busy machine takes."""
+SLACK = 3.0
 
 
 class Api:
@@ -137,7 +138,7 @@ class EventStream:
         assert event.kind == "snapshot"
         return event.data
 
-    def until(self, found: Callable[[Any], T | None], seconds: float = PROMPT) -> T:
+    def until(self, found: Callable[[Any], T | None], seconds: float = PROMPT + SLACK) -> T:
         """The first thing that is found in a change, soon."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
