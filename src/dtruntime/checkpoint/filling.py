@@ -14,7 +14,7 @@ import numpy as np
 
 from .._threads import Hold, usable_cores
 from .layout import Layout, grouped, packed
-from .staging import SLAB, StagingPool
+from .staging import SLAB, StagingPool, Turn
 from .writer import Group
 
 THREADS = 8
@@ -27,16 +27,17 @@ def staged(
     layout: Layout,
     sources: Sequence[Any],
     pool: StagingPool,
+    turn: Turn,
     before_waiting: Callable[[], None] = lambda: None,
 ) -> Iterator[Group]:
-    """Copy buffers into slabs, one slab after the other.
+    """Copy buffers into slabs, one slab after the other, and give up the turn.
 
     Slabs come back when their groups are written: ``before_waiting`` for one has to see to that.
     """
-    with CopyThreads() as threads:
+    with turn, CopyThreads() as threads:
         filler = _Filler(layout, sources, threads)
         for bounds in packed(layout.bounds, SLAB):
-            slab = pool.borrow(before_waiting)
+            slab = pool.borrow(turn, before_waiting)
             size = bounds[-1] - bounds[0]
             try:
                 filler.fill(slab.view[:size], bounds[0])

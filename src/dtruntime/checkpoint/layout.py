@@ -15,8 +15,9 @@ CHUNK = 8 * 2**20
 """No chunk is larger."""
 GROUP = 64 * 2**20
 """So many bytes are digested and handed to the storage together."""
-FIRST_GROUP = 16 * 2**20
-"""Fewer at the beginning, so that the storage soon has something to do."""
+FIRST_GROUP = 24 * 2**20
+"""Fewer at the beginning, so that the storage soon has something to do: a part of an upload is 16
+MiB, and a group may lack a chunk."""
 
 
 @dataclass(frozen=True, slots=True)

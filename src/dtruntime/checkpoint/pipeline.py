@@ -24,7 +24,7 @@ from .known import KnownChunks
 from .layout import lay_out
 from .place import Place
 from .saving import GroupQueue, Lent, Saved, SaveHandle, Saver, groups_of, watched
-from .staging import StagingPool
+from .staging import StagingPool, Turn
 from .trees import Buffer, flatten
 from .upkeep import Upkeep
 from .uploads import Uploads
@@ -73,6 +73,7 @@ class Pipeline:
         self._saver = Saver("strata-save")
         self._handles: list[SaveHandle] = []
         self._lock = threading.Lock()
+        self._order = threading.Lock()
         self._known: tuple[str, KnownChunks] | None = None
         self._untidy = commits.rank == 0
         """Whether there may be something to collect before the next save."""
@@ -138,15 +139,17 @@ class Pipeline:
         sources, kept = self._sources(buffers)
         if kept:
             # The device has a copy of its own, which is fetched in the background.
-            groups = staged(layout, sources, self.pool)
-            handle.stall_seconds = time.perf_counter() - handle.started
-            self._submit(handle, wanted, _Content(groups, kind, extents, skeleton))
+            with self._in_turn() as turn:
+                groups = staged(layout, sources, self.pool, turn)
+                handle.stall_seconds = time.perf_counter() - handle.started
+                self._submit(handle, wanted, _Content(groups, kind, extents, skeleton))
             return
-        queue = GroupQueue()
-        self._submit(handle, wanted, _Content(iter(queue), kind, extents, skeleton))
         versions = [buffer.version() for buffer in buffers]
+        queue = GroupQueue()
+        with self._in_turn() as turn:
+            self._submit(handle, wanted, _Content(iter(queue), kind, extents, skeleton))
         try:
-            for group in staged(layout, sources, self.pool, queue.let_go):
+            for group in staged(layout, sources, self.pool, turn, queue.let_go):
                 queue.put(group)
             _check_versions(buffers, versions, wanted.step)
         except BaseException as exc:
@@ -165,6 +168,17 @@ class Pipeline:
         self.pool.pin = cuda.pin
         snapshot = cuda.snapshot(buffers)
         return (cuda.sources(buffers), False) if snapshot is None else (snapshot, True)
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[Turn]:
+        """A turn to get memory; what is submitted meanwhile is written in the same order."""
+        with self._order:
+            turn = self.pool.turn()
+            try:
+                yield turn
+            except BaseException:
+                turn.give_up()
+                raise
 
     def _submit(self, handle: SaveHandle, wanted: Wanted, content: _Content) -> None:
         with self._lock:

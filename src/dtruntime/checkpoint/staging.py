@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
 import threading
-from collections import deque
 from collections.abc import Callable
 
 from .._memory import new_pages
@@ -16,10 +16,12 @@ SLAB = GROUP
 class Slab:
     """A piece of page-aligned memory."""
 
-    __slots__ = ("_map", "pinned", "unpin", "view")
+    __slots__ = ("_map", "number", "pinned", "unpin", "view")
 
-    def __init__(self, size: int = SLAB) -> None:
-        self._map = new_pages(size)
+    def __init__(self, number: int) -> None:
+        self.number = number
+        """How many were made before it."""
+        self._map = new_pages(SLAB)
         self.view = memoryview(self._map)
         self.pinned = False
         self.unpin: Callable[[], None] | None = None
@@ -31,11 +33,30 @@ class Slab:
             unpin()
 
 
+class Turn:
+    """The place of a save among those that need memory; it is given up when all is copied."""
+
+    def __init__(self, give_up: Callable[[Turn], None]) -> None:
+        self._give_up = give_up
+
+    def give_up(self) -> None:
+        """Let the next one be the earliest."""
+        self._give_up(self)
+
+    def __enter__(self) -> Turn:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.give_up()
+
+
 class StagingPool:
     """Slabs that add up to at most ``budget`` bytes.
 
     Whoever asks for one while all are lent waits until one comes back: that is how a save slows
-    training down instead of filling the machine's memory.
+    training down instead of filling the machine's memory. Saves are written in the order of their
+    turns, and a later one gives nothing back before an earlier one is complete. So the last slab is
+    for the earliest of those that are being copied.
     """
 
     def __init__(self, budget: int) -> None:
@@ -45,7 +66,9 @@ class StagingPool:
             )
         self._most = budget // SLAB
         self._made = 0
-        self._free: deque[Slab] = deque()
+        self._free: list[Slab] = []
+        """In the order in which they were made."""
+        self._turns: list[Turn] = []
         self._changed = threading.Condition()
         self.pin: Callable[[memoryview], Callable[[], None] | None] | None = None
         """Makes memory known to a device that copies into it, and says how to undo that."""
@@ -60,32 +83,50 @@ class StagingPool:
         """How many bytes have been allocated."""
         return self._made * SLAB
 
-    def borrow(self, before_waiting: Callable[[], None] = lambda: None) -> Slab:
-        """Take a slab, once there is one."""
+    def turn(self) -> Turn:
+        """The next turn, of a save that is written behind all that have one."""
+        turn = Turn(self._give_up)
         with self._changed:
-            while not self._free and self._made >= self._most:
+            self._turns.append(turn)
+        return turn
+
+    def borrow(self, turn: Turn, before_waiting: Callable[[], None] = lambda: None) -> Slab:
+        """Take a slab, once there is one for this save."""
+        with self._changed:
+            while not self._is_free_for(turn):
                 before_waiting()
                 self._changed.wait()
             if self._free:
-                # The one that came back last is likeliest to be in the processor's cache.
-                return self._pinned(self._free.pop())
+                # The first that was made: memory that no save has needed yet stays untouched, and
+                # to touch it for the first time takes many times as long as to copy into it.
+                return self._pinned(self._free.pop(0))
+            number = self._made
             self._made += 1
         try:
-            return self._pinned(Slab())
+            return self._pinned(Slab(number))
         except BaseException:
             with self._changed:
                 self._made -= 1
-                self._changed.notify()
+                self._changed.notify_all()
             raise
+
+    def give_back(self, slab: Slab) -> None:
+        """Return a slab."""
+        with self._changed:
+            bisect.insort(self._free, slab, key=lambda free: free.number)
+            self._changed.notify_all()
+
+    def _is_free_for(self, turn: Turn) -> bool:
+        left = len(self._free) + self._most - self._made
+        return left > 1 or (left == 1 and turn is self._turns[0])
+
+    def _give_up(self, turn: Turn) -> None:
+        with self._changed:
+            self._turns.remove(turn)
+            self._changed.notify_all()
 
     def _pinned(self, slab: Slab) -> Slab:
         if self.pin is not None and not slab.pinned:
             slab.unpin = self.pin(slab.view)
             slab.pinned = True
         return slab
-
-    def give_back(self, slab: Slab) -> None:
-        """Return a slab."""
-        with self._changed:
-            self._free.append(slab)
-            self._changed.notify()

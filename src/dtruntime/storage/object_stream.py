@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import mmap
 import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._memory import new_pages
 from .._threads import Hold
 from ..errors import StorageError
 from .backend import StreamWriter
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _WAITING_PIECES = 4
+_KEPT_PARTS = 4
 
 
 class Upload:
@@ -51,6 +55,31 @@ class Upload:
         )
 
 
+class PartMemory:
+    """Memory for parts that are put together, which the next ones use again.
+
+    To fill memory that was never used takes several times as long.
+    """
+
+    def __init__(self, part_bytes: int) -> None:
+        self.part_bytes = part_bytes
+        self._free: list[mmap.mmap] = []
+        self._lock = threading.Lock()
+
+    def take(self) -> mmap.mmap:
+        """Memory for one part."""
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+        return new_pages(self.part_bytes)
+
+    def give_back(self, memory: mmap.mmap) -> None:
+        """Let others use it."""
+        with self._lock:
+            if len(self._free) < _KEPT_PARTS:
+                self._free.append(memory)
+
+
 class _Abandoned(Exception):
     """The stream was aborted; raised into the upload, which cleans up then."""
 
@@ -63,14 +92,16 @@ class ObjectStreamWriter(StreamWriter):
     """
 
     def __init__(
-        self, name: str, location: str, upload: Upload, part_bytes: int, max_parts: int
+        self, name: str, location: str, upload: Upload, memory: PartMemory, max_parts: int
     ) -> None:
         super().__init__(name, location)
         self._upload = upload
-        self._part_bytes = part_bytes
-        self._max_bytes = part_bytes * max_parts
-        self._part = bytearray()
-        """What there is of the next part."""
+        self._memory = memory
+        self._part_bytes = memory.part_bytes
+        self._max_bytes = memory.part_bytes * max_parts
+        self._part: mmap.mmap | None = None
+        """What there is of the next part, in the first bytes."""
+        self._filled = 0
         self._pieces: queue.Queue[Buffer | Exception | None] = queue.Queue(_WAITING_PIECES)
         self._all_taken = False
         self._lent: list[weakref.finalize[[], Any]] = []
@@ -80,27 +111,47 @@ class ObjectStreamWriter(StreamWriter):
     def _write(self, view: memoryview) -> None:
         self._check_size(view)
         while view.nbytes:
-            if len(self._part) == self._part_bytes:
-                self._send_part()
-            room = self._part_bytes - len(self._part)
-            self._part += view[:room]
-            view = view[room:]
+            if self._filled == self._part_bytes:
+                self._send(self._taken_part())
+            view = self._fill(view)
 
     def _lend(self, view: memoryview, done: Callable[[], None]) -> None:
         hold = Hold(done)
         try:
             self._check_size(view)
-            while view.nbytes >= self._part_bytes - len(self._part):
-                room = self._part_bytes - len(self._part)
-                if self._part:
-                    self._send_part()
+            while view.nbytes >= self._part_bytes - self._filled:
+                room = self._part_bytes - self._filled
+                if self._filled:
+                    self._send(self._taken_part())
                 if room:
                     hold.take()
                     self._send(self._noticed(view[:room], hold.drop))
                     view = view[room:]
-            self._part += view
+            if view.nbytes:
+                self._fill(view)
         finally:
             hold.drop()
+
+    def _fill(self, view: memoryview) -> memoryview:
+        """Add to the part what it has room for; returns the rest."""
+        if self._part is None:
+            self._part = self._memory.take()
+        some = view[: self._part_bytes - self._filled]
+        target = memoryview(self._part)[self._filled : self._filled + some.nbytes]
+        # As arrays: other threads go on meanwhile.
+        np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(some, np.uint8))
+        self._filled += some.nbytes
+        return view[some.nbytes :]
+
+    def _taken_part(self) -> Buffer:
+        """What there is of the part; the next one begins."""
+        memory, size = self._part, self._filled
+        self._part, self._filled = None, 0
+        if memory is None:
+            return b""
+        return self._noticed(
+            memoryview(memory)[:size], partial(self._memory.give_back, memory)
+        )
 
     def _noticed(self, view: memoryview, done: Callable[[], None]) -> Buffer:
         """The same memory, as something that ``done`` is called after when nobody uses it."""
@@ -121,15 +172,15 @@ class ObjectStreamWriter(StreamWriter):
     def _finish(self) -> None:
         if self._thread is None:
             with self._upload.errors("write", self.name):
-                self._put([self._part], multipart=False)
+                self._put([self._taken_part()], multipart=False)
             return
-        if self._part:
-            self._pieces.put(self._part)
+        if self._filled:
+            self._pieces.put(self._taken_part())
         self._end(None)
         self._raise_error()
 
     def _abort(self) -> None:
-        self._part = bytearray()
+        self._taken_part()
         if self._thread is not None:
             self._end(_Abandoned())
 
@@ -139,10 +190,6 @@ class ObjectStreamWriter(StreamWriter):
         self._thread.join()
         for finalizer in self._lent:
             finalizer()  # it does nothing when the memory has been given back
-
-    def _send_part(self) -> None:
-        part, self._part = self._part, bytearray()
-        self._send(part)
 
     def _send(self, piece: Buffer) -> None:
         if self._thread is None:

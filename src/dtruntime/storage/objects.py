@@ -20,7 +20,7 @@ from .lanes import side_by_side
 from .names import check_prefix
 from .object_listing import Listing
 from .object_reads import Fetcher
-from .object_stream import ObjectStreamWriter, Upload
+from .object_stream import ObjectStreamWriter, PartMemory, Upload
 from .stores import ObjectUrl, StoreOptions, check_process, open_store, parse_object_url
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class ObjectBackend(StorageBackend):
         self._retry_seconds = options.retry_seconds
         self._store = self._open(options)
         self._part_bytes = part_bytes
+        self._part_memory = PartMemory(part_bytes)
         self._parallel_parts = parallel_parts
 
     def location(self, name: str = "") -> str:
@@ -116,7 +117,7 @@ class ObjectBackend(StorageBackend):
 
     def _writer(self, name: str) -> StreamWriter:
         upload = self._upload(name)
-        return ObjectStreamWriter(name, self.location(name), upload, self._part_bytes, MAX_PARTS)
+        return ObjectStreamWriter(name, self.location(name), upload, self._part_memory, MAX_PARTS)
 
     def _delete(self, name: str) -> None:
         import obstore

@@ -18,7 +18,7 @@ def test_groups_have_what_was_copied_and_their_slab_comes_back() -> None:
     buffers = flatten({"a": state}).buffers
     pool = StagingPool(SLAB)
     for _ in range(2):  # there is one slab only
-        groups = list(staged(lay_out([SIZE]), buffers, pool))
+        groups = list(staged(lay_out([SIZE]), buffers, pool, pool.turn()))
         assert [len(group.view) for group in groups] == [FIRST_GROUP, SIZE - FIRST_GROUP]
         assert b"".join(group.view for group in groups) == state.tobytes()
         for group in groups:
@@ -29,6 +29,6 @@ def test_slab_comes_back_when_not_all_of_its_groups_are_taken() -> None:
     buffers = flatten({"a": np.zeros(SIZE, np.uint8)}).buffers
     pool = StagingPool(SLAB)
     for _ in range(2):
-        groups = staged(lay_out([SIZE]), buffers, pool)
+        groups = staged(lay_out([SIZE]), buffers, pool, pool.turn())
         next(groups).done()
         groups.close()

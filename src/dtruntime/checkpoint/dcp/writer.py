@@ -205,7 +205,8 @@ class StrataWriter(StorageWriter):
         )
         lent = Lent()
         try:
-            writer.write(lent.track(staged(layout, sources, access.pool)), lent.done)
+            groups = staged(layout, sources, access.pool, access.pool.turn())
+            writer.write(lent.track(groups), lent.done)
         finally:
             lent.done_with_all()
         return writer.part(rank, KIND, extents, None), writer.written
