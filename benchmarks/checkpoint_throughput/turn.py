@@ -14,7 +14,7 @@ import numpy as np
 
 from ..data_loading.isolated import call
 from .contenders import Contender, Task, entry
-from .memory import peak_growth
+from .memory import keep_memory, peak_growth
 
 
 def take(name: str, size: int, folder: Path, **wanted: Any) -> dict[str, Any]:
@@ -56,7 +56,9 @@ def _save(contender: Contender) -> tuple[float, float]:
     contender.save()
     stalled = time.perf_counter()
     contender.settle()
-    return stalled - began, time.perf_counter() - began
+    durable = time.perf_counter()
+    contender.rest()
+    return stalled - began, durable - began
 
 
 def _load(contender: Contender) -> float:
@@ -89,6 +91,8 @@ def _drop_cached(contender: Contender) -> None:
 def main() -> None:
     """Follow the order in the first argument."""
     order = json.loads(sys.argv[1])
+    if order.get("keeps_memory"):
+        keep_memory()
     os.environ.update(order.get("environment", {}))
     folder = Path(order["folder"])
     folder.mkdir(parents=True, exist_ok=True)

@@ -44,6 +44,9 @@ class Contender(ABC):
     def settle(self) -> None:  # noqa: B027
         """Return when what was saved is durable."""
 
+    def rest(self) -> None:  # noqa: B027
+        """Return when nothing goes on any more; not measured, as training goes on meanwhile."""
+
     def load(self) -> object:
         """Load what was saved last."""
         raise NotImplementedError

@@ -28,6 +28,9 @@ class _Strata(Contender):
     def settle(self) -> None:
         self.handle.wait()
 
+    def rest(self) -> None:
+        self.manager.wait()
+
     def close(self) -> None:
         self.manager.close()
 

@@ -11,15 +11,14 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from .._memory import new_bytes
+from .._threads import usable_cores
 from ..errors import CheckpointDamagedError, StorageError, StorageNotFoundError
 from ..storage.backend import StorageBackend
 from .codecs import apply_difference, decode
-from .format import Chunk, Part, digest_of
+from .format import Chunk, Pack, Part, digest_of
 from .known import LONGEST_CHAIN
+from .landing import Landing, Request, requests_for
 
-THREADS = 8
-TOGETHER = 16 * 2**20
-"""Chunks that lie one after the other are read together up to this size."""
 _DELTA = re.compile(r"delta(\d+)")
 
 R = TypeVar("R")
@@ -48,13 +47,12 @@ class PartReader:
 
     def read_into(self, wanted: Iterable[tuple[int, memoryview]]) -> None:
         """Fill each memory with the bytes of the stream from its offset on."""
-        whole, shared = self._split(wanted)
-        with ThreadPoolExecutor(THREADS, thread_name_prefix="strata-load") as threads:
-            jobs: list[Future[None]] = [
-                threads.submit(self._fill, chunks, target) for chunks, target in whole
-            ]
-            for number, targets in shared.items():
-                jobs.append(threads.submit(self._share, number, targets))
+        landings = self._landings(wanted)
+        differences = [one for one in landings if _DELTA.fullmatch(one.chunk.codec)]
+        others = [one for one in landings if not _DELTA.fullmatch(one.chunk.codec)]
+        with ThreadPoolExecutor(_lanes(), thread_name_prefix="strata-load") as threads:
+            jobs = [threads.submit(self._fetch, request) for request in requests_for(others)]
+            jobs += [threads.submit(self._fetch_alone, landing) for landing in differences]
             _results(threads, jobs)
 
     def verify(
@@ -78,7 +76,7 @@ class PartReader:
                 advance(chunk.stored)
             return None
 
-        with ThreadPoolExecutor(THREADS, thread_name_prefix="strata-verify") as threads:
+        with ThreadPoolExecutor(_lanes(), thread_name_prefix="strata-verify") as threads:
             return _results(threads, [threads.submit(look, chunk) for chunk in chunks])
 
     def check_stored(self, chunk: Chunk, stored: bytes | memoryview) -> None:
@@ -90,19 +88,11 @@ class PartReader:
         except StorageError as exc:
             raise self._lost(chunk, str(exc)) from exc
 
-    def _split(
-        self, wanted: Iterable[tuple[int, memoryview]]
-    ) -> tuple[list[tuple[list[Chunk], memoryview]], dict[int, list[tuple[int, memoryview]]]]:
-        """Chunks that fill memory by themselves, and those of which pieces are wanted.
-
-        Neighbours in memory that are also neighbours in a pack are read together.
-        """
-        whole: list[tuple[list[Chunk], memoryview]] = []
-        shared: dict[int, list[tuple[int, memoryview]]] = {}
+    def _landings(self, wanted: Iterable[tuple[int, memoryview]]) -> list[Landing]:
+        """The chunks that are needed, each once, with all memory that wants bytes of it."""
+        found: dict[tuple[int, int, str], Landing] = {}
         for offset, target in wanted:
             at, stop = offset, offset + target.nbytes
-            run: list[Chunk] = []
-            run_at = at
             number = bisect_right(self._starts, at) - 1
             while at < stop:
                 if not 0 <= number < len(self._starts):
@@ -112,49 +102,48 @@ class PartReader:
                 count = min(chunk.length - inside, stop - at)
                 if count <= 0:
                     raise CheckpointDamagedError(f"{self._checkpoint} has no bytes {at} to {stop}")
-                if count < chunk.length:
-                    piece = target[at - offset : at - offset + count]
-                    shared.setdefault(number, []).append((inside, piece))
-                if count < chunk.length or not _follows(run, chunk):
-                    if run:
-                        whole.append((run, target[run_at - offset : at - offset]))
-                    run, run_at = [], at
-                if count == chunk.length:
-                    run.append(chunk)
+                same = chunk.pack, chunk.position, chunk.digest
+                if same not in found:
+                    self._check_place(chunk)
+                    found[same] = Landing(chunk)
+                found[same].add(inside, target[at - offset : at - offset + count])
                 at += count
                 number += 1
-            if run:
-                whole.append((run, target[run_at - offset :]))
-        return whole, shared
+        return list(found.values())
 
-    def _fill(self, chunks: list[Chunk], target: memoryview) -> None:
-        """Fill memory with chunks that lie one after the other."""
-        first = chunks[0]
-        if first.codec:
-            target[:] = self._load(first)
-            return
+    def _check_place(self, chunk: Chunk) -> None:
+        """Make sure that memory for what is stored of a chunk can be made."""
+        size = self._pack(chunk).size
+        inside = 0 <= chunk.position <= chunk.position + chunk.stored <= size
+        if not inside or not chunk.stored or (not chunk.codec and chunk.stored != chunk.length):
+            raise self._lost(chunk, f"{chunk.stored} bytes of a pack of {size} cannot be it")
+
+    def _fetch(self, request: Request) -> None:
+        """Read chunks that lie one after the other, and check those that are complete."""
+        file = self._file(request.pieces[0][0].chunk)
         try:
-            with self._reading(first):
-                self._backend.read_into(self._file(first), first.position, target)
-        except StorageError:
-            if len(chunks) == 1:
+            self._backend.read_into(file, request.start, request.memory())
+        except StorageError as exc:
+            if not self._is_damage(exc, file, request.stop):
                 raise
-            # Which of them is it?
-            for chunk, piece in _pieces(chunks, target):
-                self._fill([chunk], piece)
+            # Which of them is it? And none may be left out if each can be read.
+            for landing, _, _ in request.pieces:
+                self._fetch_alone(landing)
             return
-        for chunk, piece in _pieces(chunks, target):
-            self._check(chunk, piece)
+        for landing in request.landed():
+            landing.hand_out(self._decoded(landing.chunk, landing.stored()))
 
-    def _share(self, number: int, targets: list[tuple[int, memoryview]]) -> None:
-        data = self._load(self._part.chunks[number])
-        for inside, target in targets:
-            target[:] = data[inside : inside + target.nbytes]
+    def _fetch_alone(self, landing: Landing) -> None:
+        landing.hand_out(self._load(landing.chunk))
 
     def _load(self, chunk: Chunk, depth: int = 0) -> memoryview:
-        """A chunk's bytes, checked."""
+        """Read a chunk by itself, and check it."""
         with self._reading(chunk):
             stored = self._backend.read_range(self._file(chunk), chunk.position, chunk.stored)
+        return self._decoded(chunk, stored, depth)
+
+    def _decoded(self, chunk: Chunk, stored: bytes | memoryview, depth: int = 0) -> memoryview:
+        """A chunk's bytes, checked, from what is stored of it."""
         difference = _DELTA.fullmatch(chunk.codec)
         base = self._base(chunk, depth) if difference else None
         try:
@@ -165,7 +154,7 @@ class PartReader:
                 whole = decode(chunk.codec, stored, chunk.length)
         except StorageError as exc:
             raise self._lost(chunk, str(exc)) from exc
-        view = memoryview(whole)
+        view = whole if isinstance(whole, memoryview) else memoryview(whole)
         self._check(chunk, view)
         return view
 
@@ -179,27 +168,32 @@ class PartReader:
 
     @contextmanager
     def _reading(self, chunk: Chunk) -> Iterator[None]:
-        """Tell a file that is gone, cut off or unreadable from a store that does not answer."""
+        """Tell damage from a store that does not answer."""
         try:
             yield
         except StorageError as exc:
-            gone = isinstance(exc, StorageNotFoundError) or exc.errno == errno.EIO
-            if gone or self._is_cut_off(chunk):
+            if self._is_damage(exc, self._file(chunk), chunk.position + chunk.stored):
                 raise self._lost(chunk, str(exc)) from exc
             raise
 
-    def _is_cut_off(self, chunk: Chunk) -> bool:
+    def _is_damage(self, error: StorageError, file: str, stop: int) -> bool:
+        """Whether a read failed because a file is gone, unreadable or shorter than it was."""
+        if isinstance(error, StorageNotFoundError) or error.errno == errno.EIO:
+            return True
         try:
-            return self._backend.size(self._file(chunk)) < chunk.position + chunk.stored
+            return self._backend.size(file) < stop
         except StorageError:
             return False
 
     def _file(self, chunk: Chunk) -> str:
+        return self._pack(chunk).file
+
+    def _pack(self, chunk: Chunk) -> Pack:
         if not 0 <= chunk.pack < len(self._part.packs):
             raise CheckpointDamagedError(
                 f"{self._checkpoint} is damaged: it names a pack {chunk.pack} that it does not have"
             )
-        return self._part.packs[chunk.pack].file
+        return self._part.packs[chunk.pack]
 
     def _check(self, chunk: Chunk, data: memoryview) -> None:
         if data.nbytes != chunk.length or digest_of(data) != chunk.digest:
@@ -215,20 +209,9 @@ class PartReader:
         )
 
 
-def _follows(run: list[Chunk], chunk: Chunk) -> bool:
-    """Whether a chunk can be read together with those before it."""
-    if not run or run[-1].codec or chunk.codec:
-        return False
-    last = run[-1]
-    adjacent = last.pack == chunk.pack and last.position + last.stored == chunk.position
-    return adjacent and chunk.position + chunk.stored - run[0].position <= TOGETHER
-
-
-def _pieces(chunks: list[Chunk], target: memoryview) -> Iterator[tuple[Chunk, memoryview]]:
-    at = 0
-    for chunk in chunks:
-        yield chunk, target[at : at + chunk.length]
-        at += chunk.length
+def _lanes() -> int:
+    """How many requests are under way at a time: more than the processors serve only wait."""
+    return max(4, min(16, 2 * usable_cores()))
 
 
 def _results(threads: ThreadPoolExecutor, jobs: list[Future[R]]) -> list[R]:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import ClassVar, Self, TypeAlias
 
 from ..errors import StorageError, StorageNotFoundError
-from .buffers import Data, Memory, Views, flat, views_of, writable
+from .buffers import Data, Memory, Views, flat, views_of, writable_views_of
 from .names import check_name, check_prefix
 
 Range: TypeAlias = tuple[int, int]
@@ -170,14 +170,14 @@ class StorageBackend(abc.ABC):
             raise ValueError(f"offsets and lengths must not be negative: {spans[:8]}")
         return self._read_ranges(check_name(name), spans) if spans else []
 
-    def read_into(self, name: str, offset: int, buffer: Memory) -> None:
-        """Fill a writable buffer with the bytes from ``offset`` on.
+    def read_into(self, name: str, offset: int, buffer: Data) -> None:
+        """Fill a writable buffer, or a list of them in turn, with the bytes from ``offset`` on.
 
         ``StorageError`` when the file ends before the buffer does; its content is undefined then.
         """
         if offset < 0:
             raise ValueError(f"offset must not be negative: {offset}")
-        self._read_into(check_name(name), int(offset), writable(buffer))
+        self._read_into(check_name(name), int(offset), writable_views_of(buffer))
 
     def write(self, name: str, data: Data) -> None:
         """Store a file, in place of one that may be there.
@@ -248,7 +248,7 @@ class StorageBackend(abc.ABC):
     def _read_ranges(self, name: str, ranges: Sequence[Range]) -> Pieces: ...
 
     @abc.abstractmethod
-    def _read_into(self, name: str, offset: int, view: memoryview) -> None: ...
+    def _read_into(self, name: str, offset: int, views: Views) -> None: ...
 
     @abc.abstractmethod
     def _write(self, name: str, views: Views) -> None: ...

@@ -16,6 +16,10 @@ Memory: TypeAlias = "Buffer | NDArray[Any]"
 Data: TypeAlias = "Memory | Sequence[Memory]"
 """What can be written: bytes-like memory, or several pieces of it that follow each other."""
 
+AT_ONCE = 512
+"""The system takes 1024 pieces of memory at a time, or fewer."""
+_SMALL_COPY = 256 * 2**10
+
 Views: TypeAlias = "list[memoryview]"
 """Data as flat, non-empty views of bytes."""
 
@@ -49,11 +53,12 @@ def _view(buffer: Memory) -> memoryview:
         raise TypeError(f"a buffer must be bytes-like, not {type(buffer).__name__}") from None
 
 
-def writable(buffer: Memory) -> memoryview:
-    """The bytes of a buffer that can be read into; ``TypeError`` when it is read-only."""
-    if _view(buffer).readonly:
+def writable_views_of(buffers: Data) -> Views:
+    """Memory that can be read into, as `views_of`; ``TypeError`` when some is read-only."""
+    views = views_of(buffers)
+    if any(view.readonly for view in views):
         raise TypeError("cannot read into a read-only buffer")
-    return flat(buffer)
+    return views
 
 
 def size_of(views: Iterable[memoryview]) -> int:
@@ -75,6 +80,30 @@ def blocks_of(views: Iterable[memoryview], size: int) -> Iterator[Views]:
                 block, room = [], size
     if block:
         yield block
+
+
+def in_pieces(views: Views) -> Iterator[Views]:
+    """The same views, no more at a time than the system takes."""
+    for start in range(0, len(views), AT_ONCE):
+        yield views[start : start + AT_ONCE]
+
+
+def scatter(data: memoryview, views: Iterable[memoryview]) -> None:
+    """Copy data into pieces of memory, one after the other; together they are as large."""
+    at = 0
+    for view in views:
+        copy(data[at : at + view.nbytes], view)
+        at += view.nbytes
+
+
+def copy(source: memoryview, target: memoryview) -> None:
+    """Copy bytes; while many are, other threads go on."""
+    if source.nbytes < _SMALL_COPY:
+        target[:] = source
+        return
+    import numpy as np
+
+    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 
 def cut(views: Iterable[memoryview], start: int, end: int) -> Views:

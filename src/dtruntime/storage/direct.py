@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 from .._memory import new_pages
-from .buffers import Views, blocks_of, cut, size_of
+from .buffers import AT_ONCE, Views, blocks_of, copy, cut, size_of
 from .lanes import side_by_side
 
 ALIGNMENT = 4096
@@ -24,8 +24,6 @@ DIRECT_FROM = 2**20
 
 _O_DIRECT: int = getattr(os, "O_DIRECT", 0)  # macOS has none
 _REFUSED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
-_PIECES_AT_ONCE = 512
-_SMALL_COPY = 256 * 2**10
 
 
 class DirectRefusedError(Exception):
@@ -95,15 +93,9 @@ def write_block(handle: int, block: Views, offset: int, bounce: Bounce) -> None:
 
 def gather(block: Views, target: memoryview) -> None:
     """Copy pieces of memory one after the other."""
-    import numpy as np
-
     at = 0
     for view in block:
-        piece = target[at : at + view.nbytes]
-        if view.nbytes < _SMALL_COPY:
-            piece[:] = view
-        else:  # numpy leaves the interpreter to other threads meanwhile
-            np.copyto(np.frombuffer(piece, np.uint8), np.frombuffer(view, np.uint8))
+        copy(view, target[at : at + view.nbytes])
         at += view.nbytes
 
 
@@ -151,7 +143,7 @@ def write_buffered(handle: int, views: Views, offset: int) -> None:
     """Write data through the page cache."""
     pending = deque(views)
     while pending:
-        some = [pending.popleft() for _ in range(min(len(pending), _PIECES_AT_ONCE))]
+        some = [pending.popleft() for _ in range(min(len(pending), AT_ONCE))]
         written = os.pwritev(handle, some, offset)
         offset += written
         while some and written >= some[0].nbytes:

@@ -6,13 +6,14 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import TypeAlias
 
 from ..errors import StorageError, StorageNotFoundError
 from ..telemetry import EventLog
 from .backend import Failures, Names, Pieces, Range, StorageBackend, StoredFile, StreamWriter
-from .buffers import Views, size_of
+from .buffers import Views, blocks_of, cut, in_pieces, size_of
 from .direct import DIRECT_FROM, Bounce, DirectRefusedError, set_direct, write_views
 from .failures import storage_errors
 from .lanes import side_by_side
@@ -74,16 +75,17 @@ class LocalBackend(StorageBackend):
                     raise self._too_short(name, size, offset, length)
             return [_read_exactly(handle, offset, length) for offset, length in ranges]
 
-    def _read_into(self, name: str, offset: int, view: memoryview) -> None:
+    def _read_into(self, name: str, offset: int, views: Views) -> None:
+        length = size_of(views)
         with self._opened(name) as (handle, size):
-            if offset + view.nbytes > size:
-                raise self._too_short(name, size, offset, view.nbytes)
-            parts = range(0, view.nbytes, _READ_PART)
+            if offset + length > size:
+                raise self._too_short(name, size, offset, length)
 
-            def fill(at: int) -> None:
-                _fill(handle, offset + at, view[at : at + _READ_PART])
+            def fill(part: tuple[int, Views]) -> None:
+                _fill(handle, *part)
 
-            side_by_side(parts, fill, min(_READ_LANES, max(1, len(parts))))
+            parts = zip(count(offset, _READ_PART), blocks_of(views, _READ_PART), strict=False)
+            side_by_side(parts, fill, max(1, min(_READ_LANES, -(-length // _READ_PART))))
 
     def _write(self, name: str, views: Views) -> None:
         with storage_errors("write", self.location(name)), self._partial(name) as file:
@@ -244,13 +246,14 @@ def _read_exactly(handle: int, offset: int, length: int) -> bytes:
     if len(data) == length:
         return data
     whole = bytearray(length)
-    _fill(handle, offset, memoryview(whole))
+    _fill(handle, offset, [memoryview(whole)])
     return bytes(whole)
 
 
-def _fill(handle: int, offset: int, view: memoryview) -> None:
-    while view.nbytes:
-        count = os.preadv(handle, [view], offset)
-        if not count:
-            raise OSError(f"the file was cut off at {offset} bytes while it was read")
-        offset, view = offset + count, view[count:]
+def _fill(handle: int, offset: int, views: Views) -> None:
+    for some in in_pieces(views):
+        while some:
+            found = os.preadv(handle, some, offset)
+            if not found:
+                raise OSError(f"the file was cut off at {offset} bytes while it was read")
+            offset, some = offset + found, cut(some, found, size_of(some))

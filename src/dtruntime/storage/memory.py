@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from ..errors import StorageNotFoundError
 from .backend import Failures, Names, Pieces, Range, StorageBackend, StoredFile, StreamWriter
-from .buffers import Views
+from .buffers import Views, scatter, size_of
 
 _Files = dict[str, tuple[bytes, float]]
 
@@ -48,10 +48,9 @@ class MemoryBackend(StorageBackend):
                 raise self._too_short(name, len(data), offset, length)
         return [data[offset : offset + length] for offset, length in ranges]
 
-    def _read_into(self, name: str, offset: int, view: memoryview) -> None:
-        (data,) = self._read_ranges(name, [(offset, view.nbytes)])
-        if data:
-            view[:] = data
+    def _read_into(self, name: str, offset: int, views: Views) -> None:
+        (data,) = self._read_ranges(name, [(offset, size_of(views))])
+        scatter(memoryview(data), views)
 
     def _write(self, name: str, views: Views) -> None:
         self._files[name] = b"".join(views), time.time()

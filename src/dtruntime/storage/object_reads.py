@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, TypeAlias
 
-from .direct import gather
+from .buffers import Views, blocks_of, copy, size_of
 from .lanes import side_by_side
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ NEAR_BYTES = 256 * 2**10
 _ATTEMPTS = 5
 _CHUNK = 256 * 2**10
 
-_Target: TypeAlias = tuple[int, memoryview]
+_Target: TypeAlias = tuple[int, Views]
 """An offset, and the memory for the bytes from there on."""
 
 
@@ -34,7 +36,7 @@ class Fetcher:
         """Return the bytes of each offset and length; None as in :meth:`fill`."""
         wanted = merged((offset, offset + length) for offset, length in spans if length)
         memory = {start: memoryview(bytearray(end - start)) for start, end in wanted}
-        if not self._fill_all(list(memory.items())):
+        if not self._fill_all((start, [view]) for start, view in memory.items()):
             return None
         starts = sorted(memory)
         found = []
@@ -44,9 +46,9 @@ class Fetcher:
             found.append(bytes(memory[start][at : at + length]) if length else b"")
         return found
 
-    def fill(self, offset: int, view: memoryview) -> bool:
+    def fill(self, offset: int, views: Views) -> bool:
         """Fetch bytes into memory; False when the object is too short, or changes all the time."""
-        return self._fill_all([(offset, view)])
+        return self._fill_all([(offset, views)])
 
     def _fill_all(self, targets: Iterable[_Target]) -> bool:
         parts = [part for target in targets for part in self._parts(target)]
@@ -67,17 +69,17 @@ class Fetcher:
         return False
 
     def _parts(self, target: _Target) -> Iterable[_Target]:
-        offset, view = target
-        for at in range(0, view.nbytes, self._part_bytes):
-            yield offset + at, view[at : at + self._part_bytes]
+        offset, views = target
+        blocks = blocks_of(views, self._part_bytes)
+        return zip(count(offset, self._part_bytes), blocks, strict=False)
 
     def _get(self, part: _Target) -> GetResult | None:
         import obstore
 
-        offset, view = part
+        offset, views = part
         try:
             return obstore.get(
-                self._store, self._key, options={"range": (offset, offset + view.nbytes)}
+                self._store, self._key, options={"range": (offset, offset + size_of(views))}
             )
         except obstore.exceptions.BaseError as exc:
             if "status code: 416" in str(exc):  # the range begins where the object has ended
@@ -98,11 +100,17 @@ def merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _copy(result: GetResult, part: _Target) -> bool:
     """Copy what arrives; False when it is less than was asked for."""
-    view = part[1]
-    if result.range[1] - result.range[0] != view.nbytes:
+    views = part[1]
+    if result.range[1] - result.range[0] != size_of(views):
         return False
-    at = 0
+    left = deque(views)
     for chunk in result.stream(min_chunk_size=_CHUNK):
-        gather([memoryview(chunk)], view[at : at + len(chunk)])
-        at += len(chunk)
-    return at == view.nbytes
+        data = memoryview(chunk)
+        while left and data.nbytes:
+            target = left.popleft()
+            size = min(target.nbytes, data.nbytes)
+            copy(data[:size], target[:size])
+            data = data[size:]
+            if size < target.nbytes:
+                left.appendleft(target[size:])
+    return not left

@@ -17,6 +17,7 @@ from .._memory import new_pages
 from .._threads import Hold
 from ..errors import StorageError
 from .backend import StreamWriter
+from .buffers import copy
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -138,8 +139,7 @@ class ObjectStreamWriter(StreamWriter):
             self._part = self._memory.take()
         some = view[: self._part_bytes - self._filled]
         target = memoryview(self._part)[self._filled : self._filled + some.nbytes]
-        # As arrays: other threads go on meanwhile.
-        np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(some, np.uint8))
+        copy(some, target)
         self._filled += some.nbytes
         return view[some.nbytes :]
 
@@ -149,9 +149,7 @@ class ObjectStreamWriter(StreamWriter):
         self._part, self._filled = None, 0
         if memory is None:
             return b""
-        return self._noticed(
-            memoryview(memory)[:size], partial(self._memory.give_back, memory)
-        )
+        return self._noticed(memoryview(memory)[:size], partial(self._memory.give_back, memory))
 
     def _noticed(self, view: memoryview, done: Callable[[], None]) -> Buffer:
         """The same memory, as something that ``done`` is called after when nobody uses it."""

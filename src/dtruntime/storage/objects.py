@@ -81,14 +81,14 @@ class ObjectBackend(StorageBackend):
             raise self._being_replaced(name)
         return found
 
-    def _read_into(self, name: str, offset: int, view: memoryview) -> None:
-        if not view.nbytes:
+    def _read_into(self, name: str, offset: int, views: Views) -> None:
+        if not views:
             self._check_end(name, offset, 0)
             return
         with self._errors("read", name):
-            complete = self._fetcher(name).fill(offset, view)
+            complete = self._fetcher(name).fill(offset, views)
         if not complete:
-            self._check_end(name, offset, view.nbytes)
+            self._check_end(name, offset, size_of(views))
             raise self._being_replaced(name)
 
     def _write(self, name: str, views: Views) -> None:

@@ -35,8 +35,8 @@ class WrappedBackend(StorageBackend):
     def _read_ranges(self, name: str, ranges: Sequence[Range]) -> Pieces:
         return self.inner.read_ranges(name, ranges)
 
-    def _read_into(self, name: str, offset: int, view: memoryview) -> None:
-        self.inner.read_into(name, offset, view)
+    def _read_into(self, name: str, offset: int, views: Views) -> None:
+        self.inner.read_into(name, offset, views)
 
     def _write(self, name: str, views: Views) -> None:
         self.inner.write(name, views)
@@ -135,9 +135,9 @@ class RecordingBackend(WrappedBackend):
         self.record("read_ranges", name, sum(length for _, length in ranges))
         return super()._read_ranges(name, ranges)
 
-    def _read_into(self, name: str, offset: int, view: memoryview) -> None:
-        self.record("read_into", name, view.nbytes)
-        super()._read_into(name, offset, view)
+    def _read_into(self, name: str, offset: int, views: Views) -> None:
+        self.record("read_into", name, size_of(views))
+        super()._read_into(name, offset, views)
 
     def _write(self, name: str, views: Views) -> None:
         self.record("write", name, size_of(views))

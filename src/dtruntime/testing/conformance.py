@@ -177,6 +177,18 @@ class StorageConformance(StreamConformance, ConcurrencyConformance):
         with pytest.raises(TypeError, match="read-only"):
             backend.read_into("file", 0, b"1234")
 
+    def test_several_buffers_are_filled_one_after_the_other(self, backend: StorageBackend) -> None:
+        data = noise(300_000)
+        backend.write("file", data)
+        whole, many = bytearray(100_000), [bytearray(3) for _ in range(2000)]
+        backend.read_into("file", 7, [whole, bytearray(), *many])
+        assert whole == data[7:100_007]
+        assert b"".join(many) == data[100_007:106_007]
+        with pytest.raises(StorageError, match="file"):
+            backend.read_into("file", 0, [bytearray(299_999), bytearray(2)])
+        with pytest.raises(TypeError, match="read-only"):
+            backend.read_into("file", 0, [bytearray(1), b"1"])
+
     def test_create_keeps_what_was_there(self, backend: StorageBackend) -> None:
         assert backend.create("folder/file", [b"fi", b"rst"])
         assert not backend.create("folder/file", b"second")

@@ -78,6 +78,9 @@ class StreamConformance:
         buffer = bytearray(len(data) - 11)
         backend.read_into("file", 11, buffer)
         assert buffer == data[11:]
+        pieces = [bytearray(size) for size in (1, 4_999_999, 3, 6_000_000)]
+        backend.read_into("file", 17, pieces)
+        assert b"".join(pieces) == data[17:11_000_020]
         assert backend.read_range("file", 5_000_001, 9_000_001) == data[5_000_001:14_000_002]
 
     def test_buffer_may_be_changed_once_it_was_written(self, backend: StorageBackend) -> None:

@@ -144,9 +144,9 @@ class FaultyBackend(WrappedBackend):
         with self.failing("read_ranges", name):
             return super()._read_ranges(name, ranges)
 
-    def _read_into(self, name: str, offset: int, view: memoryview) -> None:
+    def _read_into(self, name: str, offset: int, views: Views) -> None:
         with self.failing("read_into", name):
-            super()._read_into(name, offset, view)
+            super()._read_into(name, offset, views)
 
     def _write(self, name: str, views: Views) -> None:
         with self.failing("write", name) as (kind, share):

@@ -159,9 +159,13 @@ def test_store_that_dies_in_the_moment_of_the_commit_keeps_the_checkpoint(
 def test_throttled_store_is_no_reason_to_load_an_older_checkpoint(
     tmp_path: Path, wrap: Wrap
 ) -> None:
-    with CheckpointManager(tmp_path) as manager:
+    numbers = np.arange(1_000_000, dtype=np.float32)
+    with CheckpointManager(tmp_path, delta=True) as manager:
         for step in (1, 2):
-            manager.save(state(step), step).wait()
+            noise = np.frombuffer(np.random.default_rng(step).bytes(2**20), np.uint8)
+            saved = manager.save({"a": numbers + step, "b": noise, "step": step}, step).wait()
+    assert 2**20 < saved.written_bytes < numbers.nbytes, "some of it should be differences"
+    # A chunk that is a difference is read by itself, with the one that it differs from.
     for operation in ("list", "read", "read_ranges", "read_into"):
         wrap(
             lambda backend, operation=operation: FaultyBackend(  # type: ignore[misc]
