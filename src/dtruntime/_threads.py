@@ -92,11 +92,15 @@ class Ahead(Generic[T]):
                 return
             yield item
 
-    def close(self) -> None:
-        """Stop making items, and wait for the thread; whoever asks for more is at the end."""
+    def close(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Stop making items, and wait for the thread; whoever asks for more is at the end.
+
+        ``meanwhile`` is called again and again, to give the thread what it may be waiting for.
+        """
         self._stopped.set()
         while self._thread.is_alive():
             self._drop()
+            meanwhile()
             self._thread.join(0.01)
         self._drop()
         self._ready.put_nowait((self._END, None))

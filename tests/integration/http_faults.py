@@ -22,6 +22,8 @@ class HttpFaults:
         self.requests: list[str] = []
         """Every request line so far."""
         self.faults = 0
+        self.body = BODY
+        """What comes with a status."""
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -71,9 +73,9 @@ class HttpFaults:
         if action == "cut":
             return False
         if isinstance(action, int):
-            length = b"Content-Length: %d\r\n" % len(BODY)
+            length = b"Content-Length: %d\r\n" % len(self.body)
             answer = b"HTTP/1.1 %d No\r\n%s\r\n" % (action, length)
-            client.sendall(answer + (b"" if line.startswith("HEAD") else BODY))
+            client.sendall(answer + (b"" if line.startswith("HEAD") else self.body))
             return True
         server.sendall(head + body)
         head, body = read_message(answers, has_body=not line.startswith("HEAD"))

@@ -10,7 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from dtruntime.checkpoint.catalog import Catalog
+from dtruntime.checkpoint.format import PACKS
 from dtruntime.checkpoint.manager import CheckpointManager
+from dtruntime.storage import open_backend
 from dtruntime.storage.names import PARTIAL
 from dtruntime.testing import LocalCoordinator, WorkerProcess, eventually
 from tests.integration.checkpoint_savers import KEEP, MODES, content, load, same
@@ -189,8 +192,19 @@ def torture_bucket(savers: Savers, url: str, mode: str, kills: int, seed: int) -
     writer = KilledWriter(savers, url, mode, seed)
     for _ in range(kills):
         writer.kill_once()
+        assert len(unneeded_packs(url)) <= packs_left(mode) + 4
     writer.save_in_peace()
+    assert len(unneeded_packs(url)) <= 3, "of all the killed processes nothing is left"
     return writer.kills
+
+
+def unneeded_packs(url: str) -> list[str]:
+    """Packs that no committed checkpoint needs."""
+    with open_backend(url) as backend:
+        catalog = Catalog(backend)
+        there = [file.name for file in backend.list(PACKS)]
+        needed = {file for entry in catalog.entries() for file in catalog.manifest(entry).files}
+        return [name for name in there if name not in needed]
 
 
 class KilledRanks:
@@ -280,8 +294,12 @@ def torture_ranks(
     killed.random.shuffle(hows)
     for how in hows:
         killed.kill_once(how)
-    with killed.ranks():
-        pass
+    with killed.ranks() as ranks:
+        before = killed.reported
+        eventually(lambda: ranks[0].committed > before + 3, within=60, what="saves in peace")
+    left = unneeded_packs(url)
+    # Two saves were under way, and a checkpoint had just been dropped.
+    assert len(left) <= 4 * killed.WORLD, f"packs are left of killed ranks: {sorted(left)}"
     return killed.kills
 
 

@@ -76,6 +76,37 @@ def test_every_rank_loads_its_own_part(ranks: list[Rank]) -> None:
     assert (first.parts, first.is_full, first.metadata) == (WORLD, True, {"run": "a"})
 
 
+def test_chunks_that_another_rank_has_stored_are_not_stored_again(ranks: list[Rank]) -> None:
+    """As after a change of who holds what: each rank saves what the other one had."""
+    shares = [np.random.default_rng(rank).random(200_000) for rank in range(WORLD)]
+
+    def save(step: int, shift: int) -> list[int]:
+        handles = [
+            rank.manager.save({"w": shares[(number + shift) % WORLD]}, step, is_full=False)
+            for number, rank in enumerate(ranks)
+        ]
+        return [handle.wait(60).written_bytes for handle in handles]
+
+    assert save(1, 0) == [shares[0].nbytes] * WORLD
+    assert save(2, 1) == [0] * WORLD
+    for number, rank in enumerate(ranks):
+        assert np.array_equal(rank.manager.load_state(2)["w"], shares[(number + 1) % WORLD])
+
+
+def test_checkpoints_of_all_ranks_count_once(
+    coordinator: LocalCoordinator, job: str, folder: Path
+) -> None:
+    ranks = [Rank(coordinator.url, job, rank, folder, keep_count=2) for rank in range(WORLD)]
+    for step in range(1, 7):
+        save_all(ranks, step)
+    for rank in ranks:
+        rank.manager.wait()
+    assert [rank.manager.steps() for rank in ranks] == [[5, 6]] * WORLD
+    assert len(files(folder, "packs")) <= 3 * WORLD, "the kept ones, and the one dropped last"
+    for rank in ranks:
+        rank.close()
+
+
 def test_aborted_save_leaves_neither_part_nor_pack(ranks: list[Rank], folder: Path) -> None:
     save_all(ranks, 1)
     before = files(folder, "packs", "parts")

@@ -199,6 +199,26 @@ def test_wrong_credentials_are_named_and_no_place_looks_empty(
         assert SECRET not in repr(manager.checkpoints())
 
 
+def test_credentials_that_expire_during_a_save_are_named_and_nothing_is_lost(
+    connect: Connect, faults: HttpFaults
+) -> None:
+    """As S3 says it: with status 400, which is no other error's remedy."""
+    faults.body = b"<Error><Code>ExpiredToken</Code><Message>It has expired.</Message></Error>"
+    with connect(endpoint=faults.url) as manager:
+        manager.save(noise(1), 1).wait(60)
+        faults.fail("partNumber=2", 400, 10_000)
+        with pytest.raises(StoragePermissionError, match="have expired") as caught:
+            manager.save(noise(2, 40 * MEGABYTE), 2).wait(60)
+        assert SECRET not in str(caught.value)
+        faults.fail("list-type", 400, 10_000)
+        with pytest.raises(StoragePermissionError, match="have expired"):
+            manager.steps()
+        faults.fail("", None, 0)
+        assert manager.steps() == [1]
+        manager.save(noise(3), 3).wait(60)
+        assert [manager.load_bytes(step) for step in manager.steps()] == [noise(1), noise(3)]
+
+
 @pytest.mark.parametrize("action", [503, "cut", "lose"])
 def test_save_rides_through_a_store_that_fails_for_a_while(
     connect: Connect, faults: HttpFaults, action: Any

@@ -19,7 +19,8 @@ WORTH_IT = 0.9
 TRIAL = 64 * 1024
 """So much of a chunk is tried first; the rest is spared if that does not pay."""
 _GZIP_LEVEL, _ZSTD_LEVEL = 1, 1
-_MOST = 64 * 2**20
+MOST_BYTES = 64 * 2**20
+"""No chunk was ever written that is larger, nor takes more than that."""
 
 Bytes = bytes | memoryview
 Encode = Callable[[Bytes], bytes]
@@ -53,7 +54,7 @@ def decode(codec: str, data: Bytes, length: int) -> Bytes:
     """A chunk's ``length`` bytes; ``StorageError`` when they cannot be made of ``data``."""
     if codec == "":
         return data
-    if length > _MOST:
+    if length > MOST_BYTES:
         raise StorageError(f"a chunk of {length} bytes is larger than any that was ever written")
     if codec == "gzip":
         return _inflate(data, length)

@@ -17,6 +17,9 @@ log = EventLog("checkpoint")
 
 SPARE_BYTES = 2**30
 """So much of a device's memory is left to the training."""
+HOST_BYTES = 64 * 2**20
+"""A copy on the device is made only of states with no more than this on the host: that is copied at
+the same time, outside of the memory budget."""
 
 
 def pin(view: memoryview) -> Callable[[], None] | None:
@@ -40,16 +43,21 @@ def pin(view: memoryview) -> Callable[[], None] | None:
 
 
 def snapshot(buffers: Sequence[Buffer]) -> list[Any] | None:
-    """Copies of all buffers, made on their devices; none where there is no room for them.
+    """Copies of all buffers, made on their devices; None where there is no room for them.
 
     The copies are made in the order of the work that the devices have been given, so that what
     follows cannot change them.
     """
     needed: dict[str, int] = {}
+    host = 0
     for buffer in buffers:
         if buffer.device.startswith("cuda"):
             needed[buffer.device] = needed.get(buffer.device, 0) + buffer.nbytes
-    if any(size + SPARE_BYTES > _free(device) for device, size in needed.items()):
+        else:
+            host += buffer.nbytes
+    if host > HOST_BYTES or any(
+        size + SPARE_BYTES > _free(device) for device, size in needed.items()
+    ):
         return None
     try:
         return [_kept(buffer) for buffer in buffers]

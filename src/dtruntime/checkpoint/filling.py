@@ -99,11 +99,15 @@ class CopyThreads:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._others, thread_name_prefix="strata-copy")
         jobs = [self._threads.submit(_copy_all, pieces) for _ in range(helpers)]
-        _copy_all(pieces)
-        for job in jobs:
-            # One that has not begun yet has nothing left to do.
-            if not job.cancel():
-                job.result()
+        try:
+            _copy_all(pieces)
+        finally:
+            # Nobody copies any more when this returns, also when it was interrupted.
+            pieces.clear()
+            for job in jobs:
+                # One that has not begun yet has nothing left to do.
+                if not job.cancel():
+                    job.result()
 
 
 def _pieces(
@@ -146,6 +150,14 @@ class _Filler:
 
     def fill(self, target: memoryview, start: int) -> None:
         """Copy what lies from ``start`` on; gaps become zeros."""
+        try:
+            self._fill(target, start)
+        finally:
+            for device in self._devices:
+                device.wait()
+            self._devices.clear()
+
+    def _fill(self, target: memoryview, start: int) -> None:
         stop = start + target.nbytes
         at = start
         while self._next < len(self._sources):
@@ -165,9 +177,6 @@ class _Filler:
             target[at - start :] = bytes(stop - at)
         copies, self._copies = self._copies, []
         self._threads.copy(copies)
-        for device in self._devices:
-            device.wait()
-        self._devices.clear()
 
     def _copy(self, source: Any, first: int, target: memoryview) -> None:
         """Copy now, or note what is to be copied by all threads."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 from ..errors import CheckpointDamagedError, CheckpointNotFoundError, StorageError
@@ -136,6 +136,7 @@ class Loads:
         if part.kind != "state":
             raise TypeError(f"{copy.title} is bytes, not a state dict: use load()")
         plan = Rebuild(part.skeleton, map_location=map_location, keys=keys)
+        _check_sizes(copy, part, plan.sizes)
         copy.reader(part).read_into(
             (part.extents[i].offset, view) for i, view in plan.destinations()
         )
@@ -205,6 +206,16 @@ class Loads:
             "many ranks, or save through torch's distributed checkpoint, which can be loaded by "
             "any number"
         )
+
+
+def _check_sizes(copy: Copy, part: Part, sizes: Mapping[int, int]) -> None:
+    """Make sure that buffers are as large as what was stored of them, before memory is made."""
+    for index, size in sizes.items():
+        if not 0 <= index < len(part.extents) or part.extents[index].length != size:
+            raise CheckpointDamagedError(
+                f"{copy.title} is damaged: its skeleton does not fit what was stored (buffer "
+                f"{index}, {size} bytes)"
+            )
 
 
 def ranks_of(copy: Copy) -> list[int]:

@@ -91,6 +91,8 @@ class CheckpointManager:
         - ``local_tier`` is a folder on a fast disk: saves are committed there, and every
           ``upload_every``-th one is copied to ``storage_path`` in the background. The folder keeps
           the ``local_keep`` newest, and those that are still to be copied.
+        - `should_save` says yes every ``interval_steps`` and every ``interval_seconds``; without
+          either, by the configuration's steps.
         - ``storage_options`` go to the backend: ``endpoint``, ``region`` and the like.
         """
         place = check_place(storage_path, path)
@@ -109,9 +111,9 @@ class CheckpointManager:
         compressor = Compressor(compression or chosen.compression)
         if delta:
             Compressor("zstd")
-        self.policy = SavePolicy(
-            chosen.interval_steps if interval_steps is None else interval_steps, interval_seconds
-        )
+        if interval_steps is None and interval_seconds is None:
+            interval_steps = chosen.interval_steps
+        self.policy = SavePolicy(interval_steps, interval_seconds)
         pool = StagingPool(check_budget(memory_budget))
         every = check_whole("upload_every", upload_every, 1)
         kept = Retention(check_whole("local_keep", local_keep, 1))
@@ -315,7 +317,12 @@ class CheckpointManager:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except Exception as exc:
+            if error is None:
+                raise
+            error.add_note(f"Closing the checkpoint manager failed too: {exc}")
 
     def _wanted(
         self,
@@ -343,9 +350,16 @@ class CheckpointManager:
 
     def _load(self, step: int | None, read: Callable[[Copy], R]) -> R:
         self._settle()
+
+        def noted(copy: Copy) -> tuple[int, R]:
+            return copy.manifest.step, read(copy)
+
         if step is None:
-            return self._loads.newest_good(read)
-        return self._loads.of_step(check_whole("step", step), read)
+            loaded, found = self._loads.newest_good(noted)
+        else:
+            loaded, found = self._loads.of_step(check_whole("step", step), noted)
+        self.policy.saved(loaded)  # whoever goes on from there has a checkpoint of it
+        return found
 
     def _settle(self) -> None:
         """Wait for saves under way, so that they are seen, and those of ranks that died."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import array
+import mmap
 import os
 import threading
 import time
@@ -136,15 +138,16 @@ class Pipeline:
             Extent(offset, buffer.nbytes, buffer.dtype, buffer.key)
             for offset, buffer in zip(layout.offsets, buffers, strict=True)
         )
+        versions = [buffer.version() for buffer in buffers]
         sources, kept = self._sources(buffers)
         if kept:
             # The device has a copy of its own, which is fetched in the background.
+            _check_versions(buffers, versions, wanted.step)
             with self._in_turn() as turn:
                 groups = staged(layout, sources, self.pool, turn)
                 handle.stall_seconds = time.perf_counter() - handle.started
                 self._submit(handle, wanted, _Content(groups, kind, extents, skeleton))
             return
-        versions = [buffer.version() for buffer in buffers]
         queue = GroupQueue()
         with self._in_turn() as turn:
             self._submit(handle, wanted, _Content(iter(queue), kind, extents, skeleton))
@@ -207,9 +210,10 @@ class Pipeline:
             with handle.span.current():
                 saved = self._write(handle, wanted, content)
         except BaseException as exc:
+            # First: whoever makes the rest may wait for this memory.
+            content.lent.done_with_all()
             for group in _rest(content.groups):
                 group.done()
-            content.lent.done_with_all()
             self._untidy = True
             self._known = None
             if self._differ is not None:
@@ -254,7 +258,8 @@ class Pipeline:
         )
         try:
             with tracing.span("save.write", step=wanted.step) as span:
-                writer.write(content.lent.track(content.groups), content.lent.done)
+                lent = content.lent
+                writer.write(lent.track(content.groups), lent.done, lent.done_with_all)
                 span.set(written_bytes=writer.written)
             part = writer.part(self._commits.rank, content.kind, content.extents, content.skeleton)
             self._check_others(part, writer.file)
@@ -307,7 +312,9 @@ class Pipeline:
         if manifest is None:
             self._known = None
             return
-        self._known = manifest.name, KnownChunks([part])
+        # What other ranks have stored is read when it is needed.
+        alone = len(manifest.parts) == 1
+        self._known = (manifest.name, KnownChunks([part])) if alone else None
         self.committed(manifest)
         self._cleans = True
 
@@ -371,7 +378,7 @@ def _check_versions(buffers: list[Buffer], before: list[object], step: int) -> N
 
 def _bytes_like(state: Any) -> memoryview | None:
     """The bytes of what is saved as it is; arrays are states."""
-    if not isinstance(state, bytes | bytearray | memoryview):
+    if not isinstance(state, bytes | bytearray | memoryview | mmap.mmap | array.array):
         return None
     view = memoryview(state)
     if not view.c_contiguous:

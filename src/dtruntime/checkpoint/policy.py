@@ -37,6 +37,6 @@ class SavePolicy:
         return self._seconds is not None and self._clock() - self._last_time >= self._seconds
 
     def saved(self, step: int) -> None:
-        """Note that a checkpoint was taken."""
+        """Note that there is a checkpoint of a step, taken or loaded just now."""
         self._last_step = step
         self._last_time = self._clock()

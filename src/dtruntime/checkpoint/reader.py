@@ -10,14 +10,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
+import msgspec
+
 from .._memory import new_bytes
 from .._threads import usable_cores
 from ..errors import CheckpointDamagedError, StorageError, StorageNotFoundError
 from ..storage.backend import StorageBackend
-from .codecs import apply_difference, decode
+from .arrivals import Arrival, Request, requests_for
+from .codecs import MOST_BYTES, apply_difference, decode
 from .format import Chunk, Pack, Part, digest_of
 from .known import LONGEST_CHAIN
-from .landing import Landing, Request, requests_for
 
 _DELTA = re.compile(r"delta(\d+)")
 
@@ -47,13 +49,16 @@ class PartReader:
 
     def read_into(self, wanted: Iterable[tuple[int, memoryview]]) -> None:
         """Fill each memory with the bytes of the stream from its offset on."""
-        landings = self._landings(wanted)
-        differences = [one for one in landings if _DELTA.fullmatch(one.chunk.codec)]
-        others = [one for one in landings if not _DELTA.fullmatch(one.chunk.codec)]
+        arrivals = self._arrivals(wanted)
+        differences = [one for one in arrivals if _DELTA.fullmatch(one.chunk.codec)]
+        others = [one for one in arrivals if not _DELTA.fullmatch(one.chunk.codec)]
         with ThreadPoolExecutor(_lanes(), thread_name_prefix="strata-load") as threads:
             jobs = [threads.submit(self._fetch, request) for request in requests_for(others)]
-            jobs += [threads.submit(self._fetch_alone, landing) for landing in differences]
-            _results(threads, jobs)
+            jobs += [threads.submit(self._fetch_alone, arrival) for arrival in differences]
+            again = [arrival for some in _results(threads, jobs) for arrival in some]
+        # Nobody else writes into their memory any more.
+        for arrival in dict.fromkeys(again):
+            self._fetch_alone(arrival)
 
     def verify(
         self, advance: Callable[[int], None] = lambda size: None
@@ -88,9 +93,9 @@ class PartReader:
         except StorageError as exc:
             raise self._lost(chunk, str(exc)) from exc
 
-    def _landings(self, wanted: Iterable[tuple[int, memoryview]]) -> list[Landing]:
+    def _arrivals(self, wanted: Iterable[tuple[int, memoryview]]) -> list[Arrival]:
         """The chunks that are needed, each once, with all memory that wants bytes of it."""
-        found: dict[tuple[int, int, str], Landing] = {}
+        found: dict[Chunk, Arrival] = {}
         for offset, target in wanted:
             at, stop = offset, offset + target.nbytes
             number = bisect_right(self._starts, at) - 1
@@ -100,41 +105,47 @@ class PartReader:
                 chunk = self._part.chunks[number]
                 inside = at - chunk.offset
                 count = min(chunk.length - inside, stop - at)
-                if count <= 0:
+                if count <= 0 or inside < 0:
                     raise CheckpointDamagedError(f"{self._checkpoint} has no bytes {at} to {stop}")
-                same = chunk.pack, chunk.position, chunk.digest
+                same = msgspec.structs.replace(chunk, offset=0)
                 if same not in found:
                     self._check_place(chunk)
-                    found[same] = Landing(chunk)
+                    found[same] = Arrival(chunk)
                 found[same].add(inside, target[at - offset : at - offset + count])
                 at += count
                 number += 1
         return list(found.values())
 
     def _check_place(self, chunk: Chunk) -> None:
-        """Make sure that memory for what is stored of a chunk can be made."""
+        """Make sure that a chunk is one that can have been written, before memory is made for it."""
         size = self._pack(chunk).size
         inside = 0 <= chunk.position <= chunk.position + chunk.stored <= size
-        if not inside or not chunk.stored or (not chunk.codec and chunk.stored != chunk.length):
+        possible = 0 < chunk.stored <= MOST_BYTES and 0 < chunk.length <= MOST_BYTES
+        if not inside or not possible or (not chunk.codec and chunk.stored != chunk.length):
             raise self._lost(chunk, f"{chunk.stored} bytes of a pack of {size} cannot be it")
 
-    def _fetch(self, request: Request) -> None:
-        """Read chunks that lie one after the other, and check those that are complete."""
+    def _fetch(self, request: Request) -> list[Arrival]:
+        """Read chunks that lie one after the other, and check those that are complete.
+
+        Returns those that could not be read with the others, and can be read alone.
+        """
         file = self._file(request.pieces[0][0].chunk)
         try:
             self._backend.read_into(file, request.start, request.memory())
         except StorageError as exc:
             if not self._is_damage(exc, file, request.stop):
                 raise
-            # Which of them is it? And none may be left out if each can be read.
-            for landing, _, _ in request.pieces:
-                self._fetch_alone(landing)
-            return
-        for landing in request.landed():
-            landing.hand_out(self._decoded(landing.chunk, landing.stored()))
+            arrivals = [arrival for arrival, _, _ in request.pieces]
+            for arrival in arrivals:  # which of them is it?
+                self._load(arrival.chunk)
+            return arrivals
+        for arrival in request.complete():
+            arrival.hand_out(self._decoded(arrival.chunk, arrival.stored()))
+        return []
 
-    def _fetch_alone(self, landing: Landing) -> None:
-        landing.hand_out(self._load(landing.chunk))
+    def _fetch_alone(self, arrival: Arrival) -> list[Arrival]:
+        arrival.hand_out(self._load(arrival.chunk))
+        return []
 
     def _load(self, chunk: Chunk, depth: int = 0) -> memoryview:
         """Read a chunk by itself, and check it."""

@@ -175,7 +175,9 @@ class Lent:
 
     def done_with_all(self) -> None:
         """Give back everything."""
-        for group in list(self._groups.values()):
+        with self._lock:
+            groups = list(self._groups.values())
+        for group in groups:
             self.done(group)
 
 

@@ -40,7 +40,7 @@ class Turn:
         self._give_up = give_up
 
     def give_up(self) -> None:
-        """Let the next one be the earliest."""
+        """Let the next one be the earliest; again does nothing."""
         self._give_up(self)
 
     def __enter__(self) -> Turn:
@@ -122,7 +122,8 @@ class StagingPool:
 
     def _give_up(self, turn: Turn) -> None:
         with self._changed:
-            self._turns.remove(turn)
+            if turn in self._turns:
+                self._turns.remove(turn)
             self._changed.notify_all()
 
     def _pinned(self, slab: Slab) -> Slab:

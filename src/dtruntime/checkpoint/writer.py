@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -127,24 +126,31 @@ class PartWriter:
         self.written = 0
 
     def write(
-        self, groups: Iterator[Group], done: Callable[[Group], None] = lambda group: None
+        self,
+        groups: Iterator[Group],
+        done: Callable[[Group], None] = lambda group: None,
+        done_with_all: Callable[[], None] = lambda: None,
     ) -> None:
         """Store all chunks; nothing is left behind when it raises.
 
-        ``done`` is called with each group when its memory is not needed any more.
+        ``done`` is called with each group when its memory is not needed any more, and
+        ``done_with_all`` when no group's is because something failed: the next group may wait for
+        just that memory.
         """
         encoding = tracing.span("save.encode")
+        ahead = Ahead(self._encoded(groups, encoding), 2, "strata-encode")
         try:
-            with closing(Ahead(self._encoded(groups, encoding), 2, "strata-encode")) as ahead:
-                for group, chunks in ahead:
-                    hold = Hold(partial(done, group))
-                    self._store(group, chunks, hold)
-                    hold.drop()
+            for group, chunks in ahead:
+                hold = Hold(partial(done, group))
+                self._store(group, chunks, hold)
+                hold.drop()
             if self._writer is not None:
                 self._writer.finish()
         except BaseException:
             self.abort()
+            ahead.close(done_with_all)
             raise
+        ahead.close()
 
     def abort(self) -> None:
         """Leave nothing; where that fails it is collected later."""

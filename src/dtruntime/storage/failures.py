@@ -28,6 +28,9 @@ _REMEDIES = {
     errno.EIO: "the disk fails: look into the system's log",
 }
 _STATUS = re.compile(r"status code: (\d{3})\b")
+_EXPIRED = re.compile(
+    r"\b(ExpiredToken|ExpiredTokenException|TokenRefreshRequired|RequestExpired|RequestTimeTooSkewed)\b"
+)
 _THROTTLED = re.compile(r"<Code>(SlowDown|ServerBusy)</Code>")
 
 
@@ -76,6 +79,11 @@ def _of_store(exc: Exception, what: str, secrets: tuple[str, ...]) -> StorageErr
     status = found[1] if (found := _STATUS.search(str(exc))) else ""
     if status == "404":
         return StorageNotFoundError(f"{what}: it does not exist ({said})")
+    if _EXPIRED.search(str(exc)):
+        return StoragePermissionError(
+            f"{what}: the credentials have expired, or this machine's clock is wrong; renew them "
+            f"and start again, or use a role, whose credentials are renewed by themselves ({said})"
+        )
     if status in ("401", "403"):
         return _no_permission(what, said)
     if status in ("429", "503") or (status == "200" and _THROTTLED.search(str(exc))):

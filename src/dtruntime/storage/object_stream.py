@@ -74,6 +74,11 @@ class PartMemory:
                 return self._free.pop()
         return new_pages(self.part_bytes)
 
+    def clear(self) -> None:
+        """Keep none."""
+        with self._lock:
+            self._free.clear()
+
     def give_back(self, memory: mmap.mmap) -> None:
         """Let others use it."""
         with self._lock:

@@ -64,6 +64,10 @@ class ObjectBackend(StorageBackend):
         """The URL of an object."""
         return f"{self.url}/{name}" if name else self.url
 
+    def close(self) -> None:
+        """Release memory; the backend can still be used."""
+        self._part_memory.clear()
+
     def _read(self, name: str) -> bytes:
         import obstore
 

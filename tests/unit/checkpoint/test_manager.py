@@ -1,9 +1,11 @@
 """Saves and loads of one writer: the contract."""
 
+import array
 import asyncio
 import gc
 import itertools
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -272,6 +274,16 @@ def test_bad_steps_and_states_are_refused_and_leave_nothing(manager, tmp_path):
         manager.save({"f": lambda: 1}, step=1)
     assert manager.steps() == []
     assert packs(tmp_path / "ckpt") == []
+
+
+def test_all_that_is_bytes_like_is_saved_as_bytes(manager, tmp_path):
+    file = tmp_path / "file"
+    file.write_bytes(bytes(range(256)) * 100)
+    numbers = array.array("d", range(1000))
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        for step, data in enumerate((numbers, mapped, memoryview(numbers)), 1):
+            manager.save(data, step=step).wait()
+            assert manager.load_bytes(step) == bytes(memoryview(data).cast("B"))
 
 
 def test_wrong_kind_of_load_is_named(manager):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dtruntime.checkpoint.format import PACKS
+from dtruntime.checkpoint.format import PACKS, digest_of
 from dtruntime.checkpoint.manager import CheckpointManager
 from dtruntime.checkpoint.upkeep import Upkeep
 from dtruntime.errors import StorageError
@@ -53,6 +53,38 @@ def test_failure_is_told_by_the_handle_or_else_by_the_next_call(manager, monkeyp
     manager.save(b"f", step=7)
     with pytest.raises(StorageError, match="on fire"):
         manager.close()
+
+
+def test_error_of_the_program_is_not_hidden_by_a_save_that_failed(tmp_path, monkeypatch):
+    with pytest.raises(ZeroDivisionError) as caught, CheckpointManager(tmp_path) as manager:
+        Failing(monkeypatch, manager)
+        manager.save(b"x", step=1)
+        raise ZeroDivisionError
+    (note,) = caught.value.__notes__
+    assert "on fire" in note
+
+
+def test_save_under_way_is_committed_when_the_program_fails(tmp_path):
+    with pytest.raises(ZeroDivisionError), CheckpointManager(tmp_path) as manager:
+        manager.save(bytes(20_000_000), step=1)
+        raise ZeroDivisionError
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.load_bytes() == bytes(20_000_000)
+
+
+def test_checkpoint_of_a_later_version_is_named_and_left_alone(manager, tmp_path):
+    manager.save(b"x", step=1).wait()
+    (path,) = (tmp_path / "ckpt" / "manifests").iterdir()
+    body = path.read_bytes().split(b"\n")[0]
+    later = body.replace(b'"version":1', b'"version":2', 1)
+    assert later != body
+    path.write_bytes(later + b"\n" + digest_of(later).encode() + b"\n")
+    with CheckpointManager(tmp_path / "ckpt") as newer:
+        with pytest.raises(StorageError, match="newer Strata"):
+            newer.load_bytes()
+        newer.save(b"y", step=2).wait()
+        newer.wait()
+    assert path.exists()
 
 
 def damage_pack(folder: Path, number: int, how: str) -> Path:

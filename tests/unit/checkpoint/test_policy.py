@@ -2,6 +2,7 @@
 
 import pytest
 
+from dtruntime import CheckpointManager
 from dtruntime.checkpoint.policy import SavePolicy
 
 
@@ -48,3 +49,21 @@ def test_nothing_asked_for_is_never_due():
 def test_bad_intervals_are_refused(bad):
     with pytest.raises(ValueError, match="interval"):
         SavePolicy(*bad)
+
+
+def test_manager_goes_on_from_what_it_has_loaded(tmp_path):
+    with CheckpointManager(tmp_path, interval_steps=10) as manager:
+        for step in (15, 25):
+            manager.save({"step": step}, step)
+    with CheckpointManager(tmp_path, interval_steps=10) as manager:
+        assert manager.load_state()["step"] == 25
+        assert due(manager.policy, range(25, 41)) == [30, 40]
+        assert manager.load_state(15)["step"] == 15  # a roll-back
+        assert due(manager.policy, range(15, 31)) == [20, 30]
+
+
+def test_seconds_alone_leave_the_steps_of_the_configuration_out(tmp_path):
+    with CheckpointManager(tmp_path, interval_seconds=3600) as manager:
+        assert not any(manager.should_save(step) for step in range(5000))
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.should_save(1000)

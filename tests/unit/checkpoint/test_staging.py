@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,17 @@ import pytest
 from dtruntime import CheckpointManager
 from dtruntime.checkpoint import pipeline
 from dtruntime.checkpoint.filling import DeviceSource
+from dtruntime.checkpoint.saving import SaveHandle
 from dtruntime.checkpoint.staging import SLAB, StagingPool
+from dtruntime.errors import StorageError
+from dtruntime.storage.backend import StreamWriter
 
 SLABS = 3
 SECONDS = 60.0
 
 
 def _states(count: int, slabs: int) -> list[dict[str, np.ndarray]]:
-    return [{"a": np.full(slabs * SLAB // 8, n + 1.0)} for n in range(count)]
+    return [{"a": np.random.default_rng(n).random(slabs * SLAB // 8)} for n in range(count)]
 
 
 @pytest.fixture
@@ -48,6 +52,53 @@ def test_several_threads_save_more_than_the_memory_holds(manager: CheckpointMana
     assert not any(thread.is_alive() for thread in threads), "the saves wait for each other"
     manager.wait()
     _check(manager, states)
+
+
+@pytest.mark.parametrize("saves", [1, 2])
+def test_store_that_fails_while_memory_is_short_leaves_nobody_waiting(
+    manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch, saves: int
+) -> None:
+    """The memory that the rest of a state waits for is that of what was not written."""
+    states = _states(saves, slabs=2 * SLABS)
+    begun, backend = threading.Barrier(saves), manager._place.backend
+    writer, failed = backend.writer, threading.Event()
+
+    class Failing(StreamWriter):
+        def _write(self, view: memoryview) -> None:
+            if self.written > SLAB and not failed.is_set():
+                time.sleep(0.3)  # others take what memory there is
+                failed.set()
+                raise StorageError("the disk is on fire")
+
+        def _finish(self) -> None: ...
+
+        def _abort(self) -> None: ...
+
+    def opened(name: str) -> StreamWriter:
+        return writer(name) if failed.is_set() else Failing(name, name)
+
+    monkeypatch.setattr(backend, "writer", opened)
+    handles: list[SaveHandle] = []
+
+    def save(step: int) -> None:
+        begun.wait(SECONDS)
+        handles.append(manager.save(states[step], step))
+
+    threads = [threading.Thread(target=save, args=(n,), daemon=True) for n in range(saves)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert not any(thread.is_alive() for thread in threads), "a save waits for memory for ever"
+    outcomes = [handle.future.exception(SECONDS) for handle in handles]
+    assert sum(outcome is not None for outcome in outcomes) == 1
+    good = [handle.step for handle, outcome in zip(handles, outcomes, strict=True) if not outcome]
+    assert manager.steps() == good
+    for step in good:
+        assert np.array_equal(manager.load_state(step)["a"], states[step]["a"])
+    last = _states(1, slabs=SLABS + 1)[0]
+    manager.save(last, 9).wait(SECONDS)
+    assert np.array_equal(manager.load_state(9)["a"], last["a"])
 
 
 class _Held(DeviceSource):

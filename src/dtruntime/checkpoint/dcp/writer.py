@@ -7,6 +7,7 @@ import os
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -203,12 +204,12 @@ class StrataWriter(StorageWriter):
             compressor=access.compressor,
             known=known,
         )
-        lent = Lent()
-        try:
-            groups = staged(layout, sources, access.pool, access.pool.turn())
-            writer.write(lent.track(groups), lent.done)
-        finally:
-            lent.done_with_all()
+        lent, pool = Lent(), access.pool
+        with pool.turn() as turn, closing(staged(layout, sources, pool, turn)) as groups:
+            try:
+                writer.write(lent.track(groups), lent.done, lent.done_with_all)
+            finally:
+                lent.done_with_all()
         return writer.part(rank, KIND, extents, None), writer.written
 
     def _known(self, rank: int) -> KnownChunks:

@@ -13,7 +13,7 @@ TOGETHER = 16 * 2**20
 store is fastest when it need not put parts together."""
 
 
-class Landing:
+class Arrival:
     """A chunk that is wanted, and where its bytes go."""
 
     def __init__(self, chunk: Chunk) -> None:
@@ -63,25 +63,25 @@ class Request:
     pack: int
     start: int
     stop: int
-    pieces: list[tuple[Landing, int, int]] = field(default_factory=list)
+    pieces: list[tuple[Arrival, int, int]] = field(default_factory=list)
     """The chunks that they belong to, and from where to where in what is stored of each."""
 
     def memory(self) -> list[memoryview]:
         """Where they go."""
-        return [landing.stored()[first:last] for landing, first, last in self.pieces]
+        return [arrival.stored()[first:last] for arrival, first, last in self.pieces]
 
-    def landed(self) -> Iterator[Landing]:
+    def complete(self) -> Iterator[Arrival]:
         """Count the bytes as arrived; the chunks that are complete now."""
-        for landing, first, last in self.pieces:
-            if landing.has_arrived(last - first):
-                yield landing
+        for arrival, first, last in self.pieces:
+            if arrival.has_arrived(last - first):
+                yield arrival
 
 
-def requests_for(landings: Iterable[Landing]) -> Iterator[Request]:
+def requests_for(arrivals: Iterable[Arrival]) -> Iterator[Request]:
     """What to ask for, in the order in which it lies in the packs."""
     request: Request | None = None
-    for landing in sorted(landings, key=_place):
-        pack, position, size = landing.chunk.pack, landing.chunk.position, landing.chunk.stored
+    for arrival in sorted(arrivals, key=_place):
+        pack, position, size = arrival.chunk.pack, arrival.chunk.position, arrival.chunk.stored
         first = 0
         while first < size:
             at = position + first
@@ -93,12 +93,12 @@ def requests_for(landings: Iterable[Landing]) -> Iterator[Request]:
                 request = None
             if request is None:
                 request = Request(pack, at, at)
-            request.pieces.append((landing, first, last))
+            request.pieces.append((arrival, first, last))
             request.stop += last - first
             first = last
     if request is not None:
         yield request
 
 
-def _place(landing: Landing) -> tuple[int, int]:
-    return landing.chunk.pack, landing.chunk.position
+def _place(arrival: Arrival) -> tuple[int, int]:
+    return arrival.chunk.pack, arrival.chunk.position
