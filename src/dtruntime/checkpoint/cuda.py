@@ -55,9 +55,9 @@ def snapshot(buffers: Sequence[Buffer]) -> list[Any] | None:
             needed[buffer.device] = needed.get(buffer.device, 0) + buffer.nbytes
         else:
             host += buffer.nbytes
-    if host > HOST_BYTES or any(
-        size + SPARE_BYTES > _free(device) for device, size in needed.items()
-    ):
+    if host > HOST_BYTES:
+        return None
+    if any(size + SPARE_BYTES > _free(device) for device, size in needed.items()):
         return None
     try:
         return [_kept(buffer) for buffer in buffers]

@@ -42,6 +42,10 @@ class PartReader:
 
     def read(self) -> bytes:
         """The whole stream."""
+        for chunk in self._part.chunks:
+            self._check_place(chunk)
+        if self._part.length != sum(chunk.length for chunk in self._part.chunks):
+            raise CheckpointDamagedError(f"{self._checkpoint} does not have all of its bytes")
         data, view = new_bytes(self._part.length)
         with view:
             self.read_into([(0, view)])
@@ -117,7 +121,7 @@ class PartReader:
         return list(found.values())
 
     def _check_place(self, chunk: Chunk) -> None:
-        """Make sure that a chunk is one that can have been written, before memory is made for it."""
+        """Make sure that a chunk can have been written, before memory is made for it."""
         size = self._pack(chunk).size
         inside = 0 <= chunk.position <= chunk.position + chunk.stored <= size
         possible = 0 < chunk.stored <= MOST_BYTES and 0 < chunk.length <= MOST_BYTES

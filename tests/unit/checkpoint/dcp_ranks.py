@@ -12,6 +12,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -179,6 +180,16 @@ def planned() -> None:
     assert ("late" in names[2]) == (rank == 1)
 
 
+def in_another_process(folder: Path) -> None:
+    """Let torch write in processes of its own, which the writers go to."""
+    kind = AsyncCheckpointerType.PROCESS
+    for step in (1, 2):
+        state = {"m": grid([Shard(0)]) * step, "step": step}
+        writer = StrataWriter(folder / "process", step)
+        saving = dcp.async_save(state, storage_writer=writer, async_checkpointer_type=kind)
+        saving.result()
+
+
 def main() -> None:
     scenario, folder, rank, world = sys.argv[1:]
     dist.init_process_group(
@@ -186,6 +197,9 @@ def main() -> None:
     )
     if scenario == "killed":
         killed(Path(folder))
+    elif scenario == "process":
+        in_another_process(Path(folder))
+        dist.destroy_process_group()
     else:
         reshard(Path(folder))
         failing(Path(folder))

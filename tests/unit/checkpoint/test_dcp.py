@@ -39,7 +39,7 @@ def ranks(scenario: str, folder: Path, world: int = 2) -> list[int]:
                 subprocess.Popen(
                     [sys.executable, "-m", module, scenario, str(folder), str(rank), str(world)],
                     stderr=stack.enter_context((folder / f"stderr-{rank}").open("w")),
-                    env={**os.environ, "OMP_NUM_THREADS": "1"},
+                    env={**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"},
                 )
             )
             for rank in range(world)
@@ -329,6 +329,18 @@ def test_writer_goes_to_another_process_unless_it_has_a_manager(tmp_path):
             pickle.dumps(StrataWriter(manager, 6))
         with pytest.raises(TypeError, match="compression"):
             StrataWriter(manager, 6, compression="zstd")
+
+
+@pytest.mark.long
+def test_asynchronous_saves_are_made_in_processes_of_their_own(tmp_path):
+    assert ranks("process", tmp_path) == [0, 0], (tmp_path / "stderr-0").read_text()[-2000:]
+    with CheckpointManager(tmp_path / "process") as manager:
+        assert manager.steps() == [1, 2]
+        for step in (1, 2):
+            target = {"m": torch.zeros(40, 30, dtype=torch.float64), "step": 0}
+            dcp.load(target, storage_reader=StrataReader(manager, step))
+            assert torch.equal(target["m"], matrix() * step)
+            assert target["step"] == step
 
 
 def test_wide_boxes_are_read_without_what_lies_between():

@@ -56,18 +56,26 @@ def test_failure_is_told_by_the_handle_or_else_by_the_next_call(manager, monkeyp
 
 
 def test_error_of_the_program_is_not_hidden_by_a_save_that_failed(tmp_path, monkeypatch):
-    with pytest.raises(ZeroDivisionError) as caught, CheckpointManager(tmp_path) as manager:
-        Failing(monkeypatch, manager)
-        manager.save(b"x", step=1)
-        raise ZeroDivisionError
+    def program():
+        with CheckpointManager(tmp_path) as manager:
+            Failing(monkeypatch, manager)
+            manager.save(b"x", step=1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        program()
     (note,) = caught.value.__notes__
     assert "on fire" in note
 
 
 def test_save_under_way_is_committed_when_the_program_fails(tmp_path):
-    with pytest.raises(ZeroDivisionError), CheckpointManager(tmp_path) as manager:
-        manager.save(bytes(20_000_000), step=1)
-        raise ZeroDivisionError
+    def program():
+        with CheckpointManager(tmp_path) as manager:
+            manager.save(bytes(20_000_000), step=1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        program()
     with CheckpointManager(tmp_path) as manager:
         assert manager.load_bytes() == bytes(20_000_000)
 
