@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from .report import title_of
 from .results import FIO_BUFFERED, FIO_DIRECT, Runner
 
 Announce = Callable[[str], None]
+S3_ROUNDS = 2
+"""So many rounds with an S3 server for one with a disk."""
 
 
 def saves(profile: Profile, scratch: Path, announce: Announce) -> list[Runner]:
@@ -66,32 +70,39 @@ def peaks(profile: Profile, scratch: Path, announce: Announce) -> list[Runner]:
 def objects(profile: Profile, scratch: Path, announce: Announce) -> list[Runner]:
     """Saves to an S3 server and loads from it.
 
-    Each round has a server of its own for either: what was saved before a load would take the
-    memory that the server keeps its files in. Loads use memory that the process has used before:
-    how long the system takes to hand out new memory differs more than those who load.
+    Contenders change places after a few seconds, because the speed of a machine that others share
+    drifts. Loads are from a server that holds little else, and into memory that the process has
+    used before: how long the system takes to hand out new memory differs more than those who load.
     """
     found: list[Runner] = []
     for size in profile.s3_sizes:
         runners = _runners("s3", size)
-        rounds = _rounds(profile, size)
+        rounds = S3_ROUNDS * profile.rounds
         for number in range(rounds):
-            order = _in_turn(runners, number, rounds)
-            told = f"s3, {title_of(size)}, round {number + 1}"
-            _served(order, scratch, announce, f"{told}, saves", saves=1 + profile.repeats)
-            loads = {"saves": 1, "loads": 2 * profile.repeats, "keeps_memory": True}
-            _served(order, scratch, announce, f"{told}, loads", **loads)
+            with _served(scratch, announce) as wanted:
+                for runner in _in_turn(runners, number, rounds):
+                    announce(f"s3, {title_of(size)}, round {number + 1}, save: {runner.name}")
+                    _turn(runner, scratch, saves=1 + _repeats(profile, size), **wanted)
+        with _served(scratch, announce) as wanted:
+            for runner in runners:
+                announce(f"s3, {title_of(size)}, to be loaded: {runner.name}")
+                # It counts as the first save of a process, which is not in the medians.
+                _turn(runner, scratch, saves=1, apart=True, **wanted)
+            wanted |= {"saves": 0, "loads": profile.repeats, "keeps_memory": True}
+            for number in range(rounds):
+                for runner in _in_turn(runners, number, rounds):
+                    announce(f"s3, {title_of(size)}, round {number + 1}, load: {runner.name}")
+                    _turn(runner, scratch, apart=True, **wanted)
         found += runners
     return found
 
 
-def _served(
-    runners: list[Runner], scratch: Path, announce: Announce, told: str, **wanted: int
-) -> None:
-    announce(f"{told}: starting SeaweedFS")
+@contextmanager
+def _served(scratch: Path, announce: Announce) -> Iterator[dict[str, Any]]:
+    """A server of its own, and what turns have to know of it."""
+    announce("s3: starting SeaweedFS")
     with seaweed.server(scratch / "seaweedfs") as environment:
-        for runner in runners:
-            announce(f"{told}: {runner.name}")
-            _turn(runner, scratch, bucket=seaweed.BUCKET, environment=environment, **wanted)
+        yield {"bucket": seaweed.BUCKET, "environment": environment}
     shutil.rmtree(scratch / "seaweedfs")
 
 
@@ -111,8 +122,9 @@ def _fio_runners(size: int) -> list[Runner]:
     return [Runner("local", name, Kind.LIMIT, size) for name in (FIO_DIRECT, FIO_BUFFERED)]
 
 
-def _turn(runner: Runner, scratch: Path, **wanted: Any) -> None:
-    folder = scratch / "turn"
+def _turn(runner: Runner, scratch: Path, *, apart: bool = False, **wanted: Any) -> None:
+    """``apart``: in a place of this contender's own."""
+    folder = scratch / (re.sub(r"[^a-z0-9]+", "-", runner.name.lower()) if apart else "turn")
     runner.error = runner.error or _lack(runner.size, wanted["saves"], scratch)
     if runner.error:
         return

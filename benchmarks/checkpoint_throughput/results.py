@@ -64,8 +64,8 @@ class Runner:
 
     def add(self, answer: Mapping[str, Any]) -> None:
         """Take in one turn; its first save stands for itself."""
-        self.first_stalls.append(answer["stalls"][0])
-        self.first_durables.append(answer["durables"][0])
+        self.first_stalls += answer["stalls"][:1]
+        self.first_durables += answer["durables"][:1]
         self.stalls += answer["stalls"][1:]
         self.durables += answer["durables"][1:]
         self.warm_loads += answer["warm_loads"]

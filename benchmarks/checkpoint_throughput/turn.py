@@ -20,6 +20,8 @@ from .memory import keep_memory, peak_growth
 def take(name: str, size: int, folder: Path, **wanted: Any) -> dict[str, Any]:
     """Let a contender save ``saves`` times, then load; see `_measure` for the answer.
 
+    With none it loads what it has saved to the same place before.
+
     Nothing of it is left in the folder.
     """
     order = {"name": name, "size": size, "folder": str(folder), **wanted}
@@ -28,6 +30,8 @@ def take(name: str, size: int, folder: Path, **wanted: Any) -> dict[str, Any]:
 
 def _measure(contender: Contender, order: dict[str, Any]) -> dict[str, Any]:
     stalls, durables = [], []
+    # Without saves of its own it loads the first one of the turn before.
+    contender.number = 0 if order["saves"] else 1
     with peak_growth() as peak:
         for _ in range(order["saves"]):
             stall, durable = _save(contender)

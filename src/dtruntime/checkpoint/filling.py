@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -29,7 +29,7 @@ def staged(
     pool: StagingPool,
     turn: Turn,
     before_waiting: Callable[[], None] = lambda: None,
-) -> Iterator[Group]:
+) -> Generator[Group, None, None]:
     """Copy buffers into slabs, one slab after the other, and give up the turn.
 
     Slabs come back when their groups are written: ``before_waiting`` for one has to see to that.

@@ -87,11 +87,11 @@ def test_checkpoint_of_a_later_version_is_named_and_left_alone(manager, tmp_path
     later = body.replace(b'"version":1', b'"version":2', 1)
     assert later != body
     path.write_bytes(later + b"\n" + digest_of(later).encode() + b"\n")
-    with CheckpointManager(tmp_path / "ckpt") as newer:
+    with CheckpointManager(tmp_path / "ckpt") as older:
         with pytest.raises(StorageError, match="newer Strata"):
-            newer.load_bytes()
-        newer.save(b"y", step=2).wait()
-        newer.wait()
+            older.load_bytes()
+        with pytest.raises(StorageError, match="newer Strata"):
+            older.save(b"y", step=2).wait()
     assert path.exists()
 
 
