@@ -5,8 +5,7 @@ ARGS ?=
 MINUTES ?= 30
 # Whole runs first: they take longest, and a file is tested by one process.
 TESTS ?= $(wildcard tests/acceptance tests/browser tests/integration tests/unit)
-# One more than there are processors: tests wait for processes most of the time.
-JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1); echo $$((n > 3 ? 4 : n + 1)))
+JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1); echo $$((n > 4 ? 4 : n)))
 
 VENV := .venv
 PEERS := .venv-peers

@@ -87,7 +87,7 @@ def test_chunks_that_another_rank_has_stored_are_not_stored_again(ranks: list[Ra
         ]
         return [handle.wait(60).written_bytes for handle in handles]
 
-    assert save(1, 0) == [shares[0].nbytes] * WORLD
+    assert all(written >= share.nbytes for written, share in zip(save(1, 0), shares, strict=True))
     assert save(2, 1) == [0] * WORLD
     for number, rank in enumerate(ranks):
         assert np.array_equal(rank.manager.load_state(2)["w"], shares[(number + 1) % WORLD])
