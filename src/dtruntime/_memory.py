@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import mmap
+from collections import deque
 from contextlib import suppress
 from typing import Any
 
@@ -42,6 +43,32 @@ def new_pages(size: int) -> mmap.mmap:
         with suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
+
+
+class Blocks:
+    """Blocks of memory of one size, made when needed; a few are kept for the next who needs one.
+
+    To fill memory that was never used takes several times as long.
+    """
+
+    def __init__(self, size: int, kept: int) -> None:
+        self.size = size
+        self._free: deque[mmap.mmap] = deque(maxlen=kept)
+
+    def take(self) -> mmap.mmap:
+        """A block, with anything in it."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return new_pages(self.size)
+
+    def give(self, block: mmap.mmap) -> None:
+        """Let the next one use a block."""
+        self._free.append(block)
+
+    def clear(self) -> None:
+        """Keep none."""
+        self._free.clear()
 
 
 def use_large_pages(view: memoryview) -> None:

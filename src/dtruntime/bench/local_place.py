@@ -16,8 +16,8 @@ from ..storage.direct import (
     ALIGNMENT,
     BLOCK,
     LANES,
-    Bounce,
     DirectRefusedError,
+    bounce_blocks,
     reserve,
     set_direct,
     write_block,
@@ -145,7 +145,7 @@ def _aligned(size: int) -> NDArray[np.uint8]:
 
 
 def _write_direct(handle: int, memory: memoryview) -> None:
-    bounce = Bounce()  # not used: the memory is aligned
+    bounce = bounce_blocks()  # not used: the memory is aligned
     set_direct(handle, True)
     reserve(handle, 0, memory.nbytes)
     side_by_side(

@@ -6,13 +6,12 @@ import ctypes
 import errno
 import fcntl
 import functools
-import mmap
 import os
 from collections import deque
 from itertools import count
 from typing import Any
 
-from .._memory import new_pages
+from .._memory import Blocks
 from .buffers import AT_ONCE, Views, blocks_of, copy, cut, size_of
 from .lanes import side_by_side
 
@@ -30,31 +29,12 @@ class DirectRefusedError(Exception):
     """The file system takes no direct writes."""
 
 
-class Bounce:
-    """Aligned blocks of memory for data that are not aligned; made when needed, and reused."""
-
-    KEPT = 2 * LANES
-
-    def __init__(self) -> None:
-        self._free: deque[mmap.mmap] = deque(maxlen=self.KEPT)
-
-    def take(self) -> mmap.mmap:
-        """Return a block of ``BLOCK`` bytes, with anything in it."""
-        try:
-            return self._free.pop()
-        except IndexError:
-            return new_pages(BLOCK)
-
-    def give(self, block: mmap.mmap) -> None:
-        """Take a block back; a few are kept."""
-        self._free.append(block)
-
-    def clear(self) -> None:
-        """Keep none."""
-        self._free.clear()
+def bounce_blocks() -> Blocks:
+    """Aligned blocks for data that are not aligned."""
+    return Blocks(BLOCK, 2 * LANES)
 
 
-def write_views(handle: int, views: Views, bounce: Bounce, *, direct: bool) -> None:
+def write_views(handle: int, views: Views, bounce: Blocks, *, direct: bool) -> None:
     """Write data from the beginning of a file on.
 
     ``OSError`` when it fails; ``DirectRefusedError`` when it should have been ``direct`` and
@@ -77,7 +57,7 @@ def write_views(handle: int, views: Views, bounce: Bounce, *, direct: bool) -> N
     write_buffered(handle, cut(views, whole, size), whole)
 
 
-def write_block(handle: int, block: Views, offset: int, bounce: Bounce) -> None:
+def write_block(handle: int, block: Views, offset: int, bounce: Blocks) -> None:
     """Write one block directly; its size and offset are aligned, its memory need not be."""
     if len(block) == 1 and is_aligned(block[0]):
         _write_direct(handle, block[0], offset)

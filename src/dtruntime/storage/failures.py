@@ -29,7 +29,7 @@ _REMEDIES = {
 }
 _STATUS = re.compile(r"status code: (\d{3})\b")
 _EXPIRED = re.compile(
-    r"\b(ExpiredToken|ExpiredTokenException|TokenRefreshRequired|RequestExpired|RequestTimeTooSkewed)\b"
+    r"<Code>(ExpiredToken|TokenRefreshRequired|RequestExpired|RequestTimeTooSkewed)</Code>"
 )
 _THROTTLED = re.compile(r"<Code>(SlowDown|ServerBusy)</Code>")
 

@@ -14,7 +14,7 @@ from ..errors import StorageError, StorageNotFoundError
 from ..telemetry import EventLog
 from .backend import Failures, Names, Pieces, Range, StorageBackend, StoredFile, StreamWriter
 from .buffers import Views, blocks_of, cut, in_pieces, size_of
-from .direct import DIRECT_FROM, Bounce, DirectRefusedError, set_direct, write_views
+from .direct import DIRECT_FROM, DirectRefusedError, bounce_blocks, set_direct, write_views
 from .failures import storage_errors
 from .lanes import side_by_side
 from .local_files import PartialFile, sweep_folder
@@ -51,7 +51,7 @@ class LocalBackend(StorageBackend):
         self.root = os.path.abspath(os.path.expanduser(os.fspath(path)))
         self.url = Path(self.root).as_uri()
         self._folders = Folders(self.root)
-        self._bounce = Bounce()
+        self._bounce = bounce_blocks()
         self._direct = direct
         self._buffered_devices: set[int] = set()
         self._swept: set[str] = set()

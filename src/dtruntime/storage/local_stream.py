@@ -11,13 +11,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from .._memory import Blocks
 from .._threads import Hold
 from .backend import StreamWriter
 from .direct import (
     ALIGNMENT,
     BLOCK,
     LANES,
-    Bounce,
     DirectRefusedError,
     gather,
     is_aligned,
@@ -90,7 +90,7 @@ class LocalStreamWriter(StreamWriter):
     """
 
     def __init__(
-        self, name: str, location: str, file: PartialFile, bounce: Bounce, *, direct: bool
+        self, name: str, location: str, file: PartialFile, bounce: Blocks, *, direct: bool
     ) -> None:
         super().__init__(name, location)
         self._file = file

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._memory import new_pages
+from .._memory import Blocks
 from .._threads import Hold
 from ..errors import StorageError
 from .backend import StreamWriter
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _WAITING_PIECES = 4
-_KEPT_PARTS = 4
 
 
 class Upload:
@@ -56,36 +55,6 @@ class Upload:
         )
 
 
-class PartMemory:
-    """Memory for parts that are put together, which the next ones use again.
-
-    To fill memory that was never used takes several times as long.
-    """
-
-    def __init__(self, part_bytes: int) -> None:
-        self.part_bytes = part_bytes
-        self._free: list[mmap.mmap] = []
-        self._lock = threading.Lock()
-
-    def take(self) -> mmap.mmap:
-        """Memory for one part."""
-        with self._lock:
-            if self._free:
-                return self._free.pop()
-        return new_pages(self.part_bytes)
-
-    def clear(self) -> None:
-        """Keep none."""
-        with self._lock:
-            self._free.clear()
-
-    def give_back(self, memory: mmap.mmap) -> None:
-        """Let others use it."""
-        with self._lock:
-            if len(self._free) < _KEPT_PARTS:
-                self._free.append(memory)
-
-
 class _Abandoned(Exception):
     """The stream was aborted; raised into the upload, which cleans up then."""
 
@@ -98,13 +67,13 @@ class ObjectStreamWriter(StreamWriter):
     """
 
     def __init__(
-        self, name: str, location: str, upload: Upload, memory: PartMemory, max_parts: int
+        self, name: str, location: str, upload: Upload, memory: Blocks, max_parts: int
     ) -> None:
         super().__init__(name, location)
         self._upload = upload
         self._memory = memory
-        self._part_bytes = memory.part_bytes
-        self._max_bytes = memory.part_bytes * max_parts
+        self._part_bytes = memory.size
+        self._max_bytes = memory.size * max_parts
         self._part: mmap.mmap | None = None
         """What there is of the next part, in the first bytes."""
         self._filled = 0
@@ -154,7 +123,7 @@ class ObjectStreamWriter(StreamWriter):
         self._part, self._filled = None, 0
         if memory is None:
             return b""
-        return self._noticed(memoryview(memory)[:size], partial(self._memory.give_back, memory))
+        return self._noticed(memoryview(memory)[:size], partial(self._memory.give, memory))
 
     def _noticed(self, view: memoryview, done: Callable[[], None]) -> Buffer:
         """The same memory, as something that ``done`` is called after when nobody uses it."""

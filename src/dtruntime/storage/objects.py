@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
+from .._memory import Blocks
 from ..errors import ConfigError, ShardError, StorageError
 from .backend import Failures, Names, Pieces, Range, StorageBackend, StoredFile, StreamWriter
 from .buffers import Views, blocks_of, size_of
@@ -20,7 +21,7 @@ from .lanes import side_by_side
 from .names import check_prefix
 from .object_listing import Listing
 from .object_reads import Fetcher
-from .object_stream import ObjectStreamWriter, PartMemory, Upload
+from .object_stream import ObjectStreamWriter, Upload
 from .stores import ObjectUrl, StoreOptions, check_process, open_store, parse_object_url
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class ObjectBackend(StorageBackend):
         self._retry_seconds = options.retry_seconds
         self._store = self._open(options)
         self._part_bytes = part_bytes
-        self._part_memory = PartMemory(part_bytes)
+        self._part_memory = Blocks(part_bytes, parallel_parts)
         self._parallel_parts = parallel_parts
 
     def location(self, name: str = "") -> str:
