@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ..retry import Backoff
 from ..telemetry import EventLog
+from .stores import BACKOFF
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -35,7 +35,7 @@ class Listing:
         """Objects by the page, each of them once. Raises obstore's errors."""
         import obstore
 
-        pages, delays, deadline = self._ask(), Backoff().delays(), 0.0
+        pages, delays, deadline = self._ask(), BACKOFF.delays(), 0.0
         while True:
             try:
                 page = next(pages, None)
@@ -51,7 +51,7 @@ class Listing:
             if page is None:
                 return
             self._note(page)
-            delays, deadline = Backoff().delays(), 0.0
+            delays, deadline = BACKOFF.delays(), 0.0
             yield page
 
     def _ask(self) -> Iterator[Sequence[ObjectMeta]]:

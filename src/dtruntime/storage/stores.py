@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ShardError, ShardNotFoundError, StorageError
+from ..retry import Backoff
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
@@ -24,6 +25,8 @@ SCHEMES = ("s3", "gs", "az")
 RETRIES = 8
 RETRY_SECONDS = 60
 """A store that throttles or restarts is asked again for this long before the error is raised."""
+BACKOFF = Backoff(first=0.1, longest=15.0)
+"""Between attempts, whoever makes them: obstore, or a listing."""
 IMPATIENT_SECONDS = 4
 """How long a store may take when it is only asked whether it is there."""
 
@@ -198,6 +201,11 @@ def _retry_config(options: StoreOptions) -> RetryConfig:
     return {
         "max_retries": options.retries,
         "retry_timeout": timedelta(seconds=options.retry_seconds),
+        "backoff": {
+            "init_backoff": timedelta(seconds=BACKOFF.first),
+            "max_backoff": timedelta(seconds=BACKOFF.longest),
+            "base": BACKOFF.factor,
+        },
     }
 
 

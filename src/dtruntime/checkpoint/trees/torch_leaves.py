@@ -19,6 +19,8 @@ DTYPES: dict[str, Any] = {
         *("float16", "float32", "float64", "bfloat16", "complex32", "complex64", "complex128"),
         *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
         *("float8_e8m0fnu", "float4_e2m1fn_x2"),
+        *(f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)),
+        *("bits8", "bits16", "bits1x8", "bits2x4", "bits4x2"),
     )
     if hasattr(torch, name)
 }
