@@ -90,13 +90,16 @@ def die_at(operation: int, only: str | None = None) -> None:
     place.open_backend = open_dying  # type: ignore[assignment]
 
 
-def save_on(
-    url: str, mode: str, step: int, *, saves: int, operation: int = 0, orphan_seconds: float = 0.0
-) -> None:
+AT_ONCE = -1.0
+"""Who starts here is alone: what others left is theirs no more. Stores tell times in seconds, so
+that a file of a process killed just now is as old as the newest."""
+
+
+def save_on(url: str, mode: str, step: int, *, saves: int, operation: int = 0) -> None:
     """Save one step after the other, two at a time; say which are committed."""
     if operation:
         die_at(operation)
-    sessions.ORPHAN_SECONDS = orphan_seconds
+    sessions.ORPHAN_SECONDS = AT_ONCE
     with CheckpointManager(url, keep_count=KEEP[mode], **SETTINGS[mode]) as manager:
         before = None
         for number in range(step, step + saves):
@@ -115,7 +118,7 @@ def save_tiers(
     """Save to a local tier while the main storage gets copies; die at its n-th operation."""
     if operation:
         die_at(operation, only=url)
-    sessions.ORPHAN_SECONDS = 0.0
+    sessions.ORPHAN_SECONDS = AT_ONCE
     options = {"keep_count": KEEP[mode], **SETTINGS[mode]}
     with CheckpointManager(url, local_tier=local, upload_every=2, **options) as manager:
         for number in range(step, step + saves):

@@ -194,7 +194,9 @@ def torture_bucket(savers: Savers, url: str, mode: str, kills: int, seed: int) -
         writer.kill_once()
         assert len(unneeded_packs(url)) <= packs_left(mode) + 4
     writer.save_in_peace()
-    assert len(unneeded_packs(url)) <= 3, "of all the killed processes nothing is left"
+    left = unneeded_packs(url)
+    # The checkpoint dropped last, and what the server has done yet for the process killed last.
+    assert len(left) <= 3, f"packs are left of killed processes: {sorted(left)}"
     return writer.kills
 
 
