@@ -18,6 +18,11 @@ class Profile:
     save_sizes: tuple[int, ...]
     load_sizes: tuple[int, ...]
     s3_sizes: tuple[int, ...]
+    s3_servers: int
+    """How many servers are saved to, one after the other."""
+    s3_saves: int
+    """How often each contender saves to each of them."""
+    s3_loads: int
     writers: tuple[int, ...]
     writer_bytes: int
     memory_bytes: int
@@ -33,6 +38,9 @@ FULL = Profile(
     save_sizes=(MIB, 10 * MIB, 100 * MIB, GIB, 4 * GIB),
     load_sizes=(100 * MIB, GIB, 4 * GIB),
     s3_sizes=(100 * MIB, GIB),
+    s3_servers=4,
+    s3_saves=4,
+    s3_loads=32,
     writers=(1, 4, 8),
     writer_bytes=256 * MIB,
     memory_bytes=GIB,
@@ -45,6 +53,9 @@ QUICK = Profile(
     save_sizes=(10 * MIB, GIB),
     load_sizes=(100 * MIB, GIB),
     s3_sizes=(100 * MIB,),
+    s3_servers=2,
+    s3_saves=4,
+    s3_loads=8,
     writers=(1, 4),
     writer_bytes=128 * MIB,
     memory_bytes=GIB,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ from .contenders import Kind, of_part
 from .profiles import GIB, Profile
 from .report import title_of
 from .results import FIO_BUFFERED, FIO_DIRECT, Runner
+from .standing import Standing
 
 Announce = Callable[[str], None]
-S3_ROUNDS = 2
-"""So many rounds with an S3 server for one with a disk."""
+_SEED = 7
 
 
 def saves(profile: Profile, scratch: Path, announce: Announce) -> list[Runner]:
@@ -70,37 +71,77 @@ def peaks(profile: Profile, scratch: Path, announce: Announce) -> list[Runner]:
 def objects(profile: Profile, scratch: Path, announce: Announce) -> list[Runner]:
     """Saves to an S3 server and loads from it.
 
-    Contenders change places after a few seconds, because the speed of a machine that others share
-    drifts. Loads are from a server that holds little else, and into memory that the process has
-    used before: how long the system takes to hand out new memory differs more than those who load.
+    How much a server does in a second depends on what it did before, by more than those who use it
+    differ. So all contenders stay, and save or load once when it is their turn, in another order in
+    each round. One of them takes part twice: its two results would be the same if nothing else made
+    a difference.
     """
     found: list[Runner] = []
+    order = random.Random(_SEED)
     for size in profile.s3_sizes:
         runners = _runners("s3", size)
-        rounds = S3_ROUNDS * profile.rounds
-        for number in range(rounds):
-            with _served(scratch, announce) as wanted:
-                for runner in _in_turn(runners, number, rounds):
-                    announce(f"s3, {title_of(size)}, round {number + 1}, save: {runner.name}")
-                    _turn(runner, scratch, saves=1 + _repeats(profile, size), **wanted)
-        with _served(scratch, announce) as wanted:
-            for runner in runners:
-                announce(f"s3, {title_of(size)}, to be loaded: {runner.name}")
-                # It counts as the first save of a process, which is not in the medians.
-                _turn(runner, scratch, saves=1, apart=True, **wanted)
-            wanted |= {"saves": 0, "loads": profile.repeats, "keeps_memory": True}
-            for number in range(rounds):
-                for runner in _in_turn(runners, number, rounds):
-                    announce(f"s3, {title_of(size)}, round {number + 1}, load: {runner.name}")
-                    _turn(runner, scratch, apart=True, **wanted)
+        turns = ["save"] * profile.s3_servers + ["load"]
+        for number, what in enumerate(turns):
+            rounds = profile.s3_saves if what == "save" else profile.s3_loads
+            announce(f"s3, {title_of(size)}: starting server {number + 1} of {len(turns)}")
+            with _served(scratch) as wanted, _all_standing(runners, what, scratch, wanted) as there:
+                for _ in range(rounds):
+                    for runner in order.sample(runners, len(runners)):
+                        announce(f"s3, {title_of(size)}, {what}: {runner.name}")
+                        _single_turn(runner, what, there)
         found += runners
     return found
 
 
 @contextmanager
-def _served(scratch: Path, announce: Announce) -> Iterator[dict[str, Any]]:
-    """A server of its own, and what turns have to know of it."""
-    announce("s3: starting SeaweedFS")
+def _all_standing(
+    runners: list[Runner], what: str, scratch: Path, wanted: dict[str, Any]
+) -> Iterator[dict[str, Standing]]:
+    """Contenders that have saved once, and loaded once if that is what will be measured.
+
+    They load into memory that they have used before: how long the system takes to hand out new
+    memory differs more than they do.
+    """
+    lack = _lack(runners[0].size * len(runners), 4, scratch)
+    found = {}
+    with ExitStack() as stack:
+        for runner in runners:
+            runner.error = runner.error or lack
+            folder = scratch / re.sub(r"[^a-z0-9]+", "-", runner.name.lower())
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            if runner.error:
+                continue
+            one = Standing(runner.name, runner.size, folder, keeps_memory=what == "load", **wanted)
+            found[runner.name] = stack.enter_context(one)
+            try:
+                stall, durable = one.save()
+                if what == "load":
+                    one.check()
+            except ProcessFailed as exc:
+                runner.error = str(exc)
+                continue
+            runner.first_stalls.append(stall)
+            runner.first_durables.append(durable)
+        yield found
+
+
+def _single_turn(runner: Runner, what: str, there: dict[str, Standing]) -> None:
+    if runner.error:
+        return
+    try:
+        if what == "load":
+            runner.warm_loads.append(there[runner.name].load())
+        else:
+            stall, durable = there[runner.name].save()
+            runner.stalls.append(stall)
+            runner.durables.append(durable)
+    except ProcessFailed as exc:
+        runner.error = str(exc)
+
+
+@contextmanager
+def _served(scratch: Path) -> Iterator[dict[str, Any]]:
+    """A server of its own, and what contenders have to know of it."""
     with seaweed.server(scratch / "seaweedfs") as environment:
         yield {"bucket": seaweed.BUCKET, "environment": environment}
     shutil.rmtree(scratch / "seaweedfs")
@@ -122,9 +163,8 @@ def _fio_runners(size: int) -> list[Runner]:
     return [Runner("local", name, Kind.LIMIT, size) for name in (FIO_DIRECT, FIO_BUFFERED)]
 
 
-def _turn(runner: Runner, scratch: Path, *, apart: bool = False, **wanted: Any) -> None:
-    """``apart``: in a place of this contender's own."""
-    folder = scratch / (re.sub(r"[^a-z0-9]+", "-", runner.name.lower()) if apart else "turn")
+def _turn(runner: Runner, scratch: Path, **wanted: Any) -> None:
+    folder = scratch / "turn"
     runner.error = runner.error or _lack(runner.size, wanted["saves"], scratch)
     if runner.error:
         return

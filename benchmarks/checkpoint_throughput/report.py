@@ -16,7 +16,6 @@ from ..tables import Row, table, targets_table
 from .contenders.base import Kind
 from .profiles import GIB, MIB
 from .results import (
-    RAW_OBSTORE,
     READ_NEW,
     STRATA_TENSORS,
     Increment,
@@ -110,10 +109,16 @@ def _document(results: Results, runner: Runner) -> dict[str, Any]:
     figures = ("first_stalls", "stalls", "durables", "warm_loads", "cold_loads")
     medians = {name: runner.median(name) for name in figures}
     limit = results.disk_limit(runner) if runner.part in ("local", "writers") else None
+    shares = {what: results.of_raw(runner, what) for what in ("durables", "warm_loads")}
     return {
         **asdict(runner),
         "medians": {name: median for name, median in medians.items() if median is not None},
         "durable_of_disk": results.ratio(limit, runner, "durables"),
+        "of_raw_obstore": {
+            what: asdict(share)
+            for what, share in shares.items()
+            if share is not None and runner.part == "s3"
+        },
     }
 
 
@@ -167,12 +172,17 @@ def _loaded(results: Results, runner: Runner) -> Row:
 
 
 def _object(results: Results, runner: Runner) -> Row:
-    limit = results.find("s3", RAW_OBSTORE, runner.size)
     cells: Row = [_name(runner)]
     for what in ("durables", "warm_loads"):
         times: Sequence[float] = getattr(runner, what)
-        ratio = results.ratio(limit, runner, what)
-        cells += [_ms(times), _spread(times), _rate(runner, what), _share(ratio)]
+        mean = runner.mean(what)
+        share = results.of_raw(runner, what)
+        cells += [
+            "" if mean is None else f"{1000 * mean:,.0f}",
+            _spread(times),
+            "" if mean is None else f"{runner.size / mean / MEGABYTE:,.0f}",
+            "" if share is None else str(share),
+        ]
     return cells
 
 
@@ -255,6 +265,12 @@ def _note_lines(results: Results) -> Iterable[str]:
         yield (
             "Cold: the page cache was told to forget the files. Strata checks what it reads; "
             "safetensors maps the file and copies nothing."
+        )
+    if results.of("s3"):
+        yield (
+            "S3: means of rounds in which each saves or loads once, in another order each time. Of "
+            "raw: of both raw obstores together, with the standard error of the rounds. Those two "
+            "are the same program: what they differ by is chance."
         )
     busy = results.environment["load_average"]
     if isinstance(busy, float) and busy > 0.5:

@@ -14,13 +14,11 @@ import numpy as np
 
 from ..data_loading.isolated import call
 from .contenders import Contender, Task, entry
-from .memory import keep_memory, peak_growth
+from .memory import peak_growth
 
 
 def take(name: str, size: int, folder: Path, **wanted: Any) -> dict[str, Any]:
     """Let a contender save ``saves`` times, then load; see `_measure` for the answer.
-
-    With none it loads what it has saved to the same place before.
 
     Nothing of it is left in the folder.
     """
@@ -30,21 +28,19 @@ def take(name: str, size: int, folder: Path, **wanted: Any) -> dict[str, Any]:
 
 def _measure(contender: Contender, order: dict[str, Any]) -> dict[str, Any]:
     stalls, durables = [], []
-    # Without saves of its own it loads the first one of the turn before.
-    contender.number = 0 if order["saves"] else 1
     with peak_growth() as peak:
         for _ in range(order["saves"]):
-            stall, durable = _save(contender)
+            stall, durable = timed_save(contender)
             stalls.append(stall)
             durables.append(durable)
             peak()  # of the first save only: later ones use what it has allocated
     warm, cold = [], []
     if order.get("loads"):
         contender.check(contender.load())
-        warm = [_load(contender) for _ in range(order["loads"])]
+        warm = [timed_load(contender) for _ in range(order["loads"])]
     for _ in range(order.get("cold_loads", 0)):
         _drop_cached(contender)
-        cold.append(_load(contender))
+        cold.append(timed_load(contender))
     return {
         "stalls": stalls,
         "durables": durables,
@@ -54,7 +50,8 @@ def _measure(contender: Contender, order: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _save(contender: Contender) -> tuple[float, float]:
+def timed_save(contender: Contender) -> tuple[float, float]:
+    """Save once: how long the caller was kept, and until it was durable."""
     os.sync()  # nobody pays for what others have left to write
     began = time.perf_counter()
     contender.save()
@@ -65,7 +62,8 @@ def _save(contender: Contender) -> tuple[float, float]:
     return stalled - began, durable - began
 
 
-def _load(contender: Contender) -> float:
+def timed_load(contender: Contender) -> float:
+    """Load once, and look at all of it."""
     os.sync()  # a server may still have to write what was saved
     began = time.perf_counter()
     loaded = contender.load()
@@ -92,16 +90,18 @@ def _drop_cached(contender: Contender) -> None:
         os.close(handle)
 
 
-def main() -> None:
-    """Follow the order in the first argument."""
-    order = json.loads(sys.argv[1])
-    if order.get("keeps_memory"):
-        keep_memory()
+def ordered(order: dict[str, Any]) -> Contender:
+    """The contender that an order is for."""
     os.environ.update(order.get("environment", {}))
     folder = Path(order["folder"])
     folder.mkdir(parents=True, exist_ok=True)
-    task = Task(order["size"], folder, order.get("bucket", ""))
-    contender = entry(order["name"]).make(task)
+    return entry(order["name"]).make(Task(order["size"], folder, order.get("bucket", "")))
+
+
+def main() -> None:
+    """Follow the order in the first argument."""
+    order = json.loads(sys.argv[1])
+    contender = ordered(order)
     answer = _measure(contender, order)
     contender.close()
     print(json.dumps(answer))

@@ -40,7 +40,7 @@ def call(python: Path, module: str, *arguments: object, seconds: float = 600) ->
     done = subprocess.run(
         [python, "-W", "ignore", "-m", module, *map(str, arguments)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=seconds,
@@ -49,6 +49,11 @@ def call(python: Path, module: str, *arguments: object, seconds: float = 600) ->
         raise ProcessFailed(done.stderr.strip().rpartition("\n")[2][:300])
     answer: dict[str, Any] = json.loads(done.stdout.strip().rpartition("\n")[2])
     return answer
+
+
+def environment() -> dict[str, str]:
+    """What a measuring process finds its modules with."""
+    return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
 
 
 @contextmanager

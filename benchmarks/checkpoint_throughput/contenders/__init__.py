@@ -46,6 +46,7 @@ ENTRIES = (
     Entry("read, new memory", Kind.LIMIT, "limits.ReadNew", ("load",)),
     Entry("read, used memory", Kind.LIMIT, "limits.ReadAgain", ("load",)),
     Entry("raw obstore", Kind.LIMIT, "objects.RawObstore", ("s3",)),
+    Entry("raw obstore, again", Kind.LIMIT, "objects.RawObstore", ("s3",)),
     Entry("boto3", Kind.PEER, "objects.Boto", ("s3",)),
 )
 
