@@ -12,6 +12,7 @@ import obstore
 from boto3.s3.transfer import TransferConfig
 from obstore.store import S3Store
 
+from dtruntime.checkpoint.reader import lanes
 from dtruntime.storage.objects import PARALLEL_PARTS, PART_BYTES
 
 from .. import states
@@ -57,7 +58,7 @@ class RawObstore(_Objects):
             part = obstore.get_range(self._store, self.key(), start=at, end=end)
             target[at:end] = np.frombuffer(memoryview(part), np.uint8)
 
-        with ThreadPoolExecutor(PARALLEL_PARTS) as threads:
+        with ThreadPoolExecutor(lanes()) as threads:
             list(threads.map(fetch, range(0, self.task.size, PART_BYTES)))
         return target
 

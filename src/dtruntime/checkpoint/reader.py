@@ -56,7 +56,7 @@ class PartReader:
         arrivals = self._arrivals(wanted)
         differences = [one for one in arrivals if _DELTA.fullmatch(one.chunk.codec)]
         others = [one for one in arrivals if not _DELTA.fullmatch(one.chunk.codec)]
-        with ThreadPoolExecutor(_lanes(), thread_name_prefix="strata-load") as threads:
+        with ThreadPoolExecutor(lanes(), thread_name_prefix="strata-load") as threads:
             jobs = [threads.submit(self._fetch, request) for request in requests_for(others)]
             jobs += [threads.submit(self._fetch_alone, arrival) for arrival in differences]
             again = [arrival for some in _results(threads, jobs) for arrival in some]
@@ -85,7 +85,7 @@ class PartReader:
                 advance(chunk.stored)
             return None
 
-        with ThreadPoolExecutor(_lanes(), thread_name_prefix="strata-verify") as threads:
+        with ThreadPoolExecutor(lanes(), thread_name_prefix="strata-verify") as threads:
             return _results(threads, [threads.submit(look, chunk) for chunk in chunks])
 
     def check_stored(self, chunk: Chunk, stored: bytes | memoryview) -> None:
@@ -224,9 +224,9 @@ class PartReader:
         )
 
 
-def _lanes() -> int:
-    """How many requests are under way at a time: more than the processors serve only wait."""
-    return max(4, min(16, 2 * usable_cores()))
+def lanes() -> int:
+    """How many requests are under way at a time, or being checked: more of them only wait."""
+    return max(6, min(16, 3 * usable_cores()))
 
 
 def _results(threads: ThreadPoolExecutor, jobs: list[Future[R]]) -> list[R]:
