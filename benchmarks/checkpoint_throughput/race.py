@@ -84,6 +84,7 @@ def objects(profile: Profile, scratch: Path, announce: Announce) -> list[Runner]
         for number, what in enumerate(turns):
             rounds = profile.s3_saves if what == "save" else profile.s3_loads
             announce(f"s3, {title_of(size)}: starting server {number + 1} of {len(turns)}")
+            _check_room(runners, profile.s3_saves, scratch)
             with _served(scratch) as wanted, _all_standing(runners, what, scratch, wanted) as there:
                 for _ in range(rounds):
                     for runner in order.sample(runners, len(runners)):
@@ -91,6 +92,12 @@ def objects(profile: Profile, scratch: Path, announce: Announce) -> list[Runner]
                         _single_turn(runner, what, there)
         found += runners
     return found
+
+
+def _check_room(runners: list[Runner], saves: int, scratch: Path) -> None:
+    """Note what is missing, if anything, for all of them at a time."""
+    for runner in runners:
+        runner.error = runner.error or _lack(runner.size * len(runners), saves, scratch)
 
 
 @contextmanager
@@ -102,11 +109,9 @@ def _all_standing(
     They load into memory that they have used before: how long the system takes to hand out new
     memory differs more than they do.
     """
-    lack = _lack(runners[0].size * len(runners), 4, scratch)
     found = {}
     with ExitStack() as stack:
         for runner in runners:
-            runner.error = runner.error or lack
             folder = scratch / re.sub(r"[^a-z0-9]+", "-", runner.name.lower())
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             if runner.error:
