@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import psutil
 
@@ -14,6 +14,8 @@ from ..storage.opening import backend_options
 from ..storage.stores import SCHEMES
 from ..types import check_whole
 from .staging import SLAB
+
+R = TypeVar("R")
 
 
 def check_place(storage_path: Any, path: Any) -> str:
@@ -46,6 +48,29 @@ def check_budget(memory_budget: Any) -> int:
     if memory_budget is None:
         return max(SLAB, psutil.virtual_memory().total // 4)
     return check_whole("memory_budget", memory_budget, SLAB)
+
+
+def check_named(what: str, given: Any, kind: Callable[[Any], R]) -> dict[str, R]:
+    """What is told about a checkpoint under names, such as metrics, with values of one kind."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{what} must be a dict, not {type(given).__name__}")
+    found = {}
+    for name, value in given.items():
+        if not isinstance(name, str):
+            raise TypeError(f"names in {what} must be str, not {name!r:.80}")
+        found[name] = kind(value)
+        if any(not _is_text(text) for text in (name, found[name])):
+            raise ValueError(f"{what} {name!r:.80} is not text that can be stored as UTF-8")
+    return found
+
+
+def _is_text(value: Any) -> bool:
+    try:
+        return not isinstance(value, str) or value.isascii() or bool(value.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _advice(name: str, taken: set[str], manager: type[Any], url: str) -> str:

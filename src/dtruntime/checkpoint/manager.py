@@ -19,7 +19,7 @@ from ..storage.opening import with_region
 from ..storage.stores import shown
 from ..telemetry import EventLog
 from ..types import CheckpointInfo, check_whole
-from .arguments import check_budget, check_options, check_place
+from .arguments import check_budget, check_named, check_options, check_place
 from .codecs import Compressor
 from .commits import Commits, Coordinator, SharedCommits, SingleCommits, Wanted
 from .deadlines import deadline_after, time_left
@@ -339,8 +339,8 @@ class CheckpointManager:
             check_whole("step", step),
             check_whole("epoch", epoch),
             is_full and not self._incremental,
-            {key: float(value) for key, value in (metrics or {}).items()},
-            {key: str(value) for key, value in (metadata or {}).items()},
+            check_named("metrics", metrics, float),
+            check_named("metadata", metadata, str),
         )
 
     def _wait_for_saves(self, timeout: float | None) -> None:

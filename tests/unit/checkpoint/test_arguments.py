@@ -82,3 +82,24 @@ def test_numbers_of_numpy_are_as_good(tmp_path: Path) -> None:
             manager.save(b"x", step)
         manager.wait()
         assert manager.steps() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "reason"),
+    [
+        ({"metadata": {"x": "\ud800"}}, ValueError, "metadata 'x' is not text"),
+        ({"metadata": {"\udfff": "x"}}, ValueError, "is not text"),
+        ({"metadata": {1: "x"}}, TypeError, "names in metadata must be str, not 1"),
+        ({"metadata": "note"}, TypeError, "metadata must be a dict, not str"),
+        ({"metrics": [0.5]}, TypeError, "metrics must be a dict, not list"),
+        ({"metrics": {"loss": "low"}}, ValueError, "low"),
+    ],
+)
+def test_what_is_told_of_a_checkpoint_is_checked_before_it_is_saved(
+    given: dict[str, Any], error: type[Exception], reason: str, tmp_path: Path
+) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        with pytest.raises(error, match=reason):
+            manager.save(b"state", 1, **given)
+        manager.save(b"state", 1, metadata={"note": "schön", "rate": 3e-4}).wait()
+        assert manager.steps() == [1]

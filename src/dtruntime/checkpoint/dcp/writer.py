@@ -19,6 +19,7 @@ from ...errors import StorageError
 from ...telemetry import EventLog
 from ...types import check_whole
 from ..access import Access, access, manager_of
+from ..arguments import check_named
 from ..filling import staged
 from ..format import PARTS, Extent, Manifest, Part, PartFile, digest_of, is_stored_in_full, seal
 from ..known import KnownChunks
@@ -80,7 +81,7 @@ class StrataWriter(StorageWriter):
         self._step = None if step is None else check_whole("step", step)
         self._epoch = check_whole("epoch", epoch)
         self._is_full = not self._access.incremental if is_full is None else is_full
-        self._metrics = {key: float(value) for key, value in (metrics or {}).items()}
+        self._metrics = check_named("metrics", metrics, float)
         self._metadata = {key: str(value) for key, value in (metadata or {}).items()}
         self._session: Session | None = None
         self._is_coordinator = False
