@@ -61,16 +61,13 @@ def check_named(what: str, given: Any, kind: Callable[[Any], R]) -> dict[str, R]
         if not isinstance(name, str):
             raise TypeError(f"names in {what} must be str, not {name!r:.80}")
         found[name] = kind(value)
-        if any(not _is_text(text) for text in (name, found[name])):
-            raise ValueError(f"{what} {name!r:.80} is not text that can be stored as UTF-8")
+        try:
+            f"{name}{found[name]}".encode()
+        except UnicodeEncodeError:
+            raise ValueError(
+                f"{what} {name!r:.80} is not text that can be stored as UTF-8"
+            ) from None
     return found
-
-
-def _is_text(value: Any) -> bool:
-    try:
-        return not isinstance(value, str) or value.isascii() or bool(value.encode())
-    except UnicodeEncodeError:
-        return False
 
 
 def _advice(name: str, taken: set[str], manager: type[Any], url: str) -> str:

@@ -103,3 +103,12 @@ def test_what_is_told_of_a_checkpoint_is_checked_before_it_is_saved(
             manager.save(b"state", 1, **given)
         manager.save(b"state", 1, metadata={"note": "schön", "rate": 3e-4}).wait()
         assert manager.steps() == [1]
+
+
+def test_what_is_told_of_a_distributed_checkpoint_is_checked_too(tmp_path: Path) -> None:
+    from dtruntime.checkpoint.dcp import StrataWriter
+
+    with pytest.raises(ValueError, match="metadata 'x' is not text"):
+        StrataWriter(tmp_path, 1, metadata={"x": "\ud800"})
+    with pytest.raises(TypeError, match="metrics must be a dict"):
+        StrataWriter(tmp_path, 1, metrics=[0.5])  # type: ignore[arg-type]

@@ -163,7 +163,8 @@ def test_chunks_of_a_request_that_fails_are_read_alone(
         assert manager.steps() == [1]
         made[0].left = number
         loaded = manager.load_state(1)
-        assert made[0].left <= 0 or compression == "gzip"
+        # One of three requests failed; compressed, there are fewer.
+        assert made[0].left == number - 3 or compression == "gzip"
     assert all(np.array_equal(loaded[name], array) for name, array in state.items())
 
 

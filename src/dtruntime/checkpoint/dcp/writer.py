@@ -82,7 +82,7 @@ class StrataWriter(StorageWriter):
         self._epoch = check_whole("epoch", epoch)
         self._is_full = not self._access.incremental if is_full is None else is_full
         self._metrics = check_named("metrics", metrics, float)
-        self._metadata = {key: str(value) for key, value in (metadata or {}).items()}
+        self._metadata = check_named("metadata", metadata, str)
         self._session: Session | None = None
         self._is_coordinator = False
         self._own: tuple[Part, int] | None = None
