@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 import numpy as np
+from numpy.random import default_rng
 
 from dtruntime import TrainingOrchestrator
 from dtruntime.checkpoint import commits, place, sessions
@@ -36,10 +37,10 @@ KEEP = {mode: 3 if mode in ("full", "incremental") else 2 for mode in MODES}
 
 def content(mode: str, step: int, rank: int = 0) -> Any:
     """What is saved at a step."""
-    noise = np.random.default_rng([step, rank])
+    noise = default_rng([step, rank])
     if mode == "bytes":
         return noise.bytes(300_000 + 1000 * (step % 7))
-    base = np.random.default_rng(rank).standard_normal(300_000).astype(np.float32)
+    base = default_rng(rank).standard_normal(300_000).astype(np.float32)
     state: dict[str, Any] = {"step": step, "rank": rank, "name": f"{mode} {step}"}
     if mode == "delta":
         return state | {"w": base * np.float32(1 - step * 2**-18)}
