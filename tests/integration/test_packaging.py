@@ -103,7 +103,7 @@ def test_wheel_has_both_packages_types_stubs_queries_and_the_dashboard_if_built(
         "strata/__init__.py",
         "dtruntime/rpc/gen/coordinator_pb2.py",
         "dtruntime/rpc/gen/coordinator_pb2.pyi",
-        "dtruntime/coordinator/queries.sql",
+        "dtruntime/coordinator/store/queries.sql",
     } <= names
     built = {
         path.relative_to(ROOT / "src").as_posix()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from dtruntime.coordinator.sqlite import SCHEMA_VERSION, WAL_PAGES, SqliteStore
 from dtruntime.coordinator.state.layouts import LayoutRecord
 from dtruntime.coordinator.state.records import (
     READ_ON_DEMAND,
@@ -36,6 +35,7 @@ from dtruntime.coordinator.state.records import (
     TakenBack,
     WorkerRecord,
 )
+from dtruntime.coordinator.store.sqlite import SCHEMA_VERSION, WAL_PAGES, SqliteStore
 from dtruntime.errors import StorageError
 
 RECORDS: dict[str, Record] = {

@@ -14,7 +14,7 @@ from ..config import CoordinatorConfig, TelemetryConfig, split_address
 from ..errors import StrataError
 from ..telemetry import EventLog, tracing
 from .service import CoordinatorService
-from .sqlite import SqliteStore
+from .store import SqliteStore
 from .transport import Transport, open_transport
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 
 from dtruntime.config import CoordinatorConfig
 from dtruntime.coordinator.service import CoordinatorService
-from dtruntime.coordinator.sqlite import SqliteStore
+from dtruntime.coordinator.store import SqliteStore
 from dtruntime.rpc.gen import coordinator_pb2 as pb
 
 TIMEOUT = 0.4

@@ -14,10 +14,10 @@ from ...errors import StorageError
 from ...rpc.gen import coordinator_pb2 as pb
 from ...rpc.methods import METHODS, SERVICE
 from ...telemetry import EventLog, MethodStats, tracing
-from ..sqlite import SqliteStore
 from ..state import HELD, Effect, Emit, Machine, Refused, Release
 from ..state import commands as c
 from ..state.journal import ALARMS
+from ..store import SqliteStore
 from . import decode, encode, spans
 from .limits import RateLimits
 from .queries import Answer, Queries

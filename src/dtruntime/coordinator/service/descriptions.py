@@ -6,9 +6,9 @@ import asyncio
 
 from ...errors import StorageError
 from ...rpc.gen import coordinator_pb2 as pb
-from ..sqlite import SqliteStore
 from ..state import Job, Refused
 from ..state.records import DatasetRecord, IndexRecord
+from ..store import SqliteStore
 from . import encode
 
 

@@ -13,9 +13,9 @@ from ...config import CoordinatorConfig
 from ...rpc.gen import coordinator_pb2 as pb
 from ...telemetry import MethodStats
 from ...types import DEFAULT_JOB
-from ..sqlite import SqliteStore
 from ..state import Machine, Refused
 from ..state.fates import FateBook
+from ..store import SqliteStore
 from . import decode, encode
 from .descriptions import Descriptions
 from .limits import RateLimits

@@ -21,10 +21,10 @@ from pathlib import Path
 
 import msgspec
 
-from ..errors import StorageError
-from ..telemetry import EventLog
-from .state.journal import JOURNAL_LENGTH
-from .state.records import (
+from ...errors import StorageError
+from ...telemetry import EventLog
+from ..state.journal import JOURNAL_LENGTH
+from ..state.records import (
     CRASH_SAFE_KINDS,
     READ_ON_DEMAND,
     RECORD_TYPES,

@@ -1,0 +1,5 @@
+"""The coordinator's state on disk. Read `sqlite` first: it writes and loads the records."""
+
+from .sqlite import SqliteStore
+
+__all__ = ["SqliteStore"]
