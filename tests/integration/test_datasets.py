@@ -367,3 +367,51 @@ async def test_cancelled_registration_ends_the_indexing(
         told: list[IndexProgress] = []
         await registry.register_async("numbers", parquet, "parquet", progress=told.append)
         assert told, "the first index was not finished and kept"
+
+
+def test_registry_made_before_registration_follows_the_orchestrator(
+    coordinator: LocalCoordinator, job: str
+) -> None:
+    registry = DatasetRegistry(patience=1)
+    with TrainingOrchestrator(coordinator_url=coordinator.url, job=job) as orchestrator:
+        orchestrator.register()
+        registry.register_dataset("train", 100, 10)
+        assert registry.job == job
+        assert [shard.end_index for shard in registry.get_shards("train", 0)]
+    with DatasetRegistry(coordinator.url, job=job) as other:
+        assert [known.dataset_id for known in other.list_datasets()] == ["train"]
+
+
+def test_registry_follows_the_environment_at_each_use(
+    coordinator: LocalCoordinator, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = DatasetRegistry(patience=1)
+    monkeypatch.setenv("COORDINATOR_URL", coordinator.url)
+    monkeypatch.setenv("STRATA_JOB", job)
+    registry.register_dataset("train", 100, 10)
+    monkeypatch.setenv("STRATA_JOB", f"{job}-b")
+    registry.register_dataset("other", 100, 10)
+    assert [known.dataset_id for known in registry.list_datasets()] == ["other"]
+
+
+def test_registry_goes_with_the_process_to_another_coordinator(
+    coordinator: LocalCoordinator, own_coordinator: LocalCoordinator, job: str
+) -> None:
+    registry = DatasetRegistry(patience=1)
+    for dataset, where in (("first", coordinator), ("second", own_coordinator)):
+        with TrainingOrchestrator(coordinator_url=where.url, job=job) as orchestrator:
+            orchestrator.register()
+            registry.register_dataset(dataset, 100, 10)
+            assert [known.dataset_id for known in registry.list_datasets()] == [dataset]
+    registry.close()
+
+
+def test_arguments_of_a_registry_stand_beside_another_orchestrator(
+    coordinator: LocalCoordinator, own_coordinator: LocalCoordinator, job: str
+) -> None:
+    registry = DatasetRegistry(coordinator.url, job=job)
+    with TrainingOrchestrator(coordinator_url=own_coordinator.url, job="elsewhere") as worker:
+        worker.register()
+        registry.register_dataset("train", 100, 10)
+    with DatasetRegistry(coordinator.url, job=job) as other:
+        assert [known.dataset_id for known in other.list_datasets()] == ["train"]

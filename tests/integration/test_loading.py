@@ -356,3 +356,16 @@ def test_digits_load_as_images_from_disk_and_s3(
             assert np.array_equal(batch["y"].ravel(), expected[:, -1])
             count += len(batch["__id__"])
         assert count == DIGITS
+
+
+def test_loader_made_before_registration_does_not_read_the_others_share(
+    coordinator: LocalCoordinator, job: str
+) -> None:
+    with DatasetRegistry(coordinator.url, job=job) as registry:
+        registry.register_dataset("train", 100, 10)
+        early, own = registry.loader("train", 10), registry.loader("train", 10, rank=0)
+        with TrainingOrchestrator(coordinator_url=coordinator.url, job=job) as orchestrator:
+            orchestrator.register()
+            with pytest.raises(StrataError, match=r"made before .* register\(\)"):
+                next(iter(early))
+            assert sum(len(batch["sample"]) for batch in own) == 100

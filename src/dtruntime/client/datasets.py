@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -33,7 +34,8 @@ class DatasetRegistry:
     """Registers datasets and tells which shards belong to whom.
 
     ``DatasetRegistry()`` talks to the coordinator that this process is registered with, else
-    to the one the environment names. Constructing touches no network.
+    to the one the environment names. That is looked up at each use, so a registry may be made
+    before the process registers. Constructing touches no network.
     """
 
     def __init__(
@@ -47,13 +49,29 @@ class DatasetRegistry:
 
         ``patience`` is how long a coordinator that is away is waited for, in seconds.
         """
-        worker = current.current()
-        if worker is not None:
-            coordinator_url = coordinator_url or worker.config.coordinator_url
-            job = job or worker.job
-        self._config = WorkerConfig(coordinator_url=coordinator_url, job=job).resolved()
-        self._channel = Channel(self._config.coordinator_url or "")
+        self._given = WorkerConfig(coordinator_url=coordinator_url, job=job)
+        self._channels: dict[str, Channel] = {}
         self._patience = patience
+
+    @property
+    def _config(self) -> WorkerConfig:
+        """What was given, completed by the process's orchestrator, else by the environment."""
+        worker, given = current.current(), self._given
+        if worker is not None:
+            given = replace(
+                given,
+                coordinator_url=given.coordinator_url or worker.config.coordinator_url,
+                job=given.job or worker.job,
+            )
+        return given.resolved()
+
+    @property
+    def _channel(self) -> Channel:
+        """The line to the coordinator that is the right one at the moment."""
+        url = self._config.coordinator_url or ""
+        if url not in self._channels:
+            self._channels[url] = Channel(url)
+        return self._channels[url]
 
     @property
     def job(self) -> str:
@@ -296,7 +314,9 @@ class DatasetRegistry:
     @awaitable
     async def close_async(self) -> None:
         """Close the connection."""
-        await self._channel.close()
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            await channel.close()
 
     close = blocking(close_async, brief=True)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import Config
 from ..data.loading import FileSource, LiveLoader, Loader, NumberSource, Source
+from ..data.loading.loader import Delivery
 from ..data.loading.source import Ranges
 from ..errors import ShardError, StrataError
 from ..rpc.channel import Channel
@@ -30,7 +31,34 @@ async def open_loader(
         defaults["progress"] = CoverageReports(worker, channel, summary.dataset_id)
         defaults["rank"], defaults["world_size"] = _place(worker, summary)
     source = await open_source(registry, summary, options)
+    if worker is None and not {"rank", "world_size"} & options.keys():
+        return LoaderOfNoWorker(registry, source, **{**defaults, **options})
     return Loader(source, **{**defaults, **options})
+
+
+class LoaderOfNoWorker(Loader):
+    """A loader of a process that is no worker, and so of all samples.
+
+    Refuses to go on when the process has become a worker since: its part is smaller.
+    """
+
+    def __init__(self, registry: DatasetRegistry, source: Source, **options: Any) -> None:
+        super().__init__(source, **options)
+        self._registry: DatasetRegistry | None = registry
+
+    def accept(self, step: Delivery) -> None:
+        """Take note that a step was handed out; raises in a process that is a worker."""
+        worker = _worker(self._registry) if self._registry is not None else None
+        if worker is not None:
+            raise StrataError(
+                f"this loader was made before {worker.worker_id} of job {worker.job!r} called "
+                "register(), and reads all samples instead of its part: make the loader after "
+                "register(), or give it rank= and world_size="
+            )
+        super().accept(step)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_registry": None}
 
 
 async def open_live_loader(

@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from ..client import TrainingOrchestrator
+from ..client import TrainingOrchestrator, WorkerConfig
 from ..errors import StrataError
 from ..run.actions import Agreements, Watch
 from ..run.crew import Crew
@@ -46,7 +46,8 @@ class Member:
         preemption_file: str | os.PathLike[str] | None = None,
         handle_signals: bool = True,
     ) -> None:
-        self.worker: TrainingOrchestrator | None = worker_of(coordinator_url, job, None, None)
+        self._given = WorkerConfig(coordinator_url=coordinator_url, job=job)
+        self.worker: TrainingOrchestrator | None = None
         self._notices = Notices(preemption_file, signals=handle_signals)
         self._gate = Gate()
         self._agreements: Agreements | None = None
@@ -58,10 +59,13 @@ class Member:
         """Whether this worker does what one has to do for all."""
 
     def begin(self, step: int) -> None:
-        """Register; training begins after a step."""
+        """Register; training begins after a step.
+
+        Only here is the environment looked at: launchers inside of a trainer set it late.
+        """
         self._gate.reset(step)
+        worker = self.worker = worker_of(self._given.coordinator_url, self._given.job, None, None)
         self._notices.install()
-        worker = self.worker
         if worker is None:
             return
         worker.register()

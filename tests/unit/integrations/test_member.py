@@ -1,0 +1,21 @@
+"""A worker of another library's training loop looks for its coordinator when training begins."""
+
+import pytest
+
+from dtruntime.errors import ConfigError
+from dtruntime.integrations.member import Member
+
+
+def test_environment_is_read_when_training_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    member = Member(handle_signals=False)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="COORDINATOR_URL"):
+        member.begin(0)
+
+
+def test_wrong_arguments_are_refused_when_they_are_given() -> None:
+    with pytest.raises(ConfigError, match="TLS"):
+        Member("https://somewhere:50051")
+    with pytest.raises(ValueError, match="job"):
+        Member(job="no\njob")
