@@ -145,15 +145,24 @@ class ResourceUsage:
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """One shard of a dataset: a range of samples and the files that hold it."""
+    """One shard of a dataset: a range of samples and where they lie.
+
+    Samples are numbered from 0 through all files of the dataset, rows from 0 in each file.
+    """
 
     shard_id: int
     start_index: int
+    """The number of its first sample in the dataset; not a row of a file."""
     end_index: int
     """Exclusive."""
     file_paths: list[str] = field(default_factory=list)
+    """The files that hold it, in order. Other rows of them may belong to other shards."""
     row_ranges: list[tuple[int, int]] = field(default_factory=list)
-    """The rows ``[start, stop)`` of each of ``file_paths``; empty when they are not known."""
+    """The rows ``[start, stop)`` of each of ``file_paths`` that are this shard's.
+
+    Together ``end_index - start_index`` rows. Empty when nobody has seen the files, each of
+    which is then one shard.
+    """
 
     def __len__(self) -> int:
         return self.end_index - self.start_index

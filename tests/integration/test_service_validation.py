@@ -200,6 +200,9 @@ def test_stranger_is_fenced_out_of_every_call_of_members(
         ("ListShards", {"dataset_id": "none", "rank": 0}, "unknown_dataset"),
         ("ListShards", {"dataset_id": "d", "rank": 1}, "unknown_rank"),
         ("ListShards", {"dataset_id": "d", "worker_id": "nobody"}, "unknown_rank"),
+        ("ListFiles", {"dataset_id": "none", "rank": 0}, "unknown_dataset"),
+        ("ListFiles", {"dataset_id": "d", "rank": 1}, "unknown_rank"),
+        ("ListFiles", {"dataset_id": "d", "worker_id": "nobody"}, "unknown_rank"),
         ("GetStatus", {"job": "no such job"}, "unknown_job"),
         ("ListDatasets", {"job": "no such job"}, "unknown_job"),
         ("ListCheckpoints", {"job": "no such job"}, "unknown_job"),
@@ -217,6 +220,7 @@ def test_what_does_not_exist_is_not_found(
 def test_shards_of_nobody_in_particular_are_refused(service: RawClient) -> None:
     service.call("RegisterDataset", dataset_id="d", total_samples=100, shard_size=10)
     assert refused(service.call, "ListShards", dataset_id="d").code == INVALID
+    assert refused(service.call, "ListFiles", dataset_id="d").code == INVALID
 
 
 @pytest.mark.parametrize("method", UNARY)
@@ -253,6 +257,7 @@ def test_request_that_is_too_large_is_refused(service: RawClient, method: str) -
         ("GetDataShard", {"worker_id": "worker-0", "dataset_id": "d" * 100_000}),
         ("ListShards", {"worker_id": "w" * 100_000, "dataset_id": "d"}),
         ("ListShards", {"dataset_id": "d" * 100_000, "rank": 0}),
+        ("ListFiles", {"dataset_id": "d" * 100_000, "rank": 0}),
         ("GetStatus", {"worker_id": "w" * 100_000}),
         ("RegisterDataset", {"dataset_id": "d" * 100_000}),
         ("RegisterDataset", {"dataset_id": "d" * 100_000, "total_samples": 1}),

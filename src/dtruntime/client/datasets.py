@@ -16,6 +16,7 @@ from ..rpc.gen import coordinator_pb2 as pb
 from ..sharding import MovePlan
 from ..sharding.coverage import Counted
 from ..storage.locations import is_remote
+from ..telemetry import EventLog
 from ..types import FORMATS, DatasetSummary, EpochCoverage, ShardInfo, check_id, check_whole
 from . import current, wire
 from .coverage import coverage_of
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from ..data.index import DatasetIndex
     from ..data.loading import LiveLoader, Loader, Source
     from ..data.readers import Options
+
+log = EventLog("datasets")
 
 
 class DatasetRegistry:
@@ -52,6 +55,7 @@ class DatasetRegistry:
         self._given = WorkerConfig(coordinator_url=coordinator_url, job=job)
         self._channels: dict[str, Channel] = {}
         self._patience = patience
+        self._warned: set[tuple[str, int]] = set()
 
     @property
     def _config(self) -> WorkerConfig:
@@ -140,15 +144,34 @@ class DatasetRegistry:
 
     @awaitable
     async def get_shard_async(self, dataset_id: str, worker_rank: int, epoch: int) -> list[str]:
-        """The files of a rank's shards, in the order of the epoch."""
-        shards = await self._shards(dataset_id, worker_rank, epoch)
-        return [path for shard in shards for path in shard.file_paths]
+        """The files that a rank reads whole, in the order of the epoch.
+
+        Over all ranks every file comes exactly once, with about as many rows for each rank. With
+        fewer files than ranks some have none, which is logged as a warning: `loader` and
+        `get_shards` divide by rows instead. Where nobody has seen the files, these are the names
+        of the rank's shards.
+        """
+        request = pb.FileListRequest(
+            dataset_id=check_id("dataset", dataset_id),
+            rank=check_whole("worker_rank", worker_rank, most=2**32 - 1),
+            epoch=check_whole("epoch", epoch),
+            job=self.job,
+            world_size=self._config.world_size or 0,
+        )
+        reply = await self._channel.call("ListFiles", request, pb.FileList, patience=self._patience)
+        if not reply.file_paths:
+            self._warn_without_files(request, reply)
+        return list(reply.file_paths)
 
     get_shard = blocking(get_shard_async, brief=True)
 
     @awaitable
     async def get_shards_async(self, dataset_id: str, epoch: int) -> list[ShardInfo]:
-        """The shards of this worker, in the order of the epoch."""
+        """The shards of this worker, in the order of the epoch.
+
+        A shard is a range of rows: of each of its ``file_paths`` read the rows that ``row_ranges``
+        names, not the whole file, which may hold rows of other shards too.
+        """
         return await self._shards(dataset_id, self._rank() or 0, epoch)
 
     get_shards = blocking(get_shards_async, brief=True)
@@ -417,6 +440,23 @@ class DatasetRegistry:
         if worker is not None and worker.job == self.job:
             return worker.rank
         return self._config.rank
+
+    def _warn_without_files(self, request: pb.FileListRequest, reply: pb.FileList) -> None:
+        """Say that a rank has nothing to read; once, not in every epoch."""
+        if (request.dataset_id, request.rank) in self._warned:
+            return
+        self._warned.add((request.dataset_id, request.rank))
+        log.warning(
+            "dataset.rank_without_files",
+            dataset=request.dataset_id,
+            rank=request.rank,
+            files=reply.file_count,
+            ranks=reply.worker_count,
+            remedy="get_shard() divides by whole files: use loader() or get_shards(), which divide "
+            "by rows"
+            if reply.file_count
+            else "the dataset has sample numbers only: use loader() or get_shards()",
+        )
 
     async def _shards(self, dataset_id: str, rank: int, epoch: int) -> list[ShardInfo]:
         request = pb.ShardListRequest(

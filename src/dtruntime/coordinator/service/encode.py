@@ -17,7 +17,7 @@ from ..state import commands as c
 from ..state.barriers import NAMES_CUT, Round
 from ..state.coverage import Covered
 from ..state.fates import Fates
-from ..state.layouts import Shard
+from ..state.layouts import File, Shard
 from ..state.member import Member
 from ..state.records import ActionRecord, CheckpointRecord, DatasetRecord, SegmentRecord
 from . import layouts
@@ -224,6 +224,15 @@ def shards(found: Iterable[Shard], count: int, generation: int) -> pb.ShardList:
             row_starts=rows,
             row_counts=counts,
         )
+    return reply
+
+
+def add_files(reply: pb.FileList, found: Iterable[File]) -> pb.FileList:
+    """The same reply with the files of a worker."""
+    for path, rows in found:
+        reply.file_paths.append(path)
+        if rows is not None:
+            reply.row_counts.append(rows)
     return reply
 
 

@@ -10,10 +10,12 @@ from google.protobuf.message import Message
 
 from ..._version import __version__
 from ...config import CoordinatorConfig
+from ...errors import StorageError
 from ...rpc.gen import coordinator_pb2 as pb
 from ...telemetry import MethodStats
 from ...types import DEFAULT_JOB
-from ..state import Machine, Refused
+from ..state import Job, Machine, Refused
+from ..state.datasets import Dataset, View
 from ..state.fates import FateBook
 from ..store import SqliteStore
 from . import decode, encode
@@ -33,6 +35,7 @@ class Queries:
         self, machine: Machine, store: SqliteStore, limits: RateLimits, config: CoordinatorConfig
     ) -> None:
         self._machine = machine
+        self._store = store
         self._term = store.term
         self._limits = limits
         self._config = config
@@ -41,6 +44,7 @@ class Queries:
         self.handlers: dict[str, Callable[[Any, float], Answer]] = {
             "GetDataShard": self._get_data_shard,
             "ListShards": self._list_shards,
+            "ListFiles": self._list_files,
             "ListDatasets": self._list_datasets,
             "GetDataset": self._get_dataset,
             "GetCoverage": self._get_coverage,
@@ -95,17 +99,45 @@ class Queries:
 
     def _list_shards(self, request: pb.ShardListRequest, now: float) -> Answer:
         job = self._machine.job(decode.job_name(request.job))
-        if request.worker_id:
-            rank = self._rank_of(job.name, request.worker_id, request.incarnation, now)
-        elif request.HasField("rank"):
-            rank = request.rank
-        else:
-            raise decode.refuse("name the worker by worker_id or by rank")
+        rank = self._asked_rank(job, request, now)
         dataset, order = job.datasets.shards_for(
             request.dataset_id, rank, request.epoch, request.world_size
         )
         generation = job.roster.generation
         return encode.shards(dataset.shards(order), len(order), generation)
+
+    def _list_files(self, request: pb.FileListRequest, now: float) -> Answer:
+        job = self._machine.job(decode.job_name(request.job))
+        rank = self._asked_rank(job, request, now)
+        dataset, view = job.datasets.shared(request.dataset_id, rank, request.world_size)
+        reply = pb.FileList(
+            generation=job.roster.generation,
+            file_count=dataset.file_count,
+            worker_count=view[0] - len(view[1]),
+        )
+        if not dataset.seen:
+            return encode.add_files(reply, dataset.files(rank, request.epoch, view))
+        # Dealing a million files takes a second.
+        return asyncio.ensure_future(self._files(reply, dataset, rank, request.epoch, view))
+
+    async def _files(
+        self, reply: pb.FileList, dataset: Dataset, rank: int, epoch: int, view: View
+    ) -> Message:
+        encode.add_files(reply, await asyncio.to_thread(dataset.files, rank, epoch, view))
+        try:
+            await self._store.flush()
+        except StorageError as exc:
+            raise Refused("storage", str(exc)) from exc
+        return reply
+
+    def _asked_rank(
+        self, job: Job, request: pb.ShardListRequest | pb.FileListRequest, now: float
+    ) -> int:
+        if request.worker_id:
+            return self._rank_of(job.name, request.worker_id, request.incarnation, now)
+        if request.HasField("rank"):
+            return request.rank
+        raise decode.refuse("name the worker by worker_id or by rank")
 
     def _list_datasets(self, request: pb.JobRequest, now: float) -> Answer:
         job = self._machine.job(decode.job_name(request.job))

@@ -8,9 +8,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ...sharding import Permutation, SlotTable
+from ...sharding import FileTable, Permutation, SlotTable
 from .commands import DatasetRegistered, Refused, RegisterDataset
-from .layouts import Layout, Shard, differences, unpack
+from .layouts import File, Layout, Shard, differences, unpack
 from .outbox import Outbox
 from .records import DatasetRecord, IndexRecord
 from .roster import Roster
@@ -80,6 +80,38 @@ class Dataset:
             return self._layout.shards(shard_ids)
         return (self._unseen(int(shard_id)) for shard_id in np.asarray(shard_ids))
 
+    def files(self, rank: int, epoch: int, view: View) -> list[File]:
+        """The whole files of a rank in the order of an epoch. Other threads may ask too.
+
+        Where nobody has seen the files, each shard of the rank is one.
+        """
+        record = self.record
+        if record.layout is None:
+            shards = self.shards(self.order(rank, epoch, view))
+            return [File(path, None) for shard in shards for path in shard.file_paths]
+        numbers = self._shuffled(self._file_table.files_of(rank, *view), rank, epoch)
+        assert self._layout is not None
+        return self._layout.files(numbers)
+
+    @property
+    def seen(self) -> bool:
+        """Whether somebody has seen the files."""
+        return self.record.layout is not None
+
+    @property
+    def file_count(self) -> int:
+        """How many files there are; none for a dataset of sample numbers."""
+        record = self.record
+        if record.layout is not None:
+            return len(record.layout.files)
+        return record.shard_count if record.path else 0
+
+    @cached_property
+    def _file_table(self) -> FileTable:
+        layout = self.record.layout
+        assert layout is not None
+        return FileTable(unpack(layout.file_samples, len(layout.files)))
+
     @cached_property
     def _layout(self) -> Layout | None:
         layout = self.record.layout
@@ -102,11 +134,14 @@ class Dataset:
 
     def _compute(self, rank: int, epoch: int, view: View) -> NDArray[np.int64]:
         self.owners(view)
-        shards = self._table.shards_of(rank, *view)
+        return self._shuffled(self._table.shards_of(rank, *view), rank, epoch)
+
+    def _shuffled(self, numbers: NDArray[np.int64], rank: int, epoch: int) -> NDArray[np.int64]:
+        """Shards or files of a rank in the order of an epoch."""
         if not self.record.shuffle:
-            return shards
-        permutation = Permutation(len(shards), self.record.seed, epoch, rank)
-        return shards[permutation.slice(0, len(shards))]
+            return numbers
+        permutation = Permutation(len(numbers), self.record.seed, epoch, rank)
+        return numbers[permutation.slice(0, len(numbers))]
 
     def _files(self, shard_id: int) -> tuple[str, ...]:
         record = self.record
@@ -184,6 +219,11 @@ class Datasets:
         self, dataset_id: str, rank: int, epoch: int, world_hint: int = 0
     ) -> tuple[Dataset, NDArray[np.int64]]:
         """The shards of a rank in an epoch, in reading order."""
+        dataset, view = self.shared(dataset_id, rank, world_hint)
+        return dataset, dataset.order(rank, epoch, view)
+
+    def shared(self, dataset_id: str, rank: int, world_hint: int = 0) -> tuple[Dataset, View]:
+        """A dataset and the ranks that share it, ``rank`` among them."""
         dataset = self.get(dataset_id)
         view = self._roster.view()
         if not view[0]:
@@ -194,7 +234,7 @@ class Datasets:
                 f"rank {rank} of job {self._roster.job!r} is not present: "
                 f"{view[0] - len(view[1])} of {view[0]} ranks are",
             )
-        return dataset, dataset.order(rank, epoch, view)
+        return dataset, view
 
     def restore(self, record: DatasetRecord) -> None:
         """Take back a dataset that was stored."""

@@ -51,6 +51,14 @@ class Shard(NamedTuple):
     row_counts: tuple[int, ...] = ()
 
 
+class File(NamedTuple):
+    """A whole file."""
+
+    path: str
+    rows: int | None
+    """None when it is not known."""
+
+
 class Layout:
     """Finds shards in files."""
 
@@ -74,6 +82,14 @@ class Layout:
                 yield Shard(shard_id, start, end, (root + files[number],), (row,), (end - start,))
             else:
                 yield self._spanning(*shard)
+
+    def files(self, numbers: ArrayLike) -> list[File]:
+        """Some files, by their numbers."""
+        root, files = self._record.root, self._record.files
+        chosen = np.asarray(numbers, dtype=np.int64)
+        rows = self._files[chosen + 1] - self._files[chosen]
+        pairs = zip(chosen.tolist(), rows.tolist(), strict=True)
+        return [File(root + files[number], count) for number, count in pairs]
 
     def _spanning(self, shard_id: int, start: int, end: int, first: int, last: int) -> Shard:
         """A shard that reaches over several files, some of which may be empty."""

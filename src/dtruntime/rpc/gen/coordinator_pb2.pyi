@@ -386,6 +386,38 @@ class ShardList(_message.Message):
     generation: int
     def __init__(self, shards: _Optional[_Iterable[_Union[ShardAssignment, _Mapping]]] = ..., generation: _Optional[int] = ...) -> None: ...
 
+class FileListRequest(_message.Message):
+    __slots__ = ("dataset_id", "worker_id", "rank", "epoch", "job", "world_size", "incarnation")
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    dataset_id: str
+    worker_id: str
+    rank: int
+    epoch: int
+    job: str
+    world_size: int
+    incarnation: int
+    def __init__(self, dataset_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., rank: _Optional[int] = ..., epoch: _Optional[int] = ..., job: _Optional[str] = ..., world_size: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class FileList(_message.Message):
+    __slots__ = ("file_paths", "row_counts", "generation", "file_count", "worker_count")
+    FILE_PATHS_FIELD_NUMBER: _ClassVar[int]
+    ROW_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    FILE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    file_paths: _containers.RepeatedScalarFieldContainer[str]
+    row_counts: _containers.RepeatedScalarFieldContainer[int]
+    generation: int
+    file_count: int
+    worker_count: int
+    def __init__(self, file_paths: _Optional[_Iterable[str]] = ..., row_counts: _Optional[_Iterable[int]] = ..., generation: _Optional[int] = ..., file_count: _Optional[int] = ..., worker_count: _Optional[int] = ...) -> None: ...
+
 class DatasetList(_message.Message):
     __slots__ = ("datasets",)
     DATASETS_FIELD_NUMBER: _ClassVar[int]
