@@ -1,6 +1,7 @@
 """A worker of a run for tests: ``python run_worker.py FOLDER [key=value ...]``; no torch.
 
-With ``hold=N`` nobody gets beyond step N before FOLDER has a file ``go``.
+With ``hold=N`` nobody gets beyond step N before FOLDER has a file ``go``. With ``apart=1`` workers
+do not wait for each other in a step.
 """
 
 import json
@@ -56,10 +57,11 @@ def main() -> None:
         for batch in run:
             with run.guard():
                 part = f"{float(batch['sample'].sum())}".encode()
-                parts = worker.exchange(
-                    f"sum:{run.crew.generation}:{run.step}", part, ranks=run.crew.ranks
-                )
-                model.total += sum(float(value) for value in parts.values())
+                if "apart" not in given:
+                    parts = worker.exchange(
+                        f"sum:{run.crew.generation}:{run.step}", part, ranks=run.crew.ranks
+                    )
+                    model.total += sum(float(value) for value in parts.values())
                 entry = {"step": run.step + 1, "world": run.world_size, "rank": run.rank}
                 entry["ids"] = batch["sample"].tolist()
                 print(json.dumps(entry), file=trace, flush=True)

@@ -47,7 +47,7 @@ def _forget_all() -> None:
 
 def _say_goodbye() -> None:
     for orchestrator in list(_registered):
-        orchestrator.leave_at_exit(GOODBYE_SECONDS)
+        orchestrator.leave("process ended", GOODBYE_SECONDS)
 
 
 os.register_at_fork(after_in_child=_forget_all)

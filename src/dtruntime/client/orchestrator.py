@@ -204,15 +204,17 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
                 "DeregisterWorker", request, pb.DeregisterResponse, patience=5.0
             )
 
-    def leave_at_exit(self, seconds: float) -> None:
-        """Say goodbye when the interpreter ends, for at most ``seconds``."""
+    def leave(self, reason: str, seconds: float) -> None:
+        """Deregister, for at most ``seconds``; a coordinator that is away misses the heartbeats."""
         if self._process != os.getpid() or io.is_current():
             return
-        future = io.submit(self.deregister_worker("process ended"))
+        worker = self.worker_id
+        future = io.submit(self.deregister_worker(reason))
         try:
             future.result(timeout=seconds)
         except (concurrent.futures.TimeoutError, StrataError) as exc:
-            log.warning("worker.goodbye_failed", worker=self.worker_id, error=repr(exc))
+            future.cancel()
+            log.warning("worker.goodbye_failed", worker=worker, error=repr(exc))
 
     # Heartbeats
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .._loop import io
 from ..client import TrainingOrchestrator
 from ..errors import SyncError
 from ..telemetry import EventLog
+from .notices import Notices
 from .recovery import Recovery
 
 log = EventLog("run")
@@ -17,11 +19,7 @@ log = EventLog("run")
 POLL_SECONDS = 0.1
 ROUND_MS = 30_000
 ASSEMBLE_MS = 5_000
-"""After so long a worker that waits for others looks whether it has been told to go."""
-
-
-class Leaving(Exception):
-    """This worker was told to go while it waited for others."""
+"""After so long a worker that waits for others says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +93,10 @@ class Together(Membership):
         self,
         orchestrator: TrainingOrchestrator,
         recovery: Recovery,
-        noticed: Callable[[], bool],
+        notices: Notices,
     ) -> None:
-        """``noticed`` says whether this worker has been told to go."""
         self._orchestrator = orchestrator
-        self._noticed = noticed
+        self._notices = notices
         self._recovery = recovery
         self._wanted = orchestrator.config.world_size or recovery.min_workers
         """How many workers the run had, or is to have."""
@@ -109,13 +106,13 @@ class Together(Membership):
         """Register if need be, wait for the others by the policy, and come together."""
         deadline = time.monotonic() + self._recovery.assemble_seconds
         while True:
-            self._check_notice()
-            self._orchestrator.register()
+            self._notices.check()
+            self._notices.wait(io.submit(self._orchestrator.register_worker()))
             try:
                 if self._formed:
                     self._wait_for_replacements()
                 seen = str(self._orchestrator.generation).encode()
-                values = self._orchestrator.exchange("run:assemble", seen, timeout_ms=ASSEMBLE_MS)
+                values = self._exchange("run:assemble", seen, ASSEMBLE_MS)
             except SyncError as exc:
                 if exc.reason == "timeout" and time.monotonic() > deadline:
                     raise
@@ -132,9 +129,7 @@ class Together(Membership):
 
     def share(self, name: str, value: bytes, crew: Crew) -> Mapping[int, bytes]:
         """Give the others of the crew a value, and get theirs by rank."""
-        return self._orchestrator.exchange(
-            f"run:{crew.generation}:{name}", value, timeout_ms=ROUND_MS, ranks=crew.ranks
-        )
+        return self._exchange(f"run:{crew.generation}:{name}", value, ROUND_MS, crew.ranks)
 
     def has_changed(self, crew: Crew) -> bool:
         """Whether somebody was lost, left, or came."""
@@ -148,9 +143,12 @@ class Together(Membership):
             return True
         return self._orchestrator.lost_generation > crew.generation
 
-    def _check_notice(self) -> None:
-        if self._noticed():
-            raise Leaving
+    def _exchange(
+        self, name: str, value: bytes, timeout_ms: int, ranks: tuple[int, ...] | None = None
+    ) -> Mapping[int, bytes]:
+        worker = self._orchestrator
+        call = worker.exchange_async(name, value, timeout_ms, ranks=ranks)
+        return self._notices.wait(io.submit(call))
 
     def _wait_for_replacements(self) -> None:
         deadline = time.monotonic() + self._recovery.wait_seconds
@@ -162,7 +160,7 @@ class Together(Membership):
         """Wait until so many workers are there, or time is up; returns how many there are."""
         announced = False
         while (live := self._orchestrator.live_workers()) < workers:
-            self._check_notice()
+            self._notices.check()
             if time.monotonic() > deadline:
                 return live
             if not announced:

@@ -9,9 +9,12 @@ waits at a closed gate waits for I/O threads only, never for a training loop tha
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..types import Action
+
+CHECK_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +49,15 @@ class Gate:
             self._era += 1
             self._due.clear()
 
-    def pass_step(self) -> list[Action]:
-        """Pass the gate after a step, when it is open; returns what is to be done now."""
+    def pass_step(self, check: Callable[[], None] | None = None) -> list[Action]:
+        """Pass the gate after a step, when it is open; returns what is to be done now.
+
+        While it waits it calls ``check``, which may raise.
+        """
         with self._condition:
-            self._condition.wait_for(lambda: not self._closed)
+            while not self._condition.wait_for(lambda: not self._closed, CHECK_SECONDS):
+                if check is not None:
+                    check()
             self._step += 1
             due = [due.action for due in self._due.values() if due.step == self._step]
         return sorted(due, key=lambda action: action.requested_at)

@@ -1,23 +1,61 @@
-"""Being told to go: SIGTERM, or a file that appears."""
+"""Being told to go: SIGTERM, or a file that appears, and the time that there is from then on."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from enum import IntEnum
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
+from ..telemetry import EventLog
+
+log = EventLog("run")
+
+PREEMPTED = 143
+"""The exit status of a process that SIGTERM has ended."""
 LOOK_SECONDS = 0.5
+WATCH_SECONDS = 0.1
+RESERVE_SECONDS = 3.0
+"""So much of the grace time, or a quarter of it, is kept for leaving without a checkpoint."""
+LEAST_SECONDS = 1.0
+"""So long there always is to leave."""
+
+R = TypeVar("R")
+
+
+class Leaving(BaseException):
+    """This process was told to go while it waited, or has no time left.
+
+    Not an ``Exception``: like ``KeyboardInterrupt`` it comes from outside, wherever the run is.
+    """
+
+
+class Interrupts(IntEnum):
+    """When a notice ends what the run's thread is doing."""
+
+    NEVER = 0
+    """The program's own code runs."""
+    WHEN_LATE = 1
+    """When the grace time is nearly over: a checkpoint may still be made."""
+    AT_ONCE = 2
+    """There is nothing to save."""
 
 
 class Notices:
     """Watches for a notice that this process is going to be stopped.
 
     The first SIGTERM is a notice; with the second one everything is as if there were no run. The
-    handler only takes a note: it may interrupt anything, also code that holds a lock.
+    handler only takes a note, unless `during` says that the run may be interrupted.
+
+    With ``grace_seconds``, a process that is still there so long after a notice is ended, whatever
+    it does: also in the program's own code, and in what runs at the exit of the interpreter.
     """
 
     def __init__(
@@ -25,34 +63,69 @@ class Notices:
         file: str | os.PathLike[str] | None,
         *,
         signals: bool,
+        grace_seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._file = file or os.environ.get("STRATA_PREEMPTION_FILE") or None
         self._signals = signals
+        self._grace = grace_seconds
         self._clock = clock
         self._looked = -LOOK_SECONDS
         self._previous: Any = None
         self._installed = False
+        self._process = 0
+        self._signalled = False
+        self._waking = False
         self._since: float | None = None
+        self._interrupts = Interrupts.NEVER
+        self._lock = threading.RLock()
+        self._removed = threading.Event()
+        self._exiting = False
         self.reason = ""
         """What the notice was."""
+        self.progress: Callable[[], Mapping[str, object]] = dict
+        """Says how far the run is, for the last words of a process that has no time left."""
 
     @property
     def seconds(self) -> float:
         """How long ago the notice came."""
         return 0.0 if self._since is None else self._clock() - self._since
 
+    @property
+    def is_late(self) -> bool:
+        """Whether a notice came so long ago that only leaving is left to do."""
+        if self._since is None or self._grace is None:
+            return False
+        return self.seconds > self._grace - min(RESERVE_SECONDS, self._grace / 4)
+
+    def seconds_left(self, most: float) -> float:
+        """How long something may take at ``most``, as far as there is a notice."""
+        if self._since is None or self._grace is None:
+            return most
+        return min(most, max(LEAST_SECONDS / 2, self._grace - self.seconds))
+
     def install(self) -> None:
-        """Begin to listen for SIGTERM; only the main thread can."""
+        """Begin to listen for SIGTERM, which only the main thread can, and for the file."""
+        self._process = os.getpid()
         if self._signals and threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGTERM, self._on_signal)
             self._installed = True
+        if self._grace is not None:
+            threading.Thread(target=self._watch, name="strata-notices", daemon=True).start()
 
     def remove(self) -> None:
-        """Listen no longer."""
-        if self._installed:
-            self._installed = False
-            signal.signal(signal.SIGTERM, self._previous or signal.SIG_DFL)
+        """Listen no longer. After a notice the exit of the interpreter is still bounded."""
+        if self._since is not None and self._grace is not None:
+            try:
+                # The last one that is registered is called first.
+                threading._register_atexit(self._exits)  # type: ignore[attr-defined]
+            except RuntimeError:
+                self._exits()
+        self._removed.set()
+        with self._lock:
+            if self._installed:
+                self._installed = False
+                signal.signal(signal.SIGTERM, self._previous or signal.SIG_DFL)
 
     def look(self) -> bool:
         """Whether there is a notice; looks for the file, but not all the time."""
@@ -65,6 +138,100 @@ class Notices:
                 self._since, self.reason = now, f"{os.fspath(self._file)} appeared"
         return self._since is not None
 
+    @contextmanager
+    def during(self, interrupts: Interrupts) -> Iterator[None]:
+        """Raise `Leaving` in a block of the run's thread when it is time to go."""
+        before, self._interrupts = self._interrupts, interrupts
+        try:
+            self.check()
+            yield
+        finally:
+            self._interrupts = before
+
+    def check(self) -> None:
+        """Raise `Leaving` if it is time to go; for waits in threads that get no signals."""
+        wanted = self._interrupts
+        if wanted is Interrupts.NEVER or not self.look():
+            return
+        if wanted is Interrupts.AT_ONCE or self.is_late:
+            raise Leaving(self.reason)
+
+    def wait(self, future: Future[R]) -> R:
+        """Wait for work on the I/O thread; it is cancelled when it is time to go."""
+        try:
+            while True:
+                try:
+                    return future.result(WATCH_SECONDS)
+                except TimeoutError:
+                    if future.done():
+                        raise
+                self.check()
+        except BaseException:
+            future.cancel()
+            raise
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.remove()
-        self._since, self.reason = self._clock(), "SIGTERM"
+        if os.getpid() != self._process or (self._signalled and not self._waking):
+            # A forked child, or the second signal.
+            self.remove()
+            os.kill(os.getpid(), number)
+            return
+        if not self._waking:
+            self._signalled = True
+            if self._since is None:
+                self._since, self.reason = self._clock(), "SIGTERM"
+        self._waking = False
+        self.check()
+
+    def _exits(self) -> None:
+        self._exiting = True
+
+    # On a thread of its own
+
+    def _watch(self) -> None:
+        """Interrupt the run's thread when it is time to go; end the process when time is up."""
+        while not self.look():
+            if self._removed.wait(WATCH_SECONDS) and self._since is None:
+                return
+        while not (self._is_over() and (self._is_leaving() or not self._removed.is_set())):
+            time.sleep(WATCH_SECONDS)
+            self._interrupt()
+        self._end()
+
+    def _interrupt(self) -> None:
+        """Let the handler run again in the main thread: it raises if it may."""
+        wanted = self._interrupts
+        if wanted is Interrupts.AT_ONCE or (wanted is Interrupts.WHEN_LATE and self.is_late):
+            main = threading.main_thread().ident
+            with self._lock:
+                ours = self._installed and signal.getsignal(signal.SIGTERM) == self._on_signal
+                if ours and not self._waking and main is not None:
+                    self._waking = True
+                    signal.pthread_kill(main, signal.SIGTERM)
+
+    def _is_over(self) -> bool:
+        assert self._grace is not None
+        return self.seconds > max(self._grace, LEAST_SECONDS)
+
+    def _is_leaving(self) -> bool:
+        """Whether the interpreter ends. A program that goes on without its run is left alone."""
+        return self._exiting or not threading.main_thread().is_alive()
+
+    def _end(self) -> None:
+        # Whoever holds the lock of a log or of a stream may be what does not end.
+        words = threading.Thread(target=self._say_the_last, daemon=True)
+        words.start()
+        words.join(LEAST_SECONDS)
+        os._exit(PREEMPTED)
+
+    def _say_the_last(self) -> None:
+        log.error(
+            "run.grace_over",
+            reason=self.reason,
+            grace_seconds=self._grace,
+            doing="the process did not end by itself, and is ended",
+            **self.progress(),
+        )
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .._loop import io
 from ..checkpoint import CheckpointManager
 from ..client import TrainingOrchestrator, WorkerConfig
 from ..client.registration import OPTIONAL_PACKAGES
@@ -89,8 +90,8 @@ def open_run(
     membership: Membership = Alone()
     agreements = watch = None
     if worker is not None:
-        worker.register()
-        membership = Together(worker, options.recovery, notices.look)
+        notices.wait(io.submit(worker.register_worker()))
+        membership = Together(worker, options.recovery, notices)
         agreements = Agreements(worker, gate)
         watch = Watch(worker, lambda: notices.reason if notices.look() else "")
     commits = None if worker is None else CrewCommits(worker)

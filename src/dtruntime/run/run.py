@@ -11,19 +11,22 @@ from typing import Any, Self
 from ..checkpoint import CheckpointManager
 from ..client import DatasetRegistry, TrainingOrchestrator
 from ..errors import StrataError, SyncError
+from ..telemetry import EventLog
 from ..types import EpochCoverage, check_whole
 from .batches import DataOptions
-from .crew import Crew, Leaving
+from .crew import Crew
 from .kinds import check_data, check_lockstep
-from .notices import Notices
+from .notices import PREEMPTED, Interrupts, Leaving, Notices
 from .opening import worker_of
 from .options import REPORTED, RunOptions, as_mapping
 from .recovery import Recovery
 from .tracking import Tracked
 from .training import Regroup, Training
 
-PREEMPTED = 143
-"""The exit status of a process that SIGTERM has ended."""
+log = EventLog("run")
+
+GOODBYE_SECONDS = 7.0
+"""How long a coordinator that is away is tried when a worker leaves."""
 
 
 class Run:
@@ -90,7 +93,8 @@ class Run:
           process group, and makes it anew when the crew changes. Leave it out when a launcher
           restarts all workers together, as torchrun does; then make the group yourself.
         - ``grace_seconds``: how long there is after SIGTERM, or after ``preemption_file``
-          (``STRATA_PREEMPTION_FILE``) has appeared, to save and leave.
+          (``STRATA_PREEMPTION_FILE``) has appeared, to save and leave. A process that is still
+          there then is ended, whatever it does.
         """
         seed = check_whole("seed", seed)
         sizes = {"batch_size": batch_size, "global_batch_size": global_batch_size}
@@ -117,7 +121,9 @@ class Run:
         self._orchestrator = worker_of(coordinator_url, job, rank, world_size, worker_id)
         if self._orchestrator is not None and self._orchestrator.config.world_size != 1:
             check_lockstep(given)
-        self._notices = Notices(preemption_file, signals=handle_signals)
+        self._notices = Notices(
+            preemption_file, signals=handle_signals, grace_seconds=grace_seconds
+        )
         self._training = Training(self._options, self._tracked, self._orchestrator, self._notices)
 
     # What is known
@@ -203,9 +209,17 @@ class Run:
             raise StrataError("a run can be entered once: make another")
         self._notices.install()
         try:
-            self._training.open()
-        except Leaving:
+            with self._notices.during(Interrupts.AT_ONCE):
+                self._training.open()
+        except Leaving as why:
             self._training.ending = "preempted"
+            log.warning(
+                "run.left_before_training",
+                reason=str(why),
+                detail="the run was not open yet: nothing was trained, nothing has to be saved",
+            )
+            self._close("preempted")
+            raise SystemExit(PREEMPTED) from None
         except BaseException as exc:
             self._close(f"failed to open: {type(exc).__name__}")
             raise
@@ -219,21 +233,30 @@ class Run:
     ) -> None:
         try:
             if error is None and not self.ending:
-                self._training.keep_unfinished()
+                with self._notices.during(Interrupts.WHEN_LATE):
+                    self._training.keep_unfinished()
+        except Leaving:
+            self._training.leave_unsaved()
         finally:
             self._close("" if error is None else f"failed: {type(error).__name__}")
         if error is None and self.ending == "preempted":
             raise SystemExit(PREEMPTED)
 
     def _close(self, reason: str) -> None:
-        self._notices.remove()
+        if self._training.is_unsaved:
+            # The others need not wait for what takes long here.
+            self._training.give_up_saves()
+            self._deregister(self.ending)
         try:
-            self._training.close(give_up=bool(reason))
+            self._training.close(give_up=bool(reason) or self._training.is_unsaved)
         finally:
-            worker = self._orchestrator
-            if worker is not None:
-                with worker.goodbye_may_fail():
-                    worker.deregister(reason or self.ending)
+            self._deregister(reason or self.ending)
+            self._notices.remove()
+
+    def _deregister(self, reason: str) -> None:
+        worker = self._orchestrator
+        if worker is not None:
+            worker.leave(reason, self._notices.seconds_left(GOODBYE_SECONDS))
 
     # Training
 
@@ -248,7 +271,8 @@ class Run:
             try:
                 yield from self._training.steps()
                 if not self.ending:
-                    self._training.finish()
+                    with self._notices.during(Interrupts.WHEN_LATE):
+                        self._training.finish()
             except SyncError as exc:
                 # From the stream: what was consumed could not be reported.
                 if not self._training.explains(exc):
@@ -256,12 +280,15 @@ class Run:
                 self._regroup(f"{type(exc).__name__}: {exc}")
             except Regroup as why:
                 self._regroup(str(why))
+            except Leaving:
+                self._training.leave_unsaved()
 
     def _regroup(self, reason: str) -> None:
         try:
-            self._training.regroup(reason)
+            with self._notices.during(Interrupts.AT_ONCE):
+                self._training.regroup(reason)
         except Leaving:
-            self._training.ending = "preempted"
+            self._training.leave_unsaved()
 
     @contextmanager
     def guard(self) -> Iterator[None]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import CancelledError, Future
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from .._loop import io
 from ..checkpoint import CheckpointManager
 from ..checkpoint.access import has_kind
 from ..checkpoint.retention import FINISHED_KEY
@@ -33,6 +35,9 @@ RANKS_READ = 128
 consumed before by the position alone."""
 DISTRIBUTED = "dcp"
 """The kind of parts that checkpoints of sharded models have."""
+_GIVEN_UP = "this worker leaves and has given up saving"
+
+R = TypeVar("R")
 
 
 class CrewCommits:
@@ -40,6 +45,8 @@ class CrewCommits:
 
     def __init__(self, worker: TrainingOrchestrator) -> None:
         self._worker = worker
+        self._calls: set[Future[Any]] = set()
+        self._given_up = False
         self.ranks: tuple[int, ...] | None = None
         """Of the crew."""
 
@@ -50,15 +57,41 @@ class CrewCommits:
 
     def begin_checkpoint(self, step: int) -> str:
         """Agree with the crew on an id."""
-        return self._worker.begin_checkpoint(step, ranks=self.ranks)
+        try:
+            return self._call(self._worker.begin_checkpoint_async(step, ranks=self.ranks))
+        except CancelledError:
+            raise CheckpointAbortedError(f"step {step} was not saved: {_GIVEN_UP}") from None
 
     def commit_checkpoint(self, checkpoint_id: str, step: int, **options: Any) -> None:
         """Record a part, and wait for the others'."""
-        self._worker.commit_checkpoint(checkpoint_id, step, **options)
+        try:
+            self._call(self._worker.commit_checkpoint_async(checkpoint_id, step, **options))
+        except CancelledError:
+            # No abort: the others may commit it yet, with this part.
+            raise StorageError(f"step {step} may not be committed: {_GIVEN_UP}") from None
 
     def latest_checkpoint(self) -> CheckpointInfo | None:
         """What was recorded last."""
-        return self._worker.latest_checkpoint()
+        try:
+            return self._call(self._worker.latest_checkpoint_async())
+        except CancelledError:
+            raise StorageError(f"the last checkpoint is not known: {_GIVEN_UP}") from None
+
+    def give_up(self) -> None:
+        """End all calls, and those to come: they may wait for a coordinator, or for others."""
+        self._given_up = True
+        for call in list(self._calls):
+            call.cancel()
+
+    def _call(self, call: Coroutine[Any, Any, R]) -> R:
+        future = io.submit(call)
+        self._calls.add(future)
+        try:
+            if self._given_up:
+                future.cancel()
+            return future.result()
+        finally:
+            self._calls.discard(future)
 
     def report_checkpoints(
         self, checkpoint_ids: list[str], condition: CheckpointCondition, **options: str
@@ -89,8 +122,10 @@ class Saves:
         self._seed = seed
         self._under_way: list[SaveHandle] = []
         self._failed = 0
+        self._committed = -1
+        self._given_up = False
         self.last_step = -1
-        """The step that was saved last, or restored."""
+        """The step that was saved last, or restored; its save may be under way."""
         self.last_time = time.monotonic()
         """When that was."""
 
@@ -131,6 +166,7 @@ class Saves:
             try:
                 handle.wait()
                 self._failed = 0
+                self._committed = max(self._committed, handle.step)
             except CheckpointAbortedError as exc:
                 log.warning("run.save_aborted", step=handle.step, reason=str(exc))
             except StorageError as exc:
@@ -139,13 +175,39 @@ class Saves:
                 if self._failed >= FAILED_SAVES:
                     raise
 
+    @property
+    def committed_step(self) -> int:
+        """The newest step that is known to be committed; -1 if there is none."""
+        ended = [handle for handle in self._under_way if handle.done]
+        good = [handle.step for handle in ended if handle.future.exception() is None]
+        return max([self._committed, *good])
+
+    def wait(self, handle: SaveHandle, check: Callable[[], None]) -> None:
+        """Wait until a save is committed; meanwhile ``check`` is called, which may raise."""
+        while True:
+            try:
+                handle.wait(DRAIN_SECONDS)
+                return
+            except TimeoutError:
+                if handle.done:
+                    raise
+            check()
+
+    def give_up(self) -> None:
+        """End what waits for the coordinator, or for other workers, in saves under way."""
+        self._given_up = True
+        if self._commits is not None:
+            self._commits.give_up()
+
     def drain(self, abandon: Callable[[], None]) -> None:
         """Wait for the end of all saves; those that others will not complete are given up."""
         while self._under_way:
-            abandon()
+            if not self._given_up:
+                abandon()
             handle = self._under_way[0]
             try:
                 handle.wait(DRAIN_SECONDS)
+                self._committed = max(self._committed, handle.step)
             except TimeoutError:
                 continue
             except StorageError as exc:
@@ -177,6 +239,7 @@ class Saves:
         else:
             rng.seed(self._seed, info.step, crew.index)
         self._saved(info.step)
+        self._committed = info.step
         self._manager.policy.saved(info.step)
 
     def share(self, crew: Crew, info: CheckpointInfo) -> None:

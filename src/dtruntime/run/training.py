@@ -14,7 +14,7 @@ from ..types import Action, WorkerState
 from .crew import Crew
 from .gate import Gate
 from .losses import Losses
-from .notices import Notices
+from .notices import Interrupts, Notices
 from .opening import Opened, open_run
 from .options import RunOptions
 from .pace import Pace
@@ -62,6 +62,9 @@ class Training:
         self.guarded = False
         """Whether the work on the present batch has ended well, in a guarded block."""
         self.ending = ""
+        self.is_unsaved = False
+        """Whether it leaves without what was done since the last checkpoint."""
+        notices.progress = self._progress
 
     @property
     def step(self) -> int:
@@ -141,23 +144,25 @@ class Training:
     def steps(self) -> Iterator[Any]:
         """Give batches, and do after each what is due, until this run ends or is over."""
         stream = self.parts.stream
-        while stream.epoch < self._options.epochs and not self._options.is_over(self.step):
-            self._steps = stream.steps_in(self._options.epochs, self.step)
-            for batch, self.samples in stream.batches():
-                self.pace.begin()
-                self._in_step, self.guarded = True, False
-                yield batch
-                self._in_step = False
-                self._after_step()
-                if self.ending or self._options.is_over(self.step):
-                    return
+        with self._notices.during(Interrupts.WHEN_LATE):
+            while stream.epoch < self._options.epochs and not self._options.is_over(self.step):
+                self._steps = stream.steps_in(self._options.epochs, self.step)
+                for batch, self.samples in stream.batches():
+                    self.pace.begin()
+                    self._in_step, self.guarded = True, False
+                    with self._notices.during(Interrupts.NEVER):
+                        yield batch
+                    self._in_step = False
+                    self._after_step()
+                    if self.ending or self._options.is_over(self.step):
+                        return
 
     def _after_step(self) -> None:
         if self._broken is not None:
             raise Regroup(f"{type(self._broken).__name__}: {self._broken}")
         parts = self.parts
         parts.stream.used()
-        due = self._gate.pass_step()
+        due = self._gate.pass_step(self._notices.check)
         self._note()
         if due:
             self._obey(due)
@@ -218,7 +223,7 @@ class Training:
     def _commit(self, **options: Any) -> None:
         """Save, and wait until it is committed."""
         try:
-            self._save(**options).wait()
+            self.parts.saves.wait(self._save(**options), self._notices.check)
         except CheckpointAbortedError as exc:
             self._losses.check_group()
             raise Regroup(str(exc)) from exc
@@ -257,10 +262,24 @@ class Training:
         if self._worker is None:
             self._commit(is_full=self._full_fits())
             self.ending = "preempted"
-        elif self._notices.seconds > self._options.grace_seconds:
-            last = self.parts.saves.last_step
-            log.error("run.leaves_unsaved", step=self.step, last_saved=last)
-            self.ending = "preempted"
+        else:
+            self._notices.check()
+
+    def leave_unsaved(self) -> None:
+        """There is no time left to save, or nothing to save with the others."""
+        self.ending = "preempted"
+        self.is_unsaved = True
+        log.error("run.leaves_unsaved", **self._progress())
+
+    def _progress(self) -> dict[str, object]:
+        if self._parts is None:
+            return {}
+        return {"step": self.step, "last_saved": self._parts.saves.committed_step}
+
+    def give_up_saves(self) -> None:
+        """Do not wait for other workers with what is being saved."""
+        if self._parts is not None:
+            self._parts.saves.give_up()
 
     def _full_fits(self) -> bool:
         """Whether a full checkpoint fits into what is left of the grace period."""
@@ -288,7 +307,7 @@ class Training:
             log.warning("run.left_in_a_step", step=self.step + 1, resumes_after=last)
             return
         if self.step > parts.saves.last_step:
-            self._save().wait()
+            parts.saves.wait(self._save(), self._notices.check)
 
     def close(self, *, give_up: bool) -> None:
         """Close everything; with ``give_up``, do not wait for what needs other workers."""
