@@ -49,8 +49,14 @@ describe("scales", () => {
   });
 
   it("lines leave gaps where nothing is known", () => {
-    expect(linePath([0, 1, 2, 3], [5, null, 6, 7])).toBe("M0.0,5.0M2.0,6.0L3.0,7.0");
+    expect(linePath([0, 1, 2, 3], [5, null, 6, 7])).toBe("M0.0,5.0h0M2.0,6.0L3.0,7.0");
     expect(areaPath([0, 1, 2], [5, 6, null], 9)).toBe("M0.0,5.0L1.0,6.0L1.0,9L0.0,9Z");
+  });
+
+  it("lines do not cross a time that nobody measured", () => {
+    const apart = (index: number) => index === 2;
+    expect(linePath([0, 1, 8, 9], [5, 6, 7, 8], apart)).toBe("M0.0,5.0L1.0,6.0M8.0,7.0L9.0,8.0");
+    expect(areaPath([0, 8], [5, 7], 9, (index) => index === 1)).toBe("M0.0,5.0L0.0,9L0.0,9ZM8.0,7.0L8.0,9L8.0,9Z");
   });
 
   it("finds the nearest point", () => {

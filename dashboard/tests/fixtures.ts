@@ -47,12 +47,14 @@ const NO_METRICS: Metrics = {
   checkpoints_committed: 0,
   barrier_p50_ms: null,
   barrier_p99_ms: null,
+  barriers_measured: 0,
   assignment_ms: null,
   heartbeat_age_max_seconds: null,
   stragglers: 0,
   losses_last_hour: 0,
   recoveries_last_hour: 0,
   last_recovery_seconds: null,
+  loss: null,
 };
 
 /** A coordinator that nobody has talked to yet: whatever can be unknown is. */
@@ -80,7 +82,7 @@ export function emptyDashboard(changes: Partial<Dashboard> = {}): Dashboard {
     workers: [],
     datasets: [],
     checkpoints: [],
-    barriers: { open: [], completed_total: 0, p50_ms: null, p99_ms: null, histogram: [] },
+    barriers: { open: [], completed_total: 0, measured: 0, p50_ms: null, p99_ms: null, histogram: [] },
     metrics: NO_METRICS,
     tasks: [],
     actions: [],

@@ -87,6 +87,17 @@ describe("change", () => {
   });
 });
 
+describe("curves", () => {
+  it("do not go on with what was reported last", () => {
+    const metrics = { ...emptyDashboard().metrics, loss: 0.5 };
+    const tasks = simulated().snapshot().tasks;
+    const started = reduce(withSnapshot({ metrics, tasks }), { kind: "history", history: NO_HISTORY }, NOW);
+    const one = reduce(started, { kind: "change", change: { actions: [] } }, NOW);
+    const over = reduce(one, { kind: "change", change: { metrics: { ...metrics, loss: null } } }, NOW + 2000);
+    expect(over.history?.points.map((point) => point.loss)).toEqual([0.5, null]);
+  });
+});
+
 describe("journal", () => {
   it("is newest first and takes repeated entries once", () => {
     expect(mergeLogs([entry(2), entry(1)], [entry(2), entry(4), entry(3)]).map((log) => log.id)).toEqual([4, 3, 2, 1]);

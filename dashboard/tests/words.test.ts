@@ -1,12 +1,13 @@
 import { describe, expect, it } from "vitest";
-import type { Coverage, LogEntry } from "../src/api/types";
+import type { Coverage, LogEntry, Task } from "../src/api/types";
 import { href, parseHash } from "../src/app/router";
 import { readSettings } from "../src/app/settings";
+import { epochWords } from "../src/components/RunProgress";
 import { balanceWords, coverageVerdict } from "../src/pages/data/coverageWords";
 import { filterLogs } from "../src/pages/journal/filterLogs";
 import { filterWorkers } from "../src/pages/workers/filters";
 import { ageTone } from "../src/pages/workers/WorkersTable";
-import { worker } from "./fixtures";
+import { simulated, worker } from "./fixtures";
 
 const full: Coverage = {
   epoch: 0,
@@ -56,6 +57,22 @@ describe("coverage in words", () => {
     expect(balanceWords([3, 4])).toContain("as even as it can be");
     expect(balanceWords([1, 4])).toBe("Ranks have between 1 and 4 shards.");
     expect(balanceWords([])).toContain("No rank");
+  });
+});
+
+describe("epochs", () => {
+  const task = simulated().snapshot().tasks[0] as Task;
+  it("count from 0 while they go on", () => {
+    expect(epochWords({ ...task, state: "running", epoch: 0, epochs: 3 })).toBe("epoch 0, 3 in all");
+    expect(epochWords({ ...task, state: "running", epoch: 4, epochs: null })).toBe("epoch 4");
+  });
+
+  it("are a number of them when the run is over", () => {
+    expect(epochWords({ ...task, state: "finished", epoch: 3, epochs: 3, completed_epochs: 3 })).toBe("3 epochs done");
+  });
+
+  it("are not told of somebody who never spoke of any", () => {
+    expect(epochWords({ ...task, state: "idle", epoch: 0, epochs: null, step: null })).toBe("");
   });
 });
 

@@ -77,7 +77,7 @@ def test_every_page_shows_the_run(opened):
     dashboard.until_text("Every sample exactly once", ".coverage", within=60.0)
     dashboard.go("overview")
     dashboard.until("document.querySelector('.chart .line')?.getAttribute('d')")
-    assert page.locator(".stat .sparkline").count() == 7
+    assert page.locator(".stat .sparkline").count() == 8
     dashboard.go("checkpoints")
     dashboard.until("document.querySelectorAll('.stem').length >= 2")
     dashboard.go("runs")

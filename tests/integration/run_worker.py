@@ -62,6 +62,7 @@ def main() -> None:
                         f"sum:{run.crew.generation}:{run.step}", part, ranks=run.crew.ranks
                     )
                     model.total += sum(float(value) for value in parts.values())
+                run.report(loss=1.0 / (run.step + 1))
                 entry = {"step": run.step + 1, "world": run.world_size, "rank": run.rank}
                 entry["ids"] = batch["sample"].tolist()
                 print(json.dumps(entry), file=trace, flush=True)

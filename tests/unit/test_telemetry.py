@@ -17,6 +17,7 @@ from dtruntime.telemetry import (
     configure_logging,
     level_from_environment,
 )
+from dtruntime.telemetry.measures import NEWEST_KEPT
 
 
 @pytest.fixture
@@ -174,21 +175,35 @@ def test_quantiles_lie_where_the_values_do() -> None:
         histogram.observe(value / 1000)
     assert histogram.count == 1000
     assert histogram.total == pytest.approx(500.5)
-    assert histogram.quantile(0.5) == pytest.approx(0.5, rel=0.05)
-    assert histogram.quantile(0.99) == pytest.approx(0.99, rel=0.05)
-    assert histogram.quantile(0.0) == 0.0
-    assert 0 < histogram.quantile(0.001) <= histogram.quantile(0.5) <= histogram.quantile(1.0) <= 1
+    assert histogram.quantile(0.5) == 0.5
+    assert histogram.quantile(0.99) == 0.99
+    assert histogram.quantile(0.0) == histogram.quantile(0.001) == 0.001
+    assert histogram.quantile(1.0) == 1.0
+
+
+def test_every_quantile_of_one_value_is_that_value() -> None:
+    histogram = Histogram()
+    histogram.observe(3.21)
+    assert histogram.quantile(0.5) == histogram.quantile(0.99) == 3.21
+
+
+def test_quantiles_are_of_the_newest_values() -> None:
+    histogram = Histogram()
+    for value in (5.0, *[1.0] * NEWEST_KEPT):
+        histogram.observe(value)
+    assert histogram.quantile(1.0) == 1.0
+    assert histogram.count == NEWEST_KEPT + 1
 
 
 def test_quantile_of_nothing_is_zero() -> None:
     assert Histogram().quantile(0.99) == 0.0
 
 
-def test_value_above_the_last_bound_counts_and_is_capped() -> None:
+def test_value_above_the_last_bound_counts_as_it_is() -> None:
     histogram = Histogram((1.0, 2.0))
     histogram.observe(1e9)
     assert histogram.counts == [0, 0, 1]
-    assert histogram.quantile(0.5) == 2.0
+    assert histogram.quantile(0.5) == 1e9
 
 
 def test_value_on_a_bound_belongs_below_it() -> None:

@@ -145,6 +145,8 @@ export interface OpenBarrier {
 export interface Barriers {
   open: OpenBarrier[];
   completed_total: number;
+  /** Of how many rounds, those of the last ten minutes, the quantiles are. */
+  measured: number;
   p50_ms: number | null;
   p99_ms: number | null;
   histogram: { le_ms: number; count: number }[];
@@ -162,12 +164,14 @@ export interface Metrics {
   checkpoints_committed: number;
   barrier_p50_ms: number | null;
   barrier_p99_ms: number | null;
+  barriers_measured: number;
   assignment_ms: number | null;
   heartbeat_age_max_seconds: number | null;
   stragglers: number;
   losses_last_hour: number;
   recoveries_last_hour: number;
   last_recovery_seconds: number | null;
+  loss: number | null;
 }
 
 export type TaskState = "waiting" | "running" | "recovering" | "finished" | "stopped" | "idle";
@@ -178,6 +182,7 @@ export interface Task {
   state: TaskState;
   epoch: number;
   epochs: number | null;
+  completed_epochs: number;
   step: number | null;
   total_steps: number | null;
   samples: number | null;

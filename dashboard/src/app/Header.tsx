@@ -60,7 +60,9 @@ function JobSwitcher() {
 function JobFacts() {
   const facts = useSelect((state) => {
     const job = state.data?.jobs.find((entry) => entry.job === state.data?.job);
-    return job ? `generation ${count(job.generation)} · world size ${count(job.world_size)}` : "";
+    if (!job) return "";
+    const world = job.world_size ? `world size ${count(job.world_size)}` : "elastic";
+    return `generation ${count(job.generation)} · ${world}`;
   });
   return <span className="header-facts num">{facts}</span>;
 }

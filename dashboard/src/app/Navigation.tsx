@@ -18,7 +18,7 @@ function hint(state: State, page: PageName): string {
       return counts.all === 0 ? "" : `${count(counts.live)}|${counts.dead > 0 ? "bad" : ""}`;
     }
     case "checkpoints":
-      return data.checkpoints.length ? `${count(data.checkpoints.length)}|` : "";
+      return data.metrics.checkpoints_committed ? `${count(data.metrics.checkpoints_committed)}|` : "";
     case "barriers":
       return data.barriers.open.length ? `${count(data.barriers.open.length)} open|warn` : "";
     case "runs":

@@ -1,4 +1,5 @@
 import { type KeyboardEvent, type PointerEvent, useMemo, useState } from "react";
+import type { History } from "../api/types";
 import { useSettings } from "../app/settings";
 import { clock } from "../format/time";
 import {
@@ -38,6 +39,15 @@ interface LineChartProps {
   bands?: Band[];
   /** Fit the axis to the values instead of starting at 0. */
   fit?: boolean;
+  /** Between measurements that are further apart than so many seconds, nothing is known, and nothing drawn. */
+  gap?: number;
+}
+
+const LEAST_GAP = 10;
+
+/** How far apart points of a history are when something is missing between them. */
+export function gapOf(history: History | null): number {
+  return Math.max(LEAST_GAP, 4 * (history?.resolution_seconds ?? 1));
 }
 
 const LEFT = 48;
@@ -47,12 +57,15 @@ const BOTTOM = 24;
 const UNIT_ROOM = 24;
 
 export function LineChart(props: LineChartProps) {
-  const { label, times, series, format, unit, height = 220, bands = [], fit = false } = props;
+  const { label, times, series, format, unit, height = 220, bands = [], fit = false, gap = Infinity } = props;
   const top = unit ? TOP + UNIT_ROOM : TOP;
   const [ref, { width }] = useSize<HTMLDivElement>();
   const [cursor, setCursor] = useState<number | null>(null);
   const { zone } = useSettings();
-  const plot = useMemo(() => layOut(times, series, width, height, top, fit), [times, series, width, height, top, fit]);
+  const plot = useMemo(
+    () => layOut(times, series, width, height, top, fit, gap),
+    [times, series, width, height, top, fit, gap],
+  );
 
   const point = (event: PointerEvent<SVGSVGElement>) => {
     const bounds = event.currentTarget.getBoundingClientRect();
@@ -178,7 +191,15 @@ function Cursor({ plot, index, top, height }: CursorProps) {
 
 type Plot = ReturnType<typeof layOut>;
 
-function layOut(times: number[], series: Series[], width: number, height: number, above: number, fit: boolean) {
+function layOut(
+  times: number[],
+  series: Series[],
+  width: number,
+  height: number,
+  above: number,
+  fit: boolean,
+  gap: number,
+) {
   const values = series.flatMap((s) => s.values.filter((value): value is number => value !== null));
   const high = values.reduce((most, value) => Math.max(most, value), 0);
   const low = fit ? values.reduce((least, value) => Math.min(least, value), high) : 0;
@@ -190,10 +211,11 @@ function layOut(times: number[], series: Series[], width: number, height: number
   const x = linear(from, to, LEFT, Math.max(LEFT + 1, width - RIGHT));
   const y = linear(bottom, top, height - BOTTOM, above);
   const xs = times.map(x);
+  const apart = (index: number) => (times[index] ?? 0) - (times[index - 1] ?? 0) > gap;
   const lines = series.map((s) => {
     const ys = s.values.map((value) => (value === null ? null : y(value)));
-    const area = s.area ? areaPath(xs, ys, height - BOTTOM) : null;
-    return { name: s.name, tone: s.tone, ys, path: linePath(xs, ys), area };
+    const area = s.area ? areaPath(xs, ys, height - BOTTOM, apart) : null;
+    return { name: s.name, tone: s.tone, ys, path: linePath(xs, ys, apart), area };
   });
   return {
     x,

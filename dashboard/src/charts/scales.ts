@@ -53,41 +53,47 @@ export function linear(from: number, to: number, start: number, end: number): Sc
   return (value) => start + ((value - from) / span) * (end - start);
 }
 
-/** An SVG path through the points; unknown values leave gaps. */
-export function linePath(xs: number[], ys: (number | null)[]): string {
-  let path = "";
-  let drawing = false;
-  for (let index = 0; index < xs.length; index += 1) {
-    const y = ys[index];
-    if (y === null || y === undefined) {
-      drawing = false;
-      continue;
+type Apart = (index: number) => boolean;
+const TOGETHER: Apart = () => false;
+
+/** Stretches `[first, last]` of known values; one ends where a value is unknown, or is `apart` from the one before. */
+function stretches(ys: (number | null)[], apart: Apart): [number, number][] {
+  const found: [number, number][] = [];
+  let first: number | null = null;
+  ys.forEach((y, index) => {
+    if (first !== null && (y === null || apart(index))) {
+      found.push([first, index - 1]);
+      first = null;
     }
-    path += `${drawing ? "L" : "M"}${(xs[index] ?? 0).toFixed(1)},${y.toFixed(1)}`;
-    drawing = true;
+    if (y !== null) first ??= index;
+  });
+  if (first !== null) found.push([first, ys.length - 1]);
+  return found;
+}
+
+function through(xs: number[], ys: (number | null)[], first: number, last: number): string {
+  let path = "";
+  for (let index = first; index <= last; index += 1) {
+    path += `${index === first ? "M" : "L"}${(xs[index] ?? 0).toFixed(1)},${(ys[index] ?? 0).toFixed(1)}`;
   }
   return path;
 }
 
+/** An SVG path through the points; unknown values leave gaps, and one by itself is a dot. */
+export function linePath(xs: number[], ys: (number | null)[], apart: Apart = TOGETHER): string {
+  return stretches(ys, apart)
+    .map(([first, last]) => through(xs, ys, first, last) + (first === last ? "h0" : ""))
+    .join("");
+}
+
 /** The line, closed along the baseline, piece by piece between gaps. */
-export function areaPath(xs: number[], ys: (number | null)[], baseline: number): string {
-  let path = "";
-  let start: number | null = null;
-  const close = (end: number) => {
-    if (start === null) return;
-    path += `L${(xs[end] ?? 0).toFixed(1)},${baseline}L${(xs[start] ?? 0).toFixed(1)},${baseline}Z`;
-    start = null;
-  };
-  ys.forEach((y, index) => {
-    if (y === null) {
-      close(index - 1);
-      return;
-    }
-    path += `${start === null ? "M" : "L"}${(xs[index] ?? 0).toFixed(1)},${y.toFixed(1)}`;
-    start ??= index;
-  });
-  close(ys.length - 1);
-  return path;
+export function areaPath(xs: number[], ys: (number | null)[], baseline: number, apart: Apart = TOGETHER): string {
+  return stretches(ys, apart)
+    .map(([first, last]) => {
+      const back = `L${(xs[last] ?? 0).toFixed(1)},${baseline}L${(xs[first] ?? 0).toFixed(1)},${baseline}Z`;
+      return through(xs, ys, first, last) + back;
+    })
+    .join("");
 }
 
 /** The index of the value nearest to `wanted` in an ascending list. */

@@ -1,7 +1,17 @@
 import type { Task } from "../api/types";
-import { percent } from "../format/numbers";
+import { count, percent, plural } from "../format/numbers";
 import { duration } from "../format/time";
 import { ProgressBar } from "./states";
+
+/** Epochs count from 0, as in the API, the command line and `Run.epoch`; those that are over are a number of them. */
+export function epochWords(task: Task): string {
+  if (task.state === "finished") return task.completed_epochs ? `${plural(task.completed_epochs, "epoch")} done` : "";
+  const known = task.epoch > 0 || task.epochs !== null || task.step !== null;
+  if (!known) return "";
+  return task.epochs === null
+    ? `epoch ${count(task.epoch)}`
+    : `epoch ${count(task.epoch)}, ${count(task.epochs)} in all`;
+}
 
 /** How far a run is; a run that does not tell its length gets no bar. */
 export function RunProgress({ task }: { task: Task }) {

@@ -51,25 +51,28 @@ export function describeMetrics(sim: Simulation): Metrics {
   const done = recoveries.filter((recovery) => recovery.training_at !== null);
   const last = done.at(-1);
   const barriers = sim.barriers.read();
+  const works = sim.phase !== "stopped";
   const productive = sim.productive.filter(Boolean).length;
   return {
     workers_live: live.length,
     workers_dead: [...sim.members.values()].filter((member) => member.row.membership === "dead").length,
     heartbeats_per_second: live.length,
     requests_per_second: requestRate(sim),
-    steps_per_second: sim.stepsPerSecond,
-    samples_per_second: sim.stepsPerSecond * sim.samplesPerStep,
-    goodput: sim.productive.length ? productive / sim.productive.length : null,
+    steps_per_second: works ? sim.stepsPerSecond : null,
+    samples_per_second: works ? sim.stepsPerSecond * sim.samplesPerStep : null,
+    goodput: works && sim.productive.length ? productive / sim.productive.length : null,
     checkpoint_bytes_per_second: sim.checkpointRate,
     checkpoints_committed: sim.shelf.committed,
     barrier_p50_ms: barriers.p50_ms,
     barrier_p99_ms: barriers.p99_ms,
+    barriers_measured: barriers.measured,
     assignment_ms: 0.3 + sim.options.workers / 400,
     heartbeat_age_max_seconds: live.reduce((oldest, member) => Math.max(oldest, sim.now - member.heardAt), 0),
     stragglers: live.filter((member) => sim.now < member.slowUntil).length,
     losses_last_hour: recoveries.length,
     recoveries_last_hour: done.length,
     last_recovery_seconds: last?.training_at ? last.training_at - last.lost_at : null,
+    loss: works ? sim.loss() : null,
   };
 }
 
@@ -84,6 +87,7 @@ export function describeTasks(sim: Simulation): Task[] {
     state,
     epoch: sim.epoch,
     epochs: EPOCHS,
+    completed_epochs: sim.epoch,
     step: Math.floor(sim.step),
     total_steps: Math.floor(total / sim.samplesPerStep),
     samples: Math.floor(sim.samples),
@@ -91,15 +95,16 @@ export function describeTasks(sim: Simulation): Task[] {
     progress,
     eta_seconds: sim.phase === "training" && rate > 1000 ? (total - sim.samples) / rate : null,
     started_at: sim.startedAt + 12,
-    steps_per_second: sim.stepsPerSecond,
+    steps_per_second: sim.phase === "stopped" ? null : sim.stepsPerSecond,
     metrics: { loss: sim.loss(), learning_rate: 0.0003 * (1 - 0.9 * progress), grad_norm: 0.83 },
   };
   const warmUp: Task = {
     task_id: "warm-up",
     job: JOB,
     state: "finished",
-    epoch: 0,
+    epoch: 1,
     epochs: 1,
+    completed_epochs: 1,
     step: 2_000,
     total_steps: 2_000,
     samples: 768_000,
@@ -107,7 +112,7 @@ export function describeTasks(sim: Simulation): Task[] {
     progress: 1,
     eta_seconds: null,
     started_at: sim.startedAt - 1900,
-    steps_per_second: 2.31,
+    steps_per_second: null,
     metrics: { loss: 6.21 },
   };
   return [running, warmUp];

@@ -45,7 +45,9 @@ export class Simulation {
   phase: Phase = "training";
   generation = 1;
   stepsPerSecond = 0;
-  checkpointRate = 0;
+  /** Of the newest checkpoint, in bytes per second. */
+  checkpointRate: number | null = null;
+  private committed = false;
   actions: Action[] = [];
   readonly startedAt: number;
   readonly random: Random;
@@ -250,7 +252,6 @@ export class Simulation {
   }
 
   private playCheckpoints(): void {
-    this.checkpointRate = 0;
     if (this.phase === "stopped" && this.now >= this.resumeAt) {
       this.phase = "training";
       this.log("info", "run.started", "the run was started again from its last checkpoint");
@@ -260,7 +261,6 @@ export class Simulation {
       this.checkpointEndsAt = this.now + this.random.between(4, 8);
     }
     if (this.checkpointEndsAt === null) return;
-    this.checkpointRate = 1.9e9 * this.random.between(0.9, 1.1);
     if (this.now >= this.checkpointEndsAt) this.commitCheckpoint();
   }
 
@@ -273,6 +273,8 @@ export class Simulation {
     const gib = ((made.checkpoint.written_bytes ?? 0) / 1024 ** 3).toFixed(1);
     const fields = { checkpoint: made.checkpoint.checkpoint_id, step: String(step) };
     this.log("info", "checkpoint.committed", `step ${step} committed, ${gib} GiB written`, fields);
+    this.checkpointRate = made.checkpoint.size_bytes / seconds;
+    this.committed = true;
     this.checkpointEndsAt = null;
     this.nextCheckpointAt = this.now + CHECKPOINT_EVERY;
     const done = this.actions.filter((action) => action.kind !== "drain");
@@ -337,13 +339,14 @@ export class Simulation {
       steps_per_second: metrics.steps_per_second,
       samples_per_second: metrics.samples_per_second,
       requests_per_second: metrics.requests_per_second,
-      checkpoint_bytes_per_second: metrics.checkpoint_bytes_per_second,
+      checkpoint_bytes_per_second: this.committed ? metrics.checkpoint_bytes_per_second : null,
       goodput: metrics.goodput,
       barrier_p50_ms: metrics.barrier_p50_ms,
       barrier_p99_ms: metrics.barrier_p99_ms,
       stragglers: metrics.stragglers,
-      loss: this.loss(),
+      loss: metrics.loss,
     });
+    this.committed = false;
     if (this.points.length > 1000) this.points.shift();
   }
 }

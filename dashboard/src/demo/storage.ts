@@ -83,6 +83,7 @@ export class BarrierBook {
     return {
       open: this.open,
       completed_total: this.completed,
+      measured: this.recent.length,
       p50_ms: this.quantile(0.5),
       p99_ms: this.quantile(0.99),
       histogram: BUCKETS_MS.map((le_ms, index) => ({ le_ms, count: this.counts[index] ?? 0 })),
@@ -92,6 +93,6 @@ export class BarrierBook {
   private quantile(q: number): number | null {
     if (this.recent.length === 0) return null;
     const sorted = [...this.recent].sort((a, b) => a - b);
-    return sorted[Math.min(sorted.length - 1, Math.floor(q * sorted.length))] ?? null;
+    return sorted[Math.max(0, Math.ceil(q * sorted.length) - 1)] ?? null;
   }
 }

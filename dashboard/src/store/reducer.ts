@@ -1,15 +1,5 @@
 import type { SourceEvent } from "../api/backend";
-import type {
-  Change,
-  Checkpoint,
-  Dashboard,
-  History,
-  HistoryPoint,
-  LogEntry,
-  Metrics,
-  Task,
-  Worker,
-} from "../api/types";
+import type { Change, Checkpoint, Dashboard, History, HistoryPoint, LogEntry, Metrics, Worker } from "../api/types";
 import {
   CHECKPOINTS_KEPT,
   INITIAL_STATE,
@@ -133,22 +123,28 @@ function appendHistory(state: State, now: number): State {
   const at = (now + state.clockOffset) / 1000;
   const last = history.points.at(-1);
   if (last && at - last.at < history.resolution_seconds) return state;
-  const points = [...history.points, toPoint(at, data.metrics, data.tasks)];
+  const points = [...history.points, toPoint(at, data.metrics, newRate(data, last?.at ?? 0))];
   return { ...state, history: { ...history, points: points.slice(-POINTS_KEPT) } };
 }
 
-function toPoint(at: number, metrics: Metrics, tasks: Task[]): HistoryPoint {
+/** The rate of a checkpoint that was committed since the last point: a curve has one place for each. */
+function newRate(data: JobState, since: number): number | null {
+  const newest = data.checkpoints[0];
+  return newest && newest.committed_at > since ? data.metrics.checkpoint_bytes_per_second : null;
+}
+
+function toPoint(at: number, metrics: Metrics, checkpointRate: number | null): HistoryPoint {
   return {
     at,
     workers_live: metrics.workers_live,
     steps_per_second: metrics.steps_per_second,
     samples_per_second: metrics.samples_per_second,
     requests_per_second: metrics.requests_per_second,
-    checkpoint_bytes_per_second: metrics.checkpoint_bytes_per_second,
+    checkpoint_bytes_per_second: checkpointRate,
     goodput: metrics.goodput,
     barrier_p50_ms: metrics.barrier_p50_ms,
     barrier_p99_ms: metrics.barrier_p99_ms,
     stragglers: metrics.stragglers,
-    loss: tasks.find((task) => task.metrics.loss !== undefined)?.metrics.loss ?? null,
+    loss: metrics.loss,
   };
 }

@@ -20,13 +20,16 @@ export const workersByRank = (data: JobState): WorkerRow[] => ofWorkers(data.wor
 export interface WorkerCounts extends Record<Membership, number> {
   all: number;
   stragglers: number;
+  /** Live ones that report how long their steps take. */
+  timed: number;
 }
 
 const counted = memoise((workers: ReadonlyMap<string, WorkerRow>): WorkerCounts => {
-  const counts: WorkerCounts = { all: workers.size, live: 0, dead: 0, left: 0, stragglers: 0 };
+  const counts: WorkerCounts = { all: workers.size, live: 0, dead: 0, left: 0, stragglers: 0, timed: 0 };
   for (const worker of workers.values()) {
     counts[worker.membership] += 1;
     if (worker.is_straggler) counts.stragglers += 1;
+    if (worker.membership === "live" && worker.step_seconds !== null) counts.timed += 1;
   }
   return counts;
 });

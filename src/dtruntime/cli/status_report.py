@@ -18,8 +18,9 @@ class MethodReport(msgspec.Struct, frozen=True):
     method: str
     calls: int
     errors: int
-    p50_seconds: float
-    p99_seconds: float
+    p50_seconds: float | None
+    """Of the newest calls, up to 1,024, as they took; None: there were none."""
+    p99_seconds: float | None
 
 
 class CoordinatorReport(msgspec.Struct, frozen=True):
@@ -52,7 +53,13 @@ def read_status(observer: Observer, url: str, job: str | None) -> StatusReport:
         known = ", ".join(names[:8]) or "none"
         raise StrataError(f"job {job!r} does not exist at {url} (known: {known})")
     methods = tuple(
-        MethodReport(m.method, m.calls, m.errors, m.p50_seconds, m.p99_seconds)
+        MethodReport(
+            m.method,
+            m.calls,
+            m.errors,
+            m.p50_seconds if m.calls else None,
+            m.p99_seconds if m.calls else None,
+        )
         for m in info.methods
     )
     coordinator = CoordinatorReport(

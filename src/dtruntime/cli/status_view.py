@@ -109,11 +109,17 @@ def _job_headline(job: JobStatus) -> Text:
         (f"{job.dead_workers:,} dead", "red" if job.dead_workers else "dim"),
         (f"   {lost:,} lost in the last hour" if lost else "", "yellow"),
         (f"   {expected:,} not registered" if expected else "", "yellow"),
-        f"   epoch {job.epoch}",
-        (f"   {count(job.completed_epochs, 'epoch')} completed", "dim"),
+        f"   epoch {job.epoch}" if _has_epochs(job) else "",
+        (f"   {count(job.completed_epochs, 'epoch')} completed" if _has_epochs(job) else "", "dim"),
         no_wrap=True,
         overflow="ellipsis",
     )
+
+
+def _has_epochs(job: JobStatus) -> bool:
+    """Whether anybody has said where it is: without a word everybody is in epoch 0."""
+    steps = any(worker.step is not None for worker in job.workers)
+    return bool(job.epoch or job.completed_epochs or steps)
 
 
 def _newest_checkpoint(job: JobStatus) -> Text:

@@ -96,11 +96,11 @@ _COLUMNS = (
     _Column("worker", 9, lambda row: row.worker.worker_id),
     _Column("state", 10, lambda row: _state(row)),
     _Column("step", 9, lambda row: _reported(row, row.worker.step), "right"),
-    _Column("step time", 6, lambda row: _step_time(row.worker.step_seconds), "right"),
+    _Column("step time", 6, lambda row: _step_time(row.worker), "right"),
     _Column("epoch", 6, lambda row: _reported(row, row.worker.epoch), "right"),
     _Column("heartbeat", 8, lambda row: _age(row), "right"),
-    _Column("CPU", 4, lambda row: _cpu(row.worker.resources), "right"),
-    _Column("memory", 4, lambda row: _memory(row.worker.resources), "right"),
+    _Column("CPU", 4, lambda row: _cpu(_used(row)), "right"),
+    _Column("memory", 4, lambda row: _memory(_used(row)), "right"),
     _Column("GPUs", 5, lambda row: _gpus(row.worker)),
     _Column("host", 3, lambda row: row.worker.hostname),
     _Column("process", 2, lambda row: row.worker.process.partition("@")[0], "right"),
@@ -173,8 +173,14 @@ def _reported(row: WorkerRow, value: int | None) -> str:
     return "" if value is None or not row.worker.incarnation else f"{value:,}"
 
 
-def _step_time(seconds: float | None) -> str:
-    return "" if seconds is None else duration(seconds)
+def _step_time(worker: WorkerStatus) -> str:
+    known = worker.step_seconds is not None and worker.membership is Membership.LIVE
+    return duration(worker.step_seconds or 0.0) if known else ""
+
+
+def _used(row: WorkerRow) -> ResourceUsage:
+    """What a worker uses; one that is not there uses nothing that anybody measures."""
+    return row.worker.resources if row.worker.membership is Membership.LIVE else ResourceUsage()
 
 
 def _age(row: WorkerRow) -> str:
@@ -194,7 +200,7 @@ def _memory(usage: ResourceUsage) -> str:
 
 def _gpus(worker: WorkerStatus) -> str:
     gpus = worker.resources.gpus
-    if not gpus:
+    if not gpus or worker.membership is not Membership.LIVE:
         return str(worker.gpu_count) if worker.gpu_count else ""
     busy = sum(gpu.utilization_percent for gpu in gpus) / len(gpus)
     used = sum(gpu.memory_used_bytes for gpu in gpus)

@@ -11,31 +11,47 @@ from .top_polling import Look
 
 SORTS = ("problems", "rank", "step", "heartbeat", "cpu", "memory")
 PACE_KEPT = 600
+LEAST_SECONDS = 10.0
+"""The pace is that of the last so many seconds, or of three heartbeats."""
+SAME_BEAT = 0.05
+"""Ages of one heartbeat differ by the time that answers take, which is less than this."""
 _FAR = 2**62
 
 
 class Pace:
-    """How fast the ranks' steps advance, from one look to the next."""
+    """How fast the ranks' steps advance, by their heartbeats of the last seconds."""
 
     def __init__(self) -> None:
-        self.values: deque[float] = deque(maxlen=PACE_KEPT)
-        """Steps per second of the rank in the middle, oldest first."""
-        self._before: dict[tuple[str, int], int] = {}
-        self._at = 0.0
+        self.values: deque[float | None] = deque(maxlen=PACE_KEPT)
+        """Steps per second of the rank in the middle, oldest first; None: nothing to measure."""
+        self._beats: dict[tuple[str, int], deque[tuple[float, int]]] = {}
+        """When each was heard, and at which step it was."""
 
-    def add(self, job: JobStatus, at: float) -> None:
-        """Compare with the look before."""
-        steps = {
-            (worker.worker_id, worker.incarnation): worker.step
-            for worker in job.workers
-            if worker.membership is Membership.LIVE and worker.step is not None
-        }
-        advanced = [
-            max(0, step - self._before[key]) for key, step in steps.items() if key in self._before
-        ]
-        if advanced and at > self._at:
-            self.values.append(median(advanced) / (at - self._at))
-        self._before, self._at = steps, at
+    def add(self, job: JobStatus, at: float, heartbeat_seconds: float = 0.0) -> None:
+        """Take another look."""
+        since = at - max(LEAST_SECONDS, 3 * heartbeat_seconds)
+        known, self._beats = self._beats, {}
+        for worker in job.workers:
+            if worker.membership is not Membership.LIVE or worker.step is None:
+                continue
+            key = worker.worker_id, worker.incarnation
+            beats = self._beats[key] = known.get(key, deque())
+            heard = at - worker.heartbeat_age
+            if not beats or heard > beats[-1][0] + SAME_BEAT:
+                beats.append((heard, worker.step))
+            while beats and beats[0][0] < since:
+                beats.popleft()
+        rates = [rate for beats in self._beats.values() if (rate := _rate(beats)) is not None]
+        if rates or self.values:
+            self.values.append(median(rates) if rates else None)
+
+
+def _rate(beats: deque[tuple[float, int]]) -> float | None:
+    """Steps per second from the first heartbeat to the last; None of a single one."""
+    if len(beats) < 2:
+        return None
+    (then, before), (now, after) = beats[0], beats[-1]
+    return max(0, after - before) / (now - then)
 
 
 class TopState:
@@ -53,7 +69,7 @@ class TopState:
         self.pace = Pace()
         self._chosen: str | None = None
         if look.job is not None:
-            self.pace.add(look.job, look.at)
+            self._note_pace(look.job, look)
 
     @property
     def job_name(self) -> str | None:
@@ -72,7 +88,7 @@ class TopState:
             if before is None or before.job != job.job:
                 self.pace, self.first = Pace(), 0
             if look.at != self.look.at:
-                self.pace.add(job, look.at)
+                self._note_pace(job, look)
         self.look = look
 
     def press(self, key: str) -> None:
@@ -107,6 +123,9 @@ class TopState:
             case "memory":
                 rows.sort(key=lambda row: -row.worker.resources.memory_used_bytes)
         return rows
+
+    def _note_pace(self, job: JobStatus, look: Look) -> None:
+        self.pace.add(job, look.at, look.coordinator.heartbeat_interval_ms / 1000)
 
     def _scroll(self, key: str) -> None:
         total = len(self.look.job.workers) if self.look.job is not None else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -55,13 +56,14 @@ def top_view(state: TopState, width: int, height: int | None) -> RenderableType:
     return Group(*head, *body, *space, _foot(state, len(rows), len(shown)))
 
 
-def sparkline(values: list[float], width: int) -> str:
-    """The newest values as bars, the highest of them full."""
+def sparkline(values: Sequence[float | None], width: int) -> str:
+    """The newest values as bars, the highest of them full; a gap where there is none."""
     newest = values[-width:]
-    most = max(newest, default=0.0)
-    if not most:
-        return BARS[0] * len(newest)
-    return "".join(BARS[round(value / most * (len(BARS) - 1))] for value in newest)
+    most = max((value for value in newest if value is not None), default=0.0) or 1.0
+    bars = (round((value or 0.0) / most * (len(BARS) - 1)) for value in newest)
+    return "".join(
+        " " if value is None else BARS[bar] for value, bar in zip(newest, bars, strict=True)
+    )
 
 
 def _pace(state: TopState, width: int) -> Text:
@@ -69,12 +71,13 @@ def _pace(state: TopState, width: int) -> Text:
     if not values:
         text = "  pace        not known yet: it takes two looks at reported steps"
         return Text(text, "dim", no_wrap=True, overflow="ellipsis")
-    bars = sparkline(values, max(8, min(60, width - 50)))
+    bars, newest = sparkline(values, max(8, min(60, width - 50))), values[-1]
+    highest = max(value for value in values if value is not None)
     return Text.assemble(
         ("  pace        ", "dim"),
         (bars, "cyan"),
-        f"  {values[-1]:.2f} steps/s",
-        (f"   highest {max(values):.2f}", "dim"),
+        "  nobody takes steps" if newest is None else f"  {newest:.2f} steps/s",
+        (f"   highest {highest:.2f}", "dim"),
         no_wrap=True,
         overflow="ellipsis",
     )

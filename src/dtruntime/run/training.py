@@ -293,7 +293,8 @@ class Training:
         self._commit(is_full=False, finished=True)
         self.ending = "finished"
         if self._worker is not None:
-            self._worker.report(state=WorkerState.FINISHED)
+            # The epoch that comes next: all before it are complete.
+            self._worker.report(epoch=self.parts.stream.epoch, state=WorkerState.FINISHED)
         log.info("run.finished", step=self.step, epoch=self.parts.stream.epoch)
 
     def keep_unfinished(self) -> None:

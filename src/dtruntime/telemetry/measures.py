@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable
 
 LATENCY_BOUNDS = tuple(base * 10.0**exponent for exponent in range(-5, 2) for base in (1, 2, 5))
 """Bucket bounds in seconds: 10 µs to 50 s, three per decade."""
+NEWEST_KEPT = 1024
+"""So many values of a histogram are kept as they are; quantiles are of these."""
 
 
 class Histogram:
-    """Counts of values in fixed buckets; for use by one thread."""
+    """Counts of values in fixed buckets, and the newest values themselves; for use by one thread.
 
-    __slots__ = ("bounds", "counts", "total")
+    The buckets are for those who add up histograms. Quantiles are taken from values that were
+    observed: a bucket does not tell where in it they lie.
+    """
+
+    __slots__ = ("bounds", "counts", "newest", "total")
 
     def __init__(self, bounds: tuple[float, ...] = LATENCY_BOUNDS) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
+        self.newest: deque[float] = deque(maxlen=NEWEST_KEPT)
+        """The values that were observed last, oldest first."""
 
     def observe(self, value: float) -> None:
         """Count one value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
+        self.newest.append(value)
 
     @property
     def count(self) -> int:
@@ -29,17 +41,14 @@ class Histogram:
         return sum(self.counts)
 
     def quantile(self, q: float) -> float:
-        """The value below which the share ``q`` lies, interpolated within its bucket."""
-        wanted, below = q * self.count, 0
-        if wanted == 0:
-            return 0.0
-        for index, inside in enumerate(self.counts):
-            if inside and below + inside >= wanted:
-                low = self.bounds[index - 1] if index else 0.0
-                high = self.bounds[min(index, len(self.bounds) - 1)]
-                return low + (high - low) * (wanted - below) / inside
-            below += inside
-        return self.bounds[-1]
+        """The value that the share ``q`` of the newest ones does not exceed; 0 without any."""
+        return quantile(self.newest, q) if self.newest else 0.0
+
+
+def quantile(values: Iterable[float], q: float) -> float:
+    """The smallest of some values that the share ``q`` of them does not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
 
 
 class MethodStats:

@@ -141,6 +141,34 @@ def test_pace_does_not_count_a_replacement_as_progress() -> None:
     assert not state.pace.values
 
 
+def test_pace_between_heartbeats_is_that_of_the_heartbeats() -> None:
+    state = TopState(look(job(worker(0, 0, heartbeat_age=0.0))))
+    for second in range(1, 21):
+        heard = second - second % 5
+        state.see(look(job(worker(0, heard * 4, heartbeat_age=second - heard)), at=second))
+
+    assert set(state.pace.values) == {4.0}
+
+
+def test_pace_ends_when_nobody_takes_steps_any_more() -> None:
+    state = TopState(look(job(worker(0, 10))))
+    state.see(look(job(worker(0, 14)), at=2.0))
+    for at in (3.0, 4.0):
+        state.see(look(job(worker(0, 14, membership=Membership.LEFT)), at=at))
+
+    assert list(state.pace.values) == [2.0, None, None]
+    assert any("nobody takes steps   highest 2.00" in line for line in drawn(state))
+
+
+def test_silent_worker_has_no_pace() -> None:
+    state = TopState(look(job(worker(0, 10, heartbeat_age=0.0))))
+    for second in range(1, 16):
+        state.see(look(job(worker(0, 14, heartbeat_age=second - 1)), at=second))
+
+    assert state.pace.values[0] == 4.0
+    assert state.pace.values[-1] is None
+
+
 def test_next_job_waits_for_a_look_at_it() -> None:
     state = TopState(look(job(worker(0))))
     state.press("next job")
@@ -167,7 +195,7 @@ def test_coordinator_without_jobs_says_how_one_begins() -> None:
 @pytest.mark.parametrize(
     ("values", "bars"), [([], ""), ([0, 0], "▁▁"), ([0, 7], "▁█"), ([1, 2, 3, 4], "▃▅▆█")]
 )
-def test_sparkline(values: list[float], bars: str) -> None:
+def test_sparkline(values: list[float | None], bars: str) -> None:
     assert sparkline(values, 10) == bars
 
 

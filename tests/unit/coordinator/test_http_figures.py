@@ -12,7 +12,7 @@ from dtruntime.coordinator.http.answers import Failure
 from dtruntime.coordinator.http.coverage import Reported, judge
 from dtruntime.coordinator.http.figures import JobFigures
 from dtruntime.coordinator.http.history import HistoryFiles, Rings, Stored
-from dtruntime.coordinator.http.measures import RankRates, Rate, RecentQuantiles, Share
+from dtruntime.coordinator.http.measures import RankRates, Rate, RecentQuantiles, Share, Told
 from dtruntime.coordinator.http.origins import Origins
 from dtruntime.coordinator.http.preview import is_loopback
 from dtruntime.coordinator.http.views import Point, Recovery
@@ -53,26 +53,37 @@ def test_samples_of_all_ranks_are_added_up() -> None:
     assert rates.total == 110
 
 
-def test_quantiles_forget_what_is_old() -> None:
-    histogram, recent = Histogram(), RecentQuantiles(seconds=20, every=10)
-    assert recent.add(0, histogram) == (None, None)
+def test_quantiles_are_of_the_values_themselves_and_forget_what_is_old() -> None:
+    histogram, recent = Histogram(), RecentQuantiles(seconds=20)
+    assert recent.add(0, histogram) == (0, None, None)
     histogram.observe(0.004)
-    p50, p99 = recent.add(1, histogram)
-    assert p50 is not None
-    assert p99 is not None
-    assert 2 <= p50 <= p99 <= 5
-    for at in range(10, 60, 10):
-        last = recent.add(at, histogram)
-    assert last == (None, None)
+    assert recent.add(1, histogram) == (1, 0.004, 0.004)
+    for value in (0.003, 0.001):
+        histogram.observe(value)
+    assert recent.add(15, histogram) == (3, 0.003, 0.004)
+    assert recent.add(21, histogram) == (2, 0.001, 0.003)
+    assert recent.add(60, histogram) == (0, None, None)
 
 
 def test_share_of_nothing_is_unknown() -> None:
-    share = Share(samples=2)
-    share.add(0, 0)
+    share = Share(seconds=10)
+    share.add(0, 0, 0)
     assert share.value is None
-    share.add(1, 4)
-    share.add(3, 4)
+    share.add(1, 1, 4)
+    share.add(2, 3, 4)
     assert share.value == 0.5
+    share.add(11.5, 0, 4)
+    assert share.value == 3 / 8
+
+
+def test_what_is_not_said_any_more_is_not_new() -> None:
+    first = Told.after(None, "a", 0.0)
+    assert Told.after(first, "a", 5.0) is first
+    assert first.is_new(10.0, seconds=10)
+    assert not first.is_new(10.1, seconds=10)
+    slow = Told.after(first, "b", 60.0)
+    assert slow.is_new(239.0, seconds=10), "a step of a minute is waited for"
+    assert not slow.is_new(241.0, seconds=10)
 
 
 def numbers(*values: int) -> np.ndarray:  # type: ignore[type-arg]

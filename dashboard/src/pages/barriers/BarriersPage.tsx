@@ -2,7 +2,7 @@ import { useMemo } from "react";
 import type { Barriers, OpenBarrier } from "../../api/types";
 import { href } from "../../app/router";
 import { ColumnChart } from "../../charts/ColumnChart";
-import { LineChart } from "../../charts/LineChart";
+import { gapOf, LineChart } from "../../charts/LineChart";
 import { EmptyState, PageHead, Panel } from "../../components/Panel";
 import { Stat, StatStrip } from "../../components/Stat";
 import { ProgressBar } from "../../components/states";
@@ -35,9 +35,9 @@ export function BarriersPage() {
           tone={barriers.open.length ? "warn" : undefined}
           note="waiting for somebody"
         />
-        <Stat label="Completed" value={count(barriers.completed_total)} note="since the coordinator started" />
-        <Stat label="p50" value={milliseconds(barriers.p50_ms)} note="half complete within" />
-        <Stat label="p99" value={milliseconds(barriers.p99_ms)} note="nearly all complete within" />
+        <Stat label="Completed" value={count(barriers.completed_total)} note="in all" />
+        <Stat label="p50" value={milliseconds(barriers.p50_ms)} note={ofHowMany(barriers)} />
+        <Stat label="p99" value={milliseconds(barriers.p99_ms)} note={ofHowMany(barriers)} />
       </StatStrip>
       <OpenBarriers open={barriers.open} />
       <div className="columns-1-1">
@@ -46,6 +46,11 @@ export function BarriersPage() {
       </div>
     </>
   );
+}
+
+/** What the quantiles are of. */
+function ofHowMany({ measured }: Barriers): string {
+  return measured ? `of ${plural(measured, "barrier")} in the last 10 min` : "none in the last 10 min";
 }
 
 function OpenBarriers({ open }: { open: OpenBarrier[] }) {
@@ -115,9 +120,9 @@ function LatencyHistogram({ barriers }: { barriers: Barriers }) {
   }));
   const total = buckets.reduce((sum, bucket) => sum + bucket.count, 0);
   return (
-    <Panel title="Latency" note="first arrival to completion">
+    <Panel title="Latency" note="first arrival to completion, since the coordinator started">
       {columns.length === 0 ? (
-        <p className="quiet-note">No barrier has completed yet.</p>
+        <p className="quiet-note">No barrier has completed since the coordinator started.</p>
       ) : (
         <ColumnChart
           label={`Barrier latencies, p99 ${milliseconds(p99)}`}
@@ -139,7 +144,8 @@ function LatencyHistogram({ barriers }: { barriers: Barriers }) {
 }
 
 function LatencyOverTime() {
-  const points = useSelect((state) => state.history?.points);
+  const history = useSelect((state) => state.history);
+  const points = history?.points;
   const times = useMemo(() => (points ?? []).map((point) => point.at), [points]);
   const series = useMemo(
     () => [
@@ -168,6 +174,7 @@ function LatencyOverTime() {
         series={series}
         format={(value) => milliseconds(value)}
         height={236}
+        gap={gapOf(history)}
       />
     </Panel>
   );

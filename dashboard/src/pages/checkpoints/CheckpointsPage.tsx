@@ -14,6 +14,7 @@ export function CheckpointsPage() {
   const checkpoints = useJob((data) => data.checkpoints);
   const now = useServerNow();
   const hasWorkers = useJob((data) => data.metrics.workers_live > 0);
+  const committed = useJob((data) => data.metrics.checkpoints_committed);
   if (checkpoints.length === 0) {
     return (
       <>
@@ -22,7 +23,7 @@ export function CheckpointsPage() {
           title="No checkpoint is committed yet"
           code={'with CheckpointManager("checkpoints") as manager:\n    manager.save(state, step=step)'}
         >
-          It appears here once every rank's part is stored.
+          It appears here once it is stored: of several ranks, every rank's part.
         </EmptyState>
       </>
     );
@@ -31,8 +32,12 @@ export function CheckpointsPage() {
     <>
       <PageHead
         title="Checkpoints"
-        summary={`${count(checkpoints.length)} committed`}
-        actions={<CheckpointButton primary />}
+        summary={
+          committed > checkpoints.length
+            ? `newest ${count(checkpoints.length)} of ${count(committed)}`
+            : `${count(committed)} committed`
+        }
+        actions={hasWorkers ? <CheckpointButton primary /> : undefined}
       />
       <Figures checkpoints={checkpoints} now={now} />
       <Panel
@@ -82,7 +87,11 @@ function Figures({ checkpoints, now }: { checkpoints: Checkpoint[]; now: number 
       <Stat
         label="Typical duration"
         value={duration(durations[Math.floor(durations.length / 2)])}
-        note={`longest ${duration(durations.at(-1))}`}
+        note={
+          durations.length
+            ? `median of ${count(durations.length)}, longest ${duration(durations.at(-1))}`
+            : "not measured"
+        }
       />
       <Stat
         label="Saved by increments"

@@ -35,7 +35,7 @@ function Epoch({ coverage, brief }: { coverage: Coverage; brief: boolean }) {
   return (
     <li>
       <div className="coverage-head">
-        <span className="muted num">Epoch {coverage.epoch + 1}</span>
+        <span className="muted num">Epoch {coverage.epoch}</span>
         <b className={verdict.tone}>{verdict.title}</b>
         <span className="num muted coverage-share">
           {percent(coverage.total ? coverage.covered / coverage.total : null)}

@@ -1,6 +1,6 @@
 import type { Task } from "../../api/types";
 import { CheckpointButton } from "../../components/ActionButtons";
-import { RunProgress } from "../../components/RunProgress";
+import { epochWords, RunProgress } from "../../components/RunProgress";
 import { TaskBadge } from "../../components/states";
 import { count, figure } from "../../format/numbers";
 import { ago } from "../../format/time";
@@ -22,28 +22,27 @@ export function CurrentRun() {
 
 function Running({ task }: { task: Task }) {
   const now = useServerNow();
-  const epoch =
-    task.epochs === null
-      ? `epoch ${count(task.epoch + 1)}`
-      : `epoch ${count(Math.min(task.epoch + 1, task.epochs))} of ${count(task.epochs)}`;
+  const epoch = epochWords(task);
+  const over = task.state === "finished" || task.state === "stopped";
   return (
     <section className="run-hero" aria-label="Current run">
       <div className="run-line">
         <h2 className="truncate">{task.task_id}</h2>
         <TaskBadge state={task.state} />
         <span className="run-facts num">
-          <span>step {count(task.step)}</span>
-          <span>{epoch}</span>
+          {task.step !== null && <span>step {count(task.step)}</span>}
+          {epoch && <span>{epoch}</span>}
           {Object.entries(task.metrics)
             .slice(0, 1)
             .map(([name, value]) => (
               <span key={name}>
+                {over ? "last " : ""}
                 {name} {figure(value)}
               </span>
             ))}
           <span>started {ago(task.started_at, now)}</span>
         </span>
-        <CheckpointButton />
+        {!over && <CheckpointButton />}
       </div>
       <RunProgress task={task} />
     </section>

@@ -1,6 +1,6 @@
 import { useMemo, useState } from "react";
 import type { HistoryPoint } from "../../api/types";
-import { type Band, LineChart } from "../../charts/LineChart";
+import { type Band, gapOf, LineChart } from "../../charts/LineChart";
 import { Segmented } from "../../components/controls";
 import { Panel } from "../../components/Panel";
 import { compact, figure, percent } from "../../format/numbers";
@@ -28,7 +28,7 @@ const FIGURES = {
     label: "Goodput",
     name: "goodput",
     pick: (point: HistoryPoint) => point.goodput,
-    unit: "training, of all time",
+    unit: "training or saving, of 10 min",
     format: percent,
     fit: true,
   },
@@ -109,6 +109,7 @@ export function ThroughputPanel() {
         unit={chosen.unit}
         bands={bands}
         height={264}
+        gap={gapOf(history)}
       />
       {bands.length > 0 && (
         <p className="legend">

@@ -1,6 +1,6 @@
 import { useMemo } from "react";
 import type { HistoryPoint } from "../../api/types";
-import { LineChart } from "../../charts/LineChart";
+import { gapOf, LineChart } from "../../charts/LineChart";
 import { Panel } from "../../components/Panel";
 import { figure } from "../../format/numbers";
 import { useSelect } from "../../store/hooks";
@@ -26,7 +26,8 @@ interface HistoryChartProps {
 }
 
 function HistoryChart({ title, unit, pick, fit = false }: HistoryChartProps) {
-  const points = useSelect((state) => state.history?.points);
+  const history = useSelect((state) => state.history);
+  const points = history?.points;
   const times = useMemo(() => (points ?? []).map((point) => point.at), [points]);
   const values = useMemo(() => (points ?? []).map(pick), [points, pick]);
   const series = useMemo(() => [{ name: unit, values, tone: "accent" as const, area: !fit }], [unit, values, fit]);
@@ -44,6 +45,7 @@ function HistoryChart({ title, unit, pick, fit = false }: HistoryChartProps) {
           unit={unit}
           fit={fit}
           height={200}
+          gap={gapOf(history)}
         />
       )}
     </Panel>

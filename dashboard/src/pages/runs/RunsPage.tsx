@@ -5,7 +5,7 @@ import { useFormat } from "../../app/settings";
 import { CheckpointButton, StopButton } from "../../components/ActionButtons";
 import { LogList } from "../../components/LogList";
 import { Facts, PageHead, Panel } from "../../components/Panel";
-import { RunProgress } from "../../components/RunProgress";
+import { epochWords, RunProgress } from "../../components/RunProgress";
 import { TaskBadge } from "../../components/states";
 import { compact, count, figure, plural } from "../../format/numbers";
 import { ago } from "../../format/time";
@@ -104,6 +104,7 @@ function Run({ task }: { task: Task }) {
   const now = useServerNow();
   const format = useFormat();
   const metrics = Object.entries(task.metrics);
+  const over = task.state === "finished" || task.state === "stopped";
   return (
     <Panel title={task.task_id} end={<TaskBadge state={task.state} />}>
       <RunProgress task={task} />
@@ -114,12 +115,7 @@ function Run({ task }: { task: Task }) {
               "Step",
               task.total_steps === null ? count(task.step) : `${count(task.step)} of ${count(task.total_steps)}`,
             ],
-            [
-              "Epoch",
-              task.epochs === null
-                ? count(task.epoch + 1)
-                : `${count(Math.min(task.epoch + 1, task.epochs))} of ${count(task.epochs)}`,
-            ],
+            ["Epoch", epochWords(task).replace(/^epoch /, "") || "—"],
             [
               "Samples",
               task.total_samples === null
@@ -140,7 +136,9 @@ function Run({ task }: { task: Task }) {
             ["Job", task.job],
           ]}
         />
-        {metrics.length > 0 && <Facts items={metrics.map(([name, value]) => [name, figure(value)])} />}
+        {metrics.length > 0 && (
+          <Facts items={metrics.map(([name, value]) => [over ? `last ${name}` : name, figure(value)])} />
+        )}
       </div>
     </Panel>
   );

@@ -70,16 +70,21 @@ function WorkerStats({ worker }: { worker: WorkerRow }) {
   return (
     <StatStrip label="Figures of this worker">
       <Stat label="Rank" value={count(worker.rank)} note={`incarnation ${count(worker.incarnation)}`} />
-      <Stat label="Step" value={count(worker.step)} note={`epoch ${count(worker.epoch + 1)}`} />
+      <Stat label="Step" value={count(worker.step)} note={`epoch ${count(worker.epoch)}`} />
       <Stat
         label="Step time"
         value={duration(worker.step_seconds)}
-        note={worker.slowness === null ? "not compared yet" : `${worker.slowness.toFixed(2)}× the median`}
+        note={stepTimeNote(worker)}
         tone={worker.is_straggler ? "warn" : undefined}
       />
       <Stat label="Last heartbeat" value={<Heartbeat worker={worker} />} note="ago" />
     </StatStrip>
   );
+}
+
+function stepTimeNote(worker: WorkerRow): string {
+  if (worker.slowness !== null) return `${worker.slowness.toFixed(2)}× the median`;
+  return worker.membership === "live" ? "not compared yet" : "when it was last heard";
 }
 
 const KEPT = 240;
@@ -148,7 +153,7 @@ function Devices({ worker }: { worker: WorkerRow }) {
   const share = memoryShare(worker);
   const nothing = worker.cpu_percent === null && share === null && worker.gpus.length === 0;
   return (
-    <Panel title="Devices">
+    <Panel title="Devices" note={worker.membership === "live" ? undefined : "when it was last heard"}>
       {nothing ? (
         <p className="quiet-note">This worker does not report its devices.</p>
       ) : (
@@ -189,7 +194,10 @@ function Devices({ worker }: { worker: WorkerRow }) {
 function Reported({ worker }: { worker: WorkerRow }) {
   const entries = Object.entries(worker.metrics);
   return (
-    <Panel title="Reported by the training loop">
+    <Panel
+      title="Reported by the training loop"
+      note={worker.membership === "live" ? undefined : "when it was last heard"}
+    >
       {entries.length === 0 ? (
         <p className="quiet-note">
           Nothing yet. Pass figures to <code>worker.report(step=…, loss=…)</code> and they appear here.

@@ -33,6 +33,12 @@ export function Heartbeat({ worker }: { worker: WorkerRow }) {
   return <span className={`num ${tone}`}>{worker.membership === "left" ? "—" : heartbeatAge(age)}</span>;
 }
 
+/** Without what was only so while it was there. */
+function present(worker: WorkerRow): WorkerRow {
+  if (worker.membership === "live") return worker;
+  return { ...worker, step_seconds: null, cpu_percent: null, memory_used_bytes: null, gpus: [] };
+}
+
 export function WorkersTable({ workers }: { workers: WorkerRow[] }) {
   const format = useFormat();
   const columns = useMemo<TableColumn<WorkerRow>[]>(
@@ -130,12 +136,13 @@ export function WorkersTable({ workers }: { workers: WorkerRow[] }) {
     ],
     [format],
   );
+  const rows = useMemo(() => workers.map(present), [workers]);
   return (
     <section className="panel fill" aria-label="Workers">
       <DataTable
         label="Workers"
         columns={columns}
-        rows={workers}
+        rows={rows}
         rowKey={(worker) => worker.worker_id}
         initialSort={{ key: "rank", descending: false }}
         onOpen={(worker) => navigate(["workers", worker.worker_id])}

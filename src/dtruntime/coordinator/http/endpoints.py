@@ -204,9 +204,9 @@ class Endpoints:
         """Current figures."""
         job = self._job(query.job)
         if job is None:
-            return Answer.json(sections.NO_METRICS)
+            return Answer.json(self._lookout.no_metrics())
         figures = await self._lookout.figures(job)
-        return Answer.json(sections.metrics(job, figures, self._lookout.jobs.dead(job)))
+        return Answer.json(self._lookout.metrics(job, figures))
 
     async def history(self, query: q.HistoryQuery, request: Request) -> Answer:
         """Figures over time, for charts."""

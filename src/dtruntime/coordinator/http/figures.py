@@ -6,16 +6,18 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
+from typing import cast
 
 import numpy as np
 
 from ...rpc.gen import coordinator_pb2 as pb
 from ...types import Membership, WorkerState
 from ..state import Event, Job
+from ..state.commands import Heartbeat
 from ..state.member import Member
 from ..state.records import CheckpointRecord
 from .history import Rings, Stored
-from .measures import RankRates, Rate, RecentQuantiles, Share
+from .measures import Quantiles, RankRates, Rate, RecentQuantiles, Share, Told
 from .ports import in_slices
 from .recoveries import Recoveries
 from .views import Metrics, Point
@@ -29,7 +31,7 @@ RATE_SECONDS = 10.0
 SAMPLES_RATE_SECONDS = 60.0
 
 _GOOD = frozenset({WorkerState.TRAINING, WorkerState.CHECKPOINTING})
-_COUNTED = _GOOD | {WorkerState.RECOVERING, WorkerState.WAITING, WorkerState.LOADING}
+_LOST = frozenset({WorkerState.RECOVERING, WorkerState.LOADING})
 
 
 class JobFigures:
@@ -42,13 +44,15 @@ class JobFigures:
         self.states: Counter[WorkerState] = Counter()
         """How many live workers are in each state."""
         self.reported: dict[str, float] = {}
-        """Means of what workers report with their heartbeats."""
+        """Means of what workers reported last with their heartbeats."""
         self.metrics: Metrics | None = None
-        """None before the first measurement."""
+        """None while nobody works: there is nothing to measure then."""
         self.step: int | None = None
-        """The highest that a live worker reports."""
+        """The highest that a live worker reports, or one of those that were live last."""
         self.started_at: float | None = None
         """When the first of the present members registered; none: there were never any."""
+        self.is_stored = True
+        """Whether its file has all points."""
         self.heard_at = 0.0
         """When the newest heartbeat came."""
         self.dead = 0
@@ -58,13 +62,22 @@ class JobFigures:
         """Whether more was consumed than when it was looked first: before, nothing is measured."""
         self._heartbeats = Rate(RATE_SECONDS)
         self._goodput = Share()
+        self._trained: set[int] = set()
+        """Incarnations of live workers that were seen to train."""
+        self._spent: Counter[str] = Counter()
+        """How many of those that are heard do what is good, and what is not."""
+        self._told: dict[int, Told] = {}
+        """By incarnation."""
+        self._checkpoint = ""
+        """The one whose rate is in the points."""
         self._barriers = RecentQuantiles()
-        beats = max(10, math.ceil(3 * heartbeat_seconds))
-        self._steps, self._samples = RankRates(beats), RankRates(beats)
+        self._seconds = max(10, math.ceil(3 * heartbeat_seconds))
+        """What is of ranks is measured over so many."""
+        self._steps, self._samples = RankRates(self._seconds), RankRates(self._seconds)
 
     def to_store(self) -> Stored:
         """What its file keeps."""
-        rings = self.rings
+        rings, self.is_stored = self.rings, True
         return Stored(self.job, list(rings.fine), list(rings.coarse), self.recoveries.known)
 
     def note_loss(self, job: Job, event: Event) -> None:
@@ -98,40 +111,70 @@ class JobFigures:
     ) -> None:
         """Measure everything once; ``durations`` are those of checkpoints, by id."""
         members = [member for member in job.roster.slots if member is not None]
-        oldest = await self._look_at(members, len(job.roster.slots))
+        oldest = await self._look_at(members, len(job.roster.slots), now)
         self._heartbeats.add(now, job.heartbeats)
-        self._count_good(job)
-        self._average(members)
+        self._count_good(job, now)
+        fresh = self._average(members, now)
         self.recoveries.look(members)
-        p50, p99 = self._barriers.add(now, job.barriers.latency)
+        barriers = self.barriers(job, now)
+        steps, samples = self._steps.median, self.samples_per_second
         self.metrics = Metrics(
             workers_live=job.roster.live_count,
             workers_dead=self.dead,
             heartbeats_per_second=self._heartbeats.value,
             requests_per_second=requests_per_second,
-            steps_per_second=self._steps.median,
-            samples_per_second=self.samples_per_second,
-            goodput=self._goodput.value,
+            steps_per_second=steps if self._works else None,
+            samples_per_second=samples if self._works else None,
+            goodput=self._goodput.value if self._works else None,
             checkpoint_bytes_per_second=checkpoint_rate(job.checkpoints.latest, durations, now),
             checkpoints_committed=job.checkpoints.history.present,
-            barrier_p50_ms=p50,
-            barrier_p99_ms=p99,
-            assignment_ms=None if assignment_seconds is None else assignment_seconds * 1000,
+            barrier_p50_ms=milliseconds(barriers.p50),
+            barrier_p99_ms=milliseconds(barriers.p99),
+            barriers_measured=barriers.values,
+            assignment_ms=milliseconds(assignment_seconds),
             heartbeat_age_max_seconds=None if oldest is None else max(0.0, now - oldest),
             stragglers=sum(member.live for member in job.speeds.stragglers.values()),
-            losses_last_hour=sum(at >= now - HOUR for at in job.roster.losses.times),
+            losses_last_hour=losses_last_hour(job, now),
             recoveries_last_hour=self.recoveries.done_since(now - HOUR),
             last_recovery_seconds=self.recoveries.last_seconds,
+            loss=self.reported.get("loss") if fresh else None,
         )
-        self.rings.add(self._point(now, self.metrics))
+        self._add(self._point(now, self.metrics, job.checkpoints.latest))
 
-    async def _look_at(self, members: Sequence[Member], slots: int) -> float | None:
+    def rest(self, now: float) -> None:
+        """Nobody works on the job: what was measured last is not so any more."""
+        if self.metrics is None:
+            return
+        self._steps, self._samples = RankRates(self._seconds), RankRates(self._seconds)
+        self._consumed, self._heartbeats = Rate(SAMPLES_RATE_SECONDS), Rate(RATE_SECONDS)
+        self._consumed_first, self._consumed_more = None, False
+        self._goodput, self._trained, self._told = Share(), set(), {}
+        self.states, self.metrics = Counter(), None
+        # The curves end here, and do not go on to where they begin again.
+        self._add(Point(now, 0, None, None, None, None, None, None, None, 0, None))
+
+    def barriers(self, job: Job, now: float) -> Quantiles:
+        """Of the rounds that were completed in the last minutes, in seconds."""
+        return self._barriers.add(now, job.barriers.latency)
+
+    def _add(self, point: Point) -> None:
+        self.rings.add(point)
+        self.is_stored = False
+
+    @property
+    def _works(self) -> bool:
+        """Whether some live worker has not finished."""
+        return self.states.total() > self.states[WorkerState.FINISHED]
+
+    async def _look_at(self, members: Sequence[Member], slots: int, now: float) -> float | None:
         """Count states and take steps; returns when the most silent live worker was heard."""
         incarnations = np.zeros(slots, dtype=np.int64)
         steps, samples = np.full((2, slots), -1, dtype=np.int64)
         beats = np.zeros(slots)
         states: Counter[WorkerState] = Counter()
         heard: list[float] = []
+        trained: set[int] = set()
+        self._spent.clear()
         dead = 0
         async for part in in_slices(members, SLICE):
             for member in part:
@@ -143,6 +186,10 @@ class JobFigures:
                 if pulse is None:
                     continue
                 states[pulse.state] += 1
+                if pulse.state == WorkerState.TRAINING or member.incarnation in self._trained:
+                    trained.add(member.incarnation)
+                if now - member.beat_at <= self._seconds:
+                    self._spent[self._kind(member.incarnation in trained, pulse.state)] += 1
                 incarnations[member.rank] = member.incarnation
                 beats[member.rank] = member.beat_at
                 if pulse.step is not None:
@@ -151,7 +198,7 @@ class JobFigures:
                     samples[member.rank] = pulse.samples
         self._steps.add(incarnations, steps, beats)
         self._samples.add(incarnations, samples, beats)
-        self.states, self.dead = states, dead
+        self.states, self.dead, self._trained = states, dead, trained
         self.heard_at = float(beats.max(initial=self.heard_at))
         if members:
             self.started_at = min(member.record.registered_at for member in members)
@@ -159,38 +206,66 @@ class JobFigures:
         self.step = highest if highest >= 0 else self.step
         return min(heard, default=None)
 
-    def _count_good(self, job: Job) -> None:
-        if not job.roster.live_count:
-            return
-        counted = sum(self.states[state] for state in _COUNTED)
+    def _count_good(self, job: Job, now: float) -> None:
+        counted = self._spent["good"] + self._spent["lost"]
         absent = max(0, job.roster.world_size - job.roster.live_count) if counted else 0
-        self._goodput.add(sum(self.states[state] for state in _GOOD), counted + absent)
+        self._goodput.add(now, self._spent["good"], counted + absent)
 
-    def _average(self, members: Sequence[Member]) -> None:
-        live = [m.pulse for m in members if m.live and m.pulse is not None]
-        if not live:
-            return
+    @staticmethod
+    def _kind(trains: bool, state: WorkerState) -> str:
+        """What a worker's time counts as. When one trains that never said so is not known."""
+        if state in _GOOD:
+            return "good"
+        return "lost" if state in _LOST or (trains and state == WorkerState.WAITING) else ""
+
+    def _average(self, members: Sequence[Member], now: float) -> bool:
+        """Take the means of what workers report; whether somebody still has something new."""
+        live = [m for m in members if m.live and m.pulse is not None]
         found: dict[str, list[float]] = {}
-        for pulse in live[:: max(1, len(live) // REPORTERS)][:REPORTERS]:
-            for name, value in pb.HeartbeatRequest.FromString(pulse.report).metrics.items():
+        told: dict[int, Told] = {}
+        for member in live[:: max(1, len(live) // REPORTERS)][:REPORTERS]:
+            pulse = cast("Heartbeat", member.pulse)
+            metrics = dict(pb.HeartbeatRequest.FromString(pulse.report).metrics)
+            for name, value in metrics.items():
                 if math.isfinite(value):
                     found.setdefault(name, []).append(value)
-        self.reported = {name: fmean(values) for name, values in sorted(found.items())}
+            if pulse.state != WorkerState.FINISHED:
+                before = self._told.get(member.incarnation)
+                told[member.incarnation] = Told.after(before, (pulse.step, metrics), member.beat_at)
+        if found:
+            self.reported = {name: fmean(values) for name, values in sorted(found.items())}
+        self._told = told
+        return any(one.is_new(now, self._seconds) for one in told.values())
 
-    def _point(self, now: float, metrics: Metrics) -> Point:
+    def _point(self, now: float, metrics: Metrics, latest: CheckpointRecord | None) -> Point:
         return Point(
             at=now,
             workers_live=metrics.workers_live,
             steps_per_second=metrics.steps_per_second,
             samples_per_second=metrics.samples_per_second,
             requests_per_second=metrics.requests_per_second,
-            checkpoint_bytes_per_second=metrics.checkpoint_bytes_per_second,
+            checkpoint_bytes_per_second=self._rate_of_another(metrics, latest),
             goodput=metrics.goodput,
             barrier_p50_ms=metrics.barrier_p50_ms,
             barrier_p99_ms=metrics.barrier_p99_ms,
             stragglers=metrics.stragglers,
-            loss=self.reported.get("loss"),
+            loss=metrics.loss,
         )
+
+    def _rate_of_another(self, metrics: Metrics, latest: CheckpointRecord | None) -> float | None:
+        """The rate of a checkpoint, once: a curve has a place for each, and none between them."""
+        before, self._checkpoint = self._checkpoint, latest.checkpoint_id if latest else ""
+        return metrics.checkpoint_bytes_per_second if self._checkpoint != before else None
+
+
+def losses_last_hour(job: Job, now: float) -> int:
+    """How many workers were lost, counted up to 64."""
+    return sum(at >= now - HOUR for at in job.roster.losses.times)
+
+
+def milliseconds(seconds: float | None) -> float | None:
+    """What is known, in milliseconds."""
+    return None if seconds is None else seconds * 1000
 
 
 def checkpoint_rate(

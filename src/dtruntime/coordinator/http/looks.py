@@ -73,6 +73,16 @@ class Lookout:
         await self.sampler.board(job.name).refresh(job, self.service.clock())
         return figures
 
+    def metrics(self, job: Job, figures: JobFigures) -> views.Metrics:
+        """The current figures of a job."""
+        dead, now = self.jobs.dead(job), self.service.clock()
+        return sections.metrics(job, figures, dead, self.sampler, now)
+
+    def no_metrics(self) -> views.Metrics:
+        """The figures where there is no job."""
+        requests = self.sampler.requests_per_second
+        return msgspec.structs.replace(sections.NO_METRICS, requests_per_second=requests)
+
     async def look(
         self, name: str, *, since_event: int = 0, checkpoints_at: CheckpointsAt | None = None
     ) -> Look:
@@ -96,7 +106,7 @@ class Lookout:
             datasets=datasets,
             checkpoints=newest,
             barriers=sections.barriers(job, figures, now),
-            metrics=sections.metrics(job, figures, self.jobs.dead(job)),
+            metrics=self.metrics(job, figures),
             tasks=sections.tasks(job, figures, datasets),
             actions=sections.actions(job.actions.pending.values()),
             logs=self._logs(name, since_event),
@@ -113,7 +123,7 @@ class Lookout:
             datasets=[],
             checkpoints=[],
             barriers=sections.NO_BARRIERS,
-            metrics=sections.NO_METRICS,
+            metrics=self.no_metrics(),
             tasks=[],
             actions=[],
             logs=self._logs(name, since_event),

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...telemetry import Histogram
+from ...telemetry import Histogram, quantile
+
+RECENT_SECONDS = 600.0
+VALUES_KEPT = 1024
+UNUSUAL = 3.0
+"""What is said so many times as late as the time before does not come any more."""
 
 
 class Rate:
@@ -34,42 +40,80 @@ class Rate:
         return (after - before) / (now - then) if now > then else None
 
 
+class Quantiles(NamedTuple):
+    """Quantiles of values that were observed, and of how many."""
+
+    values: int
+    p50: float | None
+    """None: nothing was observed."""
+    p99: float | None
+
+
 class RecentQuantiles:
-    """Quantiles of what a histogram counted in the last minutes."""
+    """Quantiles of what a histogram observed in the last minutes.
 
-    def __init__(self, seconds: float = 600.0, every: float = 10.0) -> None:
-        self._every = every
-        self._kept: deque[tuple[float, list[int]]] = deque(maxlen=int(seconds / every) + 1)
+    They are of the values themselves: of those that come in one second, the newest that the
+    histogram keeps; of all, the newest `VALUES_KEPT`.
+    """
 
-    def add(self, at: float, histogram: Histogram) -> tuple[float | None, float | None]:
-        """The median and the 99th percentile, in milliseconds; none: nothing was counted."""
+    def __init__(self, seconds: float = RECENT_SECONDS) -> None:
+        self._seconds = seconds
+        self._kept: deque[tuple[float, float]] = deque(maxlen=VALUES_KEPT)
+        self._seen = 0
+
+    def add(self, at: float, histogram: Histogram) -> Quantiles:
+        """Take what is new."""
+        count = histogram.count
+        fresh = min(count - self._seen, len(histogram.newest))
+        self._seen = count
+        if fresh:
+            self._kept.extend((at, value) for value in list(histogram.newest)[-fresh:])
+        while self._kept and self._kept[0][0] <= at - self._seconds:
+            self._kept.popleft()
         if not self._kept:
-            self._kept.append((at, [0] * len(histogram.counts)))
-        before = self._kept[0][1]
-        recent = Histogram(histogram.bounds)
-        recent.counts = [now - then for now, then in zip(histogram.counts, before, strict=True)]
-        if at - self._kept[-1][0] >= self._every:
-            self._kept.append((at, list(histogram.counts)))
-        if not any(recent.counts):
-            return None, None
-        return recent.quantile(0.5) * 1000, recent.quantile(0.99) * 1000
+            return Quantiles(0, None, None)
+        values = [value for _, value in self._kept]
+        return Quantiles(len(values), quantile(values, 0.5), quantile(values, 0.99))
 
 
 class Share:
     """Which share of the time, over the last minutes, was good."""
 
-    def __init__(self, samples: int = 600) -> None:
-        self._kept: deque[tuple[int, int]] = deque(maxlen=samples)
+    def __init__(self, seconds: float = RECENT_SECONDS) -> None:
+        self._seconds = seconds
+        self._kept: deque[tuple[float, int, int]] = deque()
 
-    def add(self, good: int, total: int) -> None:
+    def add(self, at: float, good: int, total: int) -> None:
         """One more sample: how many of how many were good."""
-        self._kept.append((good, total))
+        self._kept.append((at, good, total))
+        while self._kept[0][0] <= at - self._seconds:
+            self._kept.popleft()
 
     @property
     def value(self) -> float | None:
         """From 0 to 1; none where nothing was counted."""
-        total = sum(total for _, total in self._kept)
-        return sum(good for good, _ in self._kept) / total if total else None
+        total = sum(total for _, _, total in self._kept)
+        return sum(good for _, good, _ in self._kept) / total if total else None
+
+
+class Told(NamedTuple):
+    """What somebody said, and since when that has not changed."""
+
+    what: Any
+    since: float
+    lasted: float
+    """How long what was said before stood."""
+
+    @classmethod
+    def after(cls, before: Told | None, what: Any, at: float) -> Told:
+        """The same as before, or something else."""
+        if before is None:
+            return cls(what, at, 0.0)
+        return before if before.what == what else cls(what, at, at - before.since)
+
+    def is_new(self, now: float, seconds: float) -> bool:
+        """Whether it is of the last ``seconds``, or has not stood much longer than usual."""
+        return now - self.since <= max(seconds, UNUSUAL * self.lasted)
 
 
 Numbers = NDArray[np.int64]

@@ -144,12 +144,12 @@ class Exporter(Collector):
         )
         yield _gauges(
             "strata_job_epoch",
-            "The highest epoch that a worker is in.",
+            "The highest epoch that a worker has reached, counted from 0.",
             ((job.name, job.roster.epoch) for job, _ in known),
         )
 
     def _progress(self, known: list[tuple[Job, JobFigures]]) -> Iterator[Metric]:
-        measured = [(job.name, f.metrics) for job, f in known if f.metrics is not None]
+        measured = [(job.name, self._lookout.metrics(job, f)) for job, f in known]
         for name, what, help_text in (
             ("strata_steps_per_second", "steps_per_second", "Steps per second, the median rank's."),
             ("strata_samples_per_second", "samples_per_second", "Samples consumed per second."),
@@ -173,7 +173,7 @@ class Exporter(Collector):
         ):
             found = ((job, getattr(metrics, what)) for job, metrics in measured)
             yield _gauges(name, help_text, ((job, x) for job, x in found if x is not None))
-        steps = ((job.name, f.step) for job, f in known)
+        steps = ((job.name, f.step) for job, f in known if job.roster.live_count)
         yield _gauges(
             "strata_job_step",
             "The highest step that a live worker reports.",

@@ -24,7 +24,7 @@ SAMPLE_SECONDS = 1.0
 PROBE_SECONDS = 0.1
 STORE_SECONDS = 60.0
 LINGER = 60.0
-"""A job without live workers is still measured for so long."""
+"""The history of a job without live workers is still written for so long."""
 JOBS_KEPT = 64
 """How many jobs' figures are held; those of others are in their files."""
 BEGINNINGS_KEPT = 20_000
@@ -87,8 +87,9 @@ class Sampler:
         for job in list(service.machine.jobs.values()):
             if job.roster.live_count:
                 self._live_at[job.name] = now
-            if now - self._live_at.get(job.name, 0.0) < LINGER:
                 await self._sample_job(job, now)
+            elif (figures := self._jobs.get(job.name)) is not None:
+                figures.rest(now)
         self.samples += 1
         if now - self._stored_at >= STORE_SECONDS:
             self._stored_at = now
@@ -139,7 +140,7 @@ class Sampler:
     async def _forget_idle(self) -> None:
         while len(self._jobs) > JOBS_KEPT:
             _, figures = self._jobs.popitem(last=False)
-            if figures.metrics is not None:
+            if not figures.is_stored:
                 await asyncio.to_thread(self._files.writer(figures.to_store()))
 
     async def _probe(self) -> None:

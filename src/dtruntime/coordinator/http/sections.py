@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, cast
 
+from msgspec.structs import replace
+
 from ..._version import __version__
 from ...checkpoint.retention import FINISHED_KEY
 from ...types import WorkerState
@@ -14,7 +16,7 @@ from ..state import Job, Machine
 from ..state.fates import FateBook, Fates, users_metadata, written_bytes
 from ..state.records import ActionRecord, CheckpointRecord
 from . import views
-from .figures import JobFigures
+from .figures import HOUR, JobFigures, losses_last_hour, milliseconds
 from .ports import Service, totals
 from .sampling import Sampler
 
@@ -145,9 +147,10 @@ def checkpoints(
     return [checkpoint(record, durations, fates) for record in shown]
 
 
-def barriers(job: Job, figures: JobFigures | None, now: float) -> views.Barriers:
+def barriers(job: Job, figures: JobFigures, now: float) -> views.Barriers:
     """Open rounds, and how long completed ones took."""
-    latency, metrics = job.barriers.latency, figures.metrics if figures else None
+    latency = job.barriers.latency
+    recent = figures.barriers(job, now)
     bounds = [*(bound * 1000 for bound in latency.bounds), LONGEST_WAIT_MS]
     opened = []
     for round_ in job.barriers.open.values():
@@ -165,8 +168,9 @@ def barriers(job: Job, figures: JobFigures | None, now: float) -> views.Barriers
     return views.Barriers(
         open=opened,
         completed_total=job.barriers.completed_total,
-        p50_ms=metrics.barrier_p50_ms if metrics else None,
-        p99_ms=metrics.barrier_p99_ms if metrics else None,
+        measured=recent.values,
+        p50_ms=milliseconds(recent.p50),
+        p99_ms=milliseconds(recent.p99),
         histogram=[
             views.Bucket(round(bound, 6), count)
             for bound, count in zip(bounds, latency.counts, strict=True)
@@ -188,35 +192,50 @@ def actions(records: Iterable[ActionRecord]) -> list[views.Action]:
     ]
 
 
-def metrics(job: Job, figures: JobFigures, dead: int) -> views.Metrics:
-    """Current figures; of a job that nobody works on, what is left of them."""
-    if figures.metrics is not None:
-        return figures.metrics
-    return views.Metrics(
-        workers_live=job.roster.live_count,
+def metrics(
+    job: Job, figures: JobFigures, dead: int, sampler: Sampler, now: float
+) -> views.Metrics:
+    """Current figures: rates as they were measured last, if somebody works, the rest as it is."""
+    live, recent = job.roster.live_count, figures.barriers(job, now)
+    measured = figures.metrics if live else None
+    return replace(
+        measured or NO_METRICS,
+        workers_live=live,
         workers_dead=dead,
-        heartbeats_per_second=None,
-        requests_per_second=None,
-        steps_per_second=None,
-        samples_per_second=None,
-        goodput=None,
-        checkpoint_bytes_per_second=None,
+        requests_per_second=sampler.requests_per_second,
         checkpoints_committed=job.checkpoints.history.present,
-        barrier_p50_ms=None,
-        barrier_p99_ms=None,
-        assignment_ms=None,
-        heartbeat_age_max_seconds=None,
-        stragglers=0,
-        losses_last_hour=0,
-        recoveries_last_hour=0,
+        barrier_p50_ms=milliseconds(recent.p50),
+        barrier_p99_ms=milliseconds(recent.p99),
+        barriers_measured=recent.values,
+        assignment_ms=milliseconds(sampler.board(job.name).assignment_seconds),
+        losses_last_hour=losses_last_hour(job, now),
+        recoveries_last_hour=figures.recoveries.done_since(now - HOUR),
         last_recovery_seconds=figures.recoveries.last_seconds,
     )
 
 
 NO_METRICS = views.Metrics(
-    0, 0, None, None, None, None, None, None, 0, None, None, None, None, 0, 0, 0, None
+    workers_live=0,
+    workers_dead=0,
+    heartbeats_per_second=None,
+    requests_per_second=None,
+    steps_per_second=None,
+    samples_per_second=None,
+    goodput=None,
+    checkpoint_bytes_per_second=None,
+    checkpoints_committed=0,
+    barrier_p50_ms=None,
+    barrier_p99_ms=None,
+    barriers_measured=0,
+    assignment_ms=None,
+    heartbeat_age_max_seconds=None,
+    stragglers=0,
+    losses_last_hour=0,
+    recoveries_last_hour=0,
+    last_recovery_seconds=None,
+    loss=None,
 )
-NO_BARRIERS = views.Barriers([], 0, None, None, [])
+NO_BARRIERS = views.Barriers([], 0, 0, None, None, [])
 
 EPOCHS, STEPS = "epochs", "steps"
 """Workers that report these metrics say how many epochs, or steps, there will be."""
@@ -230,17 +249,13 @@ def tasks(job: Job, figures: JobFigures, datasets: list[views.Dataset]) -> list[
         started_at = min(registered, default=None)
     if started_at is None:
         return []
-    epoch = job.roster.epoch
     lengths = (EPOCHS, STEPS)
     reported = {name: value for name, value in figures.reported.items() if name not in lengths}
     epochs, total_steps = (_length(figures.reported.get(name)) for name in lengths)
-    samples, total = _samples(datasets, epoch)
-    if total is not None and samples is not None and epochs is not None:
-        samples, total = epoch * total + samples, epochs * total
     state = _state(job, figures)
-    latest = job.checkpoints.latest
-    step = figures.step if figures.step is not None else latest.step if latest else None
-    metrics = figures.metrics
+    samples, total = _samples(datasets, job.roster.epoch, epochs)
+    step = _step(job, figures, state)
+    metrics = figures.metrics if job.roster.live_count else None
     steps_rate = metrics.steps_per_second if metrics else None
     # Steps are known at any time, samples when an epoch ends.
     way = _Way(step, total_steps, steps_rate)
@@ -251,19 +266,28 @@ def tasks(job: Job, figures: JobFigures, datasets: list[views.Dataset]) -> list[
             task_id=job.name,
             job=job.name,
             state=state,
-            epoch=epoch,
+            epoch=job.roster.epoch,
             epochs=epochs,
+            completed_epochs=job.roster.completed_epochs,
             step=step,
             total_steps=total_steps,
             samples=samples,
             total_samples=total,
-            progress=way.progress,
+            progress=1.0 if state == "finished" else way.progress,
             eta_seconds=way.seconds_left if state == "running" else None,
             started_at=started_at,
             steps_per_second=steps_rate,
             metrics=reported,
         )
     ]
+
+
+def _step(job: Job, figures: JobFigures, state: views.TaskState) -> int | None:
+    """The highest that workers have reported; of a run that is over, what it has saved."""
+    latest = job.checkpoints.latest
+    if latest is not None and (figures.step is None or state == "finished"):
+        return latest.step
+    return figures.step
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,13 +317,26 @@ def _length(reported: float | None) -> int | None:
     return round(reported) if reported is not None and reported >= 1 else None
 
 
-def _samples(datasets: list[views.Dataset], epoch: int) -> tuple[int | None, int | None]:
-    """How many samples of an epoch were consumed, of how many; none where nobody reports that."""
-    found = [c for dataset in datasets for c in dataset.coverage if c.epoch == epoch]
-    if not found:
+def _samples(
+    datasets: list[views.Dataset], epoch: int, epochs: int | None
+) -> tuple[int | None, int | None]:
+    """How many samples were consumed, of how many: of all epochs, or of the current one.
+
+    None where nobody reports that, or where nothing is known of an epoch that is over.
+    """
+    known = {c.epoch for dataset in datasets for c in dataset.coverage}
+    wanted = {epoch} if epochs is None else set(range(min(epoch + 1, epochs)))
+    if not wanted or wanted - known:
         return None, None
+    found = [c for dataset in datasets for c in dataset.coverage if c.epoch in wanted]
     done = sum(c.covered + c.assumed + c.dropped for c in found)
-    return done, sum(c.covered + c.assumed + c.dropped + c.missing for c in found)
+    whole = sum(c.covered + c.assumed + c.dropped + c.missing for c in found)
+    if epochs is None or len(wanted) == epochs:
+        return done, whole
+    newest = max(wanted)
+    last = [c for c in found if c.epoch == newest]
+    each = sum(c.covered + c.assumed + c.dropped + c.missing for c in last)
+    return done, whole + each * (epochs - len(wanted))
 
 
 def _state(job: Job, figures: JobFigures) -> views.TaskState:

@@ -191,6 +191,7 @@ class Barriers(View, frozen=True):
 
     open: list[OpenBarrier]
     completed_total: int
+    measured: int
     p50_ms: float | None
     p99_ms: float | None
     histogram: list[Bucket]
@@ -210,12 +211,14 @@ class Metrics(View, frozen=True):
     checkpoints_committed: int
     barrier_p50_ms: float | None
     barrier_p99_ms: float | None
+    barriers_measured: int
     assignment_ms: float | None
     heartbeat_age_max_seconds: float | None
     stragglers: int
     losses_last_hour: int
     recoveries_last_hour: int
     last_recovery_seconds: float | None
+    loss: float | None
 
 
 TaskState = Literal["waiting", "running", "recovering", "finished", "stopped", "idle"]
@@ -229,6 +232,7 @@ class Task(View, frozen=True):
     state: TaskState
     epoch: int
     epochs: int | None
+    completed_epochs: int
     step: int | None
     total_steps: int | None
     samples: int | None
