@@ -78,7 +78,7 @@ class DatasetStream(Stream):
             if step.batch is not None:
                 yield step.batch, len(step.numbers)
             else:
-                yield _none_of(loader.example() if last is None else last), 0
+                yield loader.without_samples(loader.example() if last is None else last), 0
         loader.end_epoch()
 
     def steps_in(self, epochs: int, step: int) -> int | None:
@@ -164,12 +164,3 @@ def _source(data: Any, format: str | None, reading: dict[str, Any]) -> Source:
 
 def _shard_size() -> int:
     return Config.load().dataset.default_shard_size
-
-
-def _none_of(batch: Any) -> Any:
-    """A batch of the same form without samples."""
-    if isinstance(batch, Mapping):
-        return {name: _none_of(column) for name, column in batch.items()}
-    if isinstance(batch, tuple | list):
-        return type(batch)(_none_of(part) for part in batch)
-    return batch[:0]

@@ -8,14 +8,17 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from grain._src.python.testing.experimental import assert_equal_output_after_checkpoint
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from dtruntime.data import build_index
 from dtruntime.data.jax import JaxIterator
 from dtruntime.data.loading.loader import Loader
 from dtruntime.data.loading.mixture import Mixture
-from dtruntime.data.loading.source import NumberSource
+from dtruntime.data.loading.source import FileSource, NumberSource
 
 
 class Fresh:
@@ -51,6 +54,20 @@ def test_batches_are_arrays_of_jax():
     batch = next(JaxIterator(loader))
     assert isinstance(batch["sample"], jax.Array)
     assert jnp.array_equal(batch["sample"], jnp.arange(20))
+
+
+def test_lists_are_stacked_padded_or_given_one_by_one(tmp_path):
+    rows = [list(range(n % 3)) for n in range(12)]
+    pq.write_table(pa.table({"x": [[n, n + 0.5] for n in range(12)], "y": rows}), tmp_path / "p")
+    source = FileSource(build_index(tmp_path / "p", "parquet", use_cache=False))
+    options = {"output": "jax", "shuffle": False}
+    batch = next(JaxIterator(Loader(source, 12, ragged={"y": "pad"}, **options)))
+    assert isinstance(batch["x"], jax.Array)
+    assert batch["x"].tolist() == [[n, n + 0.5] for n in range(12)]
+    assert [y[m].tolist() for y, m in zip(batch["y"], batch["y__mask"], strict=True)] == rows
+    batch = next(JaxIterator(Loader(source, 12, ragged={"y": "list"}, **options)))
+    assert all(isinstance(row, jax.Array) for row in batch["y"])
+    assert [row.tolist() for row in batch["y"]] == rows
 
 
 def test_batches_become_parts_of_global_arrays():

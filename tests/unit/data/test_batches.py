@@ -54,7 +54,7 @@ def loader(index, batch=32, columns=None, **options):
 def test_values_and_types_survive(index, shuffle):
     expected = table()
     types = set()
-    for batch in loader(index, shuffle=shuffle, fill={"holes": -1}):
+    for batch in loader(index, shuffle=shuffle, fill={"holes": -1}, ragged="list"):
         rows = expected.take(pa.array(batch["id"])).to_pydict()
         types.add(tuple(str(array.dtype) for array in batch.values()))
         assert batch["small"].tolist() == rows["small"]
@@ -126,8 +126,9 @@ def test_samples_may_decode_to_tuples_and_text():
 
 
 def test_padding_repeats_own_samples_and_says_so(index):
+    options = {"fill": {"holes": 0}, "ragged": "list"}
     runs = [
-        list(loader(index, 40, rank=r, world_size=2, last="pad", ids=True, fill={"holes": 0}))
+        list(loader(index, 40, rank=r, world_size=2, last="pad", ids=True, **options))
         for r in range(2)
     ]
     for run in runs:
@@ -199,9 +200,8 @@ def test_filling_lists_keeps_missing_and_empty_ones(tmp_path):
     values = [None, [], [1, None], None, [2], [None]]
     path = tmp_path / "lists.parquet"
     pq.write_table(pa.table({"v": pa.array(values, pa.list_(pa.int32()))}), path)
-    (batch,) = loader(
-        build_index(path, "parquet", use_cache=False), 6, shuffle=False, fill={"v": 0}
-    )
+    index = build_index(path, "parquet", use_cache=False)
+    (batch,) = loader(index, 6, shuffle=False, fill={"v": 0}, ragged="list")
     given = [None if row is None else row.tolist() for row in batch["v"]]
     assert given == [None, [], [1, 0], None, [2], [0]]
 

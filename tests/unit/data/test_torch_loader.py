@@ -15,6 +15,7 @@ from dtruntime.data import build_index
 from dtruntime.data.loading.loader import Loader
 from dtruntime.data.loading.source import FileSource, NumberSource
 from dtruntime.data.torch import StrataDataset, TorchLoader
+from dtruntime.errors import ShardError
 
 pytestmark = pytest.mark.filterwarnings(
     # Said by torch and torchdata themselves.
@@ -249,3 +250,15 @@ def test_loader_processes_begin_where_the_training_process_left_the_dataset(expe
             break
     reading = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="fork")
     assert got + lists(reading) == expected[0]
+
+
+def test_lengths_of_lists_that_differ_between_loader_processes_are_an_error(tmp_path):
+    """Each process by itself sees one length only."""
+    table = pa.table({"v": pa.array([[1, 2], [1, 2, 3]] * 20, pa.list_(pa.int8()))})
+    pq.write_table(table, tmp_path / "all.parquet")
+    source = FileSource(build_index(tmp_path, "parquet", use_cache=False))
+    reading = Loader(source, 1, shuffle=False, output="torch")
+    batches = TorchLoader(reading, num_workers=2, multiprocessing_context="fork")
+    with pytest.raises(ShardError, match=r"'v' has rows, in different batches, .*\(2, 3\)"):
+        list(batches)
+    assert reading.position == 1

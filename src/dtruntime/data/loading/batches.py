@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from ...errors import ShardError
 from ...types import check_flag
-from .columns import Assemble, Block, NumpyBlocks, arrow_block
+from .columns import Assemble, Block, NumpyBlocks, arrow_block, as_array
+from .lists import ListColumn, RaggedColumns
 from .sequences import ORIGIN
 
 Output = Literal["numpy", "torch", "jax", "arrow"]
@@ -33,6 +34,7 @@ class Batches:
         ids: bool = False,
         pad: bool = False,
         fill: Mapping[str, Any] | None = None,
+        ragged: str | Mapping[str, str] = "error",
         decode: Callable[[dict[str, Any]], Any] | None = None,
         transform: Callable[[Any], Any] | None = None,
     ) -> None:
@@ -46,21 +48,32 @@ class Batches:
         self._decode = decode
         self._transform = transform
         self.assemble: Assemble = arrow_block if output == "arrow" else NumpyBlocks(fill)
-        self._convert: Callable[[Any], Any] | None = None
+        self._ragged = RaggedColumns(ragged, output)
+        self._framework: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_convert": None}
+        return {**self.__dict__, "_framework": None}
 
     @property
     def works(self) -> bool:
         """Whether making a batch runs code of the user."""
         return self._decode is not None or self._transform is not None
 
-    def check_columns(self, names: Iterable[str]) -> None:
+    def check_columns(self, schema: pa.Schema) -> None:
         """Refuse data whose own columns would be replaced by what is added to batches."""
+        masks = self._ragged.added(schema)
         if self._decode is None:
-            added = (ID,) * self._ids + (VALID,) * self._pad
-            _check_free(names, added)
+            _check_free(schema.names, [*(ID,) * self._ids, *(VALID,) * self._pad, *masks])
+
+    def row_shapes(self, block: Block) -> dict[str, tuple[int, ...]]:
+        """The shapes of rows that are lists, in columns that have one shape in all batches."""
+        if self._decode is not None or self.output == "arrow":
+            return {}
+        return self._ragged.shapes(block.columns.values())
+
+    def check_row_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Refuse other shapes than those of the batches before."""
+        self._ragged.check(shapes)
 
     def make(self, block: Block, padding: int, filler: Block | None) -> Any:
         """A batch of the block's samples, and of ``padding`` copies of others."""
@@ -70,6 +83,25 @@ class Batches:
             block = filled(block, padding, filler)
         batch = self._table(block, valid) if self.output == "arrow" else self._dict(block, valid)
         return batch if self._transform is None else self._transform(batch)
+
+    def without_samples(self, batch: Any) -> Any:
+        """A batch of the same form without samples."""
+        if self._decode is None and isinstance(batch, dict):
+            # Lists are columns here; decoded samples may have lists as a structure.
+            return {
+                name: [] if isinstance(column, list) else self._none_of(column)
+                for name, column in batch.items()
+            }
+        return self._none_of(batch)
+
+    def _none_of(self, batch: Any) -> Any:
+        if isinstance(batch, Mapping):
+            return {name: self._none_of(column) for name, column in batch.items()}
+        if isinstance(batch, tuple | list):
+            return type(batch)(self._none_of(part) for part in batch)
+        if getattr(batch, "is_nested", False):
+            return self._converters().none_of(batch)
+        return batch[:0]
 
     def _table(self, block: Block, valid: Any) -> pa.Table:
         columns = dict(block.columns)
@@ -81,17 +113,30 @@ class Batches:
         plain = {name: column for name, column in block.columns.items() if name != ORIGIN}
         block = Block(plain, block.numbers)
         if self._decode is None:
-            batch: Any = block.arrays()
+            batch: Any = self._columns(block)
+            self.check_row_shapes(self.row_shapes(block))
         else:
             batch = stack([self._decode(row) for row in block.rows()])
         if isinstance(batch, dict):
             extra = self._extra(block, valid, origin)
             _check_free(batch, extra)
             batch.update(extra)
-        if self.output == "numpy":
-            return batch
-        self._convert = self._convert or _converter(self.output)
-        return batch if self._convert is None else _mapped(batch, self._convert)
+        return batch if self.output == "numpy" else _mapped(batch, self._converters().convert)
+
+    def _columns(self, block: Block) -> dict[str, Any]:
+        columns: dict[str, Any] = {}
+        for name, column in block.columns.items():
+            if isinstance(column, ListColumn):
+                columns |= self._ragged.given(column, lambda: self._converters().nested)
+            else:
+                columns[name] = as_array(column)
+        return columns
+
+    def _converters(self) -> Any:
+        """What makes the framework's arrays; the framework is imported when it is needed."""
+        if self._framework is None:
+            self._framework = importlib.import_module(f".to_{self.output}", __package__)
+        return self._framework
 
     def _extra(self, block: Block, valid: Any, origin: Any) -> dict[str, Any]:
         extra: dict[str, Any] = {}
@@ -134,25 +179,23 @@ def row(batch: Any, place: int) -> Any:
     return batch[place]
 
 
-def stack(samples: Sequence[Any]) -> Any:
+def stack(samples: Sequence[Any], where: str = "") -> Any:
     """Samples as one batch: arrays of what can be stacked, lists of the rest."""
     first = samples[0]
     if isinstance(first, Mapping):
-        return {key: stack([sample[key] for sample in samples]) for key in first}
+        return {key: stack([sample[key] for sample in samples], f" for {key!r}") for key in first}
     if isinstance(first, tuple | list):
-        return type(first)(stack(part) for part in zip(*samples, strict=True))
+        return type(first)(stack(part, where) for part in zip(*samples, strict=True))
     if isinstance(first, str | bytes) or first is None:
         return list(samples)
-    return np.stack([np.asarray(sample) for sample in samples])
-
-
-def _converter(output: Output) -> Callable[[Any], Any] | None:
-    """What makes one of the framework's arrays; the framework is imported when it is needed."""
-    if output not in ("torch", "jax"):
-        return None
-    module = importlib.import_module(f".to_{output}", __package__)
-    convert: Callable[[Any], Any] = module.convert
-    return convert
+    arrays = [np.asarray(sample) for sample in samples]
+    shapes = list(dict.fromkeys(array.shape for array in arrays))
+    if len(shapes) > 1:
+        raise ShardError(
+            f"decode returned arrays of different shapes{where}, {shapes[0]} and {shapes[1]} among "
+            "them, which do not fit into one batch: pad or crop them in decode"
+        )
+    return np.stack(arrays)
 
 
 def _mapped(batch: Any, convert: Callable[[Any], Any]) -> Any:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ...errors import ShardError
+from .lists import ListColumn, is_fixed, is_list_of_values, objects
+from .values import Ints, Places, filled, is_plain, missing_values, picked, plain
 
-Ints = NDArray[np.int64]
 Column = Any
-"""An array of numpy's or of Arrow's."""
+"""An array of numpy's or of Arrow's, or a `ListColumn`."""
 
 
 class Block:
@@ -60,20 +58,17 @@ class Block:
         """As an Arrow table, of columns that are held by Arrow."""
         return pa.table(self.columns)
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """As numpy arrays."""
-        return {name: _array(column) for name, column in self.columns.items()}
-
     def rows(self) -> Iterator[dict[str, Any]]:
         """One mapping for each sample."""
-        arrays = self.arrays()
-        names = list(arrays)
-        for values in zip(*arrays.values(), strict=True):
+        names = list(self.columns)
+        columns = [
+            column.rows() if isinstance(column, ListColumn) else as_array(column)
+            for column in self.columns.values()
+        ]
+        for values in zip(*columns, strict=True):
             yield dict(zip(names, values, strict=True))
 
 
-Places = Ints | slice
-"""Which rows of tables that lie one after the other, and in which order."""
 Assemble = Callable[[Sequence[pa.Table], Places, Ints], Block]
 """Makes a block of some rows of tables, whose samples have the given numbers."""
 
@@ -102,7 +97,7 @@ class NumpyBlocks:
         """Make a block."""
         columns = {}
         schema = tables[0].schema
-        arena = _Arena(8 * len(numbers) * sum(_is_plain(field.type) for field in schema))
+        arena = _Arena(8 * len(numbers) * sum(is_plain(field.type) for field in schema))
         for number, field in enumerate(schema):
             chunks = [chunk for table in tables for chunk in table.column(number).chunks]
             columns[field.name] = self._column(field.name, field.type, chunks, places, arena)
@@ -116,36 +111,24 @@ class NumpyBlocks:
         places: Places,
         arena: _Arena,
     ) -> Column:
-        if _is_plain(kind):
-            return _gather(self._filled(name, kind, chunks), places, kind, arena)
+        if is_plain(kind):
+            return _gather(filled(name, kind, chunks, self._fill), places, kind, arena)
         column = pa.chunked_array(chunks, kind)
         if pa.types.is_dictionary(kind):
             plain = column.cast(kind.value_type)
             return self._column(name, kind.value_type, plain.chunks, places, arena)
-        if pa.types.is_fixed_size_list(kind) and _is_plain(kind.value_type):
-            return self._vectors(name, column, places)
-        if pa.types.is_list(kind) and _is_plain(kind.value_type):
-            return _picked(self._lists(name, column.combine_chunks()), places)
+        if is_list_of_values(kind):
+            return self._lists(name, column, places)
         if pa.types.is_fixed_size_binary(kind):
             return self._bytes(name, column, places)
-        return _picked(column.combine_chunks(), places)
+        return picked(column.combine_chunks(), places)
 
-    def _vectors(self, name: str, column: pa.ChunkedArray, places: Places) -> Column:
+    def _lists(self, name: str, column: pa.ChunkedArray, places: Places) -> Column:
+        lists = ListColumn.of(name, column.type, column.chunks, places, self._fill)
+        if not is_fixed(column.type):
+            return lists
         _check_rows(name, column)
-        size = column.type.list_size
-        values = [chunk.flatten() for chunk in column.chunks]
-        values = self._filled(name, column.type.value_type, values)
-        return np.concatenate([_plain(part).reshape(-1, size) for part in values])[places]
-
-    def _lists(self, name: str, column: pa.Array) -> pa.Array:
-        values = column.flatten()
-        (filled,) = self._filled(name, column.type.value_type, [values])
-        if filled is values:
-            return column
-        lengths = pc.fill_null(pc.list_value_length(column), 0)
-        ends = np.cumsum(lengths.to_numpy(), dtype=np.int32)
-        offsets = pa.array(np.concatenate(([0], ends)), pa.int32())
-        return pa.ListArray.from_arrays(offsets, filled, mask=column.is_null())
+        return lists.stacked()
 
     def _bytes(self, name: str, column: pa.ChunkedArray, places: Places) -> Column:
         """Bytes of one length: a row of an array each."""
@@ -157,38 +140,6 @@ class NumpyBlocks:
             first = chunk.offset * size
             parts.append(data[first : first + len(chunk) * size].reshape(-1, size))
         return np.concatenate(parts)[places]
-
-    def _filled(self, name: str, kind: pa.DataType, chunks: list[pa.Array]) -> list[pa.Array]:
-        if not any(chunk.null_count for chunk in chunks):
-            return chunks
-        if name in self._fill:
-            return [pc.fill_null(chunk, self._fill[name]) for chunk in chunks]
-        if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-            raise _nulls(name, kind, f"pass fill={{{name!r}: ...}}, ")
-        return chunks
-
-
-@functools.lru_cache(256)
-def _is_plain(kind: pa.DataType) -> bool:
-    """Whether values are of one size and numpy has their type."""
-    t = pa.types
-    return bool(
-        t.is_integer(kind)
-        or t.is_floating(kind)
-        or t.is_boolean(kind)
-        or t.is_timestamp(kind)
-        or t.is_duration(kind)
-        or t.is_date(kind)
-    )
-
-
-def _plain(chunk: pa.Array) -> NDArray[Any]:
-    array: NDArray[Any] = chunk.to_numpy(zero_copy_only=False)
-    return array
-
-
-def _picked(column: pa.Array, places: Places) -> pa.Array:
-    return column[places] if isinstance(places, slice) else column.take(pa.array(places))
 
 
 class _Arena:
@@ -241,8 +192,8 @@ def _gather(
     if isinstance(places, slice):
         if len(chunks) == 1:
             return _own(chunks[0])[places]
-        return np.concatenate([_plain(chunk) for chunk in chunks])[places]
-    joined = _scratch.joined([_plain(chunk) for chunk in chunks])
+        return np.concatenate([plain(chunk) for chunk in chunks])[places]
+    joined = _scratch.joined([plain(chunk) for chunk in chunks])
     values = arena.array(len(places), joined.dtype)
     # All places are inside; this way numpy does not check them and needs no memory of its own.
     np.take(joined, places, out=values, mode="clip")
@@ -251,7 +202,7 @@ def _gather(
 
 def _own(chunk: pa.Array) -> NDArray[Any]:
     """A chunk's values, without copying where it has the only use of its memory."""
-    array = _plain(chunk)
+    array = plain(chunk)
     if array.flags.writeable:
         return array
     data = chunk.buffers()[1]
@@ -263,49 +214,33 @@ def _own(chunk: pa.Array) -> NDArray[Any]:
 def _check_rows(name: str, column: pa.ChunkedArray) -> None:
     """Rows of an array cannot be missing as a whole."""
     if column.null_count:
-        raise _nulls(name, column.type)
-
-
-def _nulls(name: str, kind: pa.DataType, remedy: str = "") -> ShardError:
-    return ShardError(
-        f"column {name!r} has missing values of {kind}, which a numpy array of that type cannot "
-        f"hold: {remedy}leave the column out, or use output='arrow'"
-    )
+        raise missing_values(name, column.type)
 
 
 def _take(column: Column, places: Ints) -> Column:
-    return column[places] if isinstance(column, np.ndarray) else column.take(pa.array(places))
+    if isinstance(column, np.ndarray):
+        return column[places]
+    return column.take(places if isinstance(column, ListColumn) else pa.array(places))
 
 
 def _concat(columns: Sequence[Any]) -> Column:
     if isinstance(columns[0], np.ndarray):
         return np.concatenate(columns)
+    if isinstance(columns[0], ListColumn):
+        return ListColumn.concat(columns)
     if isinstance(columns[0], pa.ChunkedArray):
         return pa.chunked_array([chunk for column in columns for chunk in column.chunks])
     return pa.concat_arrays(columns)
 
 
-def _array(column: Column) -> NDArray[Any]:
+def as_array(column: Column) -> NDArray[Any]:
+    """A column of anything but lists of numbers as an array: of objects where numpy has no type."""
     if isinstance(column, np.ndarray):
         return column
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     kind = column.type
-    if pa.types.is_nested(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary(kind):
-        return _objects(column)
-    array: NDArray[Any] = column.to_numpy(zero_copy_only=False)
-    return array
-
-
-def _objects(column: pa.Array) -> NDArray[Any]:
-    """An array of Python objects; lists of numbers become arrays."""
-    kind = column.type
-    values: list[Any]
-    if pa.types.is_list(kind) and _is_plain(kind.value_type):
-        values = [None if item.values is None else _plain(item.values) for item in column]
-    else:
-        values = column.to_pylist()
-    array = np.empty(len(values), object)
-    for place, value in enumerate(values):
-        array[place] = value
-    return array
+    if not (pa.types.is_nested(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary(kind)):
+        array: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+        return array
+    return objects(column.to_pylist())

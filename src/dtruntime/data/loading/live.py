@@ -93,6 +93,7 @@ class LiveLoader:
         epoch: int = 0,
         output: Output = "numpy",
         fill: Mapping[str, Any] | None = None,
+        ragged: str | Mapping[str, str] = "error",
         decode: Callable[[dict[str, Any]], Any] | None = None,
         transform: Callable[[Any], Any] | None = None,
         ids: bool = False,
@@ -105,8 +106,10 @@ class LiveLoader:
         self._source = source
         self._batch = check_whole("batch_size", batch_size, 1)
         self._ledger = ledger
-        self._batches = Batches(output, ids=ids, fill=fill, decode=decode, transform=transform)
-        self._batches.check_columns(source.schema.names)
+        self._batches = Batches(
+            output, ids=ids, fill=fill, ragged=ragged, decode=decode, transform=transform
+        )
+        self._batches.check_columns(source.schema)
         plan = Plan(
             order="affinity",
             samples=source.total,

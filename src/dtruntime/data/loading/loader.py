@@ -53,6 +53,8 @@ class Delivery(NamedTuple):
     """Where the epoch stands after it."""
     numbers: Ints
     """Which samples it has."""
+    row_shapes: Mapping[str, tuple[int, ...]]
+    """The shapes of rows that are lists, where all steps must have the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ class Loader:
         last: Last = "keep",
         output: Output = "numpy",
         fill: Mapping[str, Any] | None = None,
+        ragged: str | Mapping[str, str] = "error",
         decode: Callable[[dict[str, Any]], Any] | None = None,
         transform: Callable[[Any], Any] | None = None,
         ids: bool = False,
@@ -128,6 +131,10 @@ class Loader:
         - ``decode`` is called with every sample, ``transform`` with every batch, both in a
           background thread. ``fill`` replaces missing values by column. ``ids`` adds the
           samples' numbers as ``__id__``.
+        - ``ragged``: lists of one length become rows of one array. Where lengths differ it says
+          what to do, for all columns or by column: ``error``, ``pad`` (to the longest of the
+          batch, with a column ``NAME__mask`` that is true where there are values), ``nested``
+          (torch), or ``list`` (an array for each sample).
         - ``prefetch_shards`` are read ahead (by default as many as are mixed, and more of small
           ones), ``window`` shards are mixed with each other, ``streams`` is in how many places
           the sequence is read side by side (by default ``world_size``, and from then on what the
@@ -142,9 +149,15 @@ class Loader:
         _check_choice("order", order, ORDERS)
         _check_choice("last", last, LASTS)
         self._batches = Batches(
-            output, ids=ids, pad=last == "pad", fill=fill, decode=decode, transform=transform
+            output,
+            ids=ids,
+            pad=last == "pad",
+            fill=fill,
+            ragged=ragged,
+            decode=decode,
+            transform=transform,
         )
-        self._batches.check_columns(self._source.sources[0].schema.names)
+        self._batches.check_columns(self._source.sources[0].schema)
         self._plan = Plan(
             order=order,
             samples=self._source.total,
@@ -266,7 +279,12 @@ class Loader:
             yield from turn.through(items)
 
     def accept(self, step: Delivery) -> None:
-        """Take note that a step was handed out."""
+        """Take note that a step was handed out.
+
+        Raises ``ShardError`` when rows that are lists have other lengths than those of the steps
+        before, which loader processes by themselves cannot see.
+        """
+        self._batches.check_row_shapes(step.row_shapes)
         self._position = step.position
         self._note(step.numbers)
 
@@ -330,15 +348,20 @@ class Loader:
                 filler = filler or self._any_sample()
                 block = filler.slice(0, 0)
             if block is None:
-                yield Delivery(None, position, np.empty(0, np.int64))
+                yield Delivery(None, position, np.empty(0, np.int64), {})
                 continue
             batch = self._batches.make(block, padding, filler)
-            yield Delivery(batch, position, block.numbers)
+            shapes = self._batches.row_shapes(block)
+            yield Delivery(batch, position, block.numbers, shapes)
             filler = block if len(block) else filler
 
     def example(self) -> Any:
         """A batch of one sample, to see what batches are like; it does not count as consumed."""
         return self._batches.make(self._any_sample(), 0, None)
+
+    def without_samples(self, batch: Any) -> Any:
+        """A batch of the same form as ``batch``, which this loader made, with no samples."""
+        return self._batches.without_samples(batch)
 
     def _any_sample(self) -> Block:
         source = self._source.sources[0]
