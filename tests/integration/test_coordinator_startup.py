@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dtruntime.cli.main import main
+from dtruntime.coordinator.store.integrity import record_digest
 from dtruntime.testing import LocalCoordinator
 from tests.integration.conftest import TRANSPORTS, StartCoordinator
 from tests.integration.raw import RawClient, Refusal
@@ -53,7 +55,10 @@ def test_second_coordinator_on_a_data_directory_says_who_has_it_and_fails(
     assert "Traceback" not in result.stderr
 
 
-def test_corrupt_record_is_set_aside_and_reported(own_coordinator: LocalCoordinator) -> None:
+def test_damaged_record_is_named_and_salvage_goes_on_without_it(
+    own_coordinator: LocalCoordinator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data_dir = str(own_coordinator.data_dir)
     with RawClient(own_coordinator.url) as client:
         worker = client.register()
         for step in (1, 2):
@@ -62,60 +67,68 @@ def test_corrupt_record_is_set_aside_and_reported(own_coordinator: LocalCoordina
         with database(own_coordinator.data_dir) as db:
             damaged = db.execute("UPDATE records SET value = x'FF00' WHERE key = 'c-2'")
             assert damaged.rowcount == 1
-            db.execute("INSERT INTO records VALUES ('no such kind', 'default', 'k', '{}')")
-            db.execute("INSERT INTO records VALUES ('worker', 'no such job', '0', '{}')")
         db.close()
+        result = strata("coordinator", "127.0.0.1:0", "--data-dir", data_dir)
+        assert result.returncode == 1
+        assert "is damaged: checkpoint default/c-2: " in result.stderr
+        assert f"strata state restore --salvage --data-dir {data_dir}" in result.stderr
+        assert "Traceback" not in result.stderr
+        assert main(["state", "check", "--data-dir", data_dir]) == 1
+        assert "damaged: checkpoint default/c-2: " in capsys.readouterr().out
+        assert main(["state", "restore", "--salvage", "--data-dir", data_dir]) == 0
         own_coordinator.start()
         assert [c.checkpoint_id for c in client.call("ListCheckpoints").checkpoints] == ["c-1"]
         assert worker.heartbeat().live_workers == 1
-    log = own_coordinator.log
-    assert "state.record_unreadable" in log
-    assert "c-2" in log
-    assert "quarantine" in log
     own_coordinator.stop()
     db = database(own_coordinator.data_dir)
     kept = dict(db.execute("SELECT key, value FROM quarantine").fetchall())
     db.close()
-    assert kept["c-2"] == b"\xff\x00"
-    assert set(kept) >= {"c-2", "k"}
-    own_coordinator.start()
-    assert own_coordinator.log.count("c-2") == log.count("c-2"), "it is reported once"
+    assert kept == {"c-2": b"\xff\x00"}
 
 
-@pytest.mark.parametrize(
-    ("kind", "key", "value"),
-    [
-        (
-            "dataset",
-            "d",
-            '{"dataset_id": "d", "path": "", "format": "", "total_samples": 5, '
-            '"shard_size": 0, "shuffle": false, "seed": 0}',
-        ),
-        (
-            "worker",
-            "7",
-            '{"worker_id": "w", "rank": -1, "incarnation": 9, "session": "", '
-            '"membership": "live", "registered_at": 0.0}',
-        ),
-        ("journal", "", ""),
-    ],
-    ids=["dataset", "worker", "journal"],
-)
-def test_record_that_makes_no_sense_does_not_keep_the_coordinator_down(
-    own_coordinator: LocalCoordinator, kind: str, key: str, value: str
+RECORD_WITHOUT_SENSE = {
+    "dataset": '{"dataset_id": "d", "path": "", "format": "", "total_samples": 5, '
+    '"shard_size": 0, "shuffle": false, "seed": 0}',
+    "worker": '{"worker_id": "w", "rank": -1, "incarnation": 9, "session": "", '
+    '"membership": "live", "registered_at": 0.0}',
+}
+
+
+@pytest.mark.parametrize("kind", RECORD_WITHOUT_SENSE)
+def test_record_that_makes_no_sense_is_left_out_by_salvage(
+    own_coordinator: LocalCoordinator, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    data_dir = str(own_coordinator.data_dir)
+    with RawClient(own_coordinator.url) as client:
+        worker = client.register()
+        own_coordinator.stop()
+        db = database(own_coordinator.data_dir)
+        value = RECORD_WITHOUT_SENSE[kind].encode()
+        row = kind, "default", "7", value, record_digest(kind, "default", "7", value)
+        db.execute("INSERT INTO records VALUES (?, ?, ?, ?, ?)", row)
+        db.close()
+        assert main(["state", "check", "--data-dir", data_dir]) == 1
+        assert f"{kind} default/7: " in capsys.readouterr().out
+        assert main(["state", "restore", "--salvage", "--data-dir", data_dir]) == 0
+        own_coordinator.start()
+        assert worker.heartbeat().live_workers == 1
+        assert client.register().rank == 1
+
+
+def test_damaged_journal_does_not_keep_the_coordinator_down(
+    own_coordinator: LocalCoordinator,
 ) -> None:
     with RawClient(own_coordinator.url) as client:
         worker = client.register()
         own_coordinator.stop()
         db = database(own_coordinator.data_dir)
-        if kind == "journal":
-            assert db.execute("UPDATE journal SET fields = x'00'").rowcount > 0
-        else:
-            db.execute("INSERT INTO records VALUES (?, 'default', ?, ?)", (kind, key, value))
+        assert db.execute("UPDATE journal SET fields = x'00'").rowcount > 0
         db.close()
         own_coordinator.start()
         assert worker.heartbeat().live_workers == 1
         assert client.register().rank == 1
+        assert "journal.entry_damaged" in [event.kind for event in client.events()]
+    assert "state.journal_damaged" in own_coordinator.log
 
 
 def test_state_of_a_newer_version_is_refused(own_coordinator: LocalCoordinator) -> None:

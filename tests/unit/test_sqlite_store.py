@@ -35,7 +35,8 @@ from dtruntime.coordinator.state.records import (
     TakenBack,
     WorkerRecord,
 )
-from dtruntime.coordinator.store.sqlite import SCHEMA_VERSION, WAL_PAGES, SqliteStore
+from dtruntime.coordinator.store.integrity import SCHEMA_VERSION, record_digest
+from dtruntime.coordinator.store.sqlite import WAL_PAGES, SqliteStore
 from dtruntime.errors import StorageError
 
 RECORDS: dict[str, Record] = {
@@ -186,12 +187,11 @@ async def test_record_is_on_disk_after_a_flush_and_comes_back(tmp_path: Path, ki
     assert f"{kind}/k" in rows_of(tmp_path)
     await first.close()
     second = SqliteStore(tmp_path)
-    rows, problems = second.load()
+    rows = second.load()
     assert await second.read(kind, "job", "k") == RECORDS[kind]
     assert await second.read(kind, "job", "other") is None
     await second.close()
     assert rows == ([] if kind == READ_ON_DEMAND else [(kind, "job", "k", RECORDS[kind])])
-    assert problems == []
 
 
 async def test_record_read_on_demand_is_there_before_it_is_on_disk(store: SqliteStore) -> None:
@@ -231,7 +231,7 @@ async def test_round_submitted_behind_a_commit_is_written_in_order(store: Sqlite
     store.submit([put("checkpoint"), put("round", "b", old)])
     store.submit([put("round", "b", new)])
     await store.flush()
-    rows = {key: record for _, _, key, record in store.load()[0]}
+    rows = {key: record for _, _, key, record in store.load()}
     assert rows["b"] == new
 
 
@@ -244,7 +244,7 @@ async def test_newest_record_wins_and_deleted_ones_are_gone(store: SqliteStore) 
         if generation:
             store.submit([Delete("worker", "job", str(generation - 1))])
     await store.flush()
-    rows, _ = store.load()
+    rows = store.load()
     by_kind = {kind: (key, record) for kind, _, key, record in rows}
     assert len(rows) == 2
     assert by_kind["worker"][0] == "49"
@@ -315,17 +315,15 @@ async def test_event_with_unreadable_fields_is_kept_without_them(store: SqliteSt
         ("unheard of", b"{}"),
     ],
 )
-async def test_unreadable_record_is_set_aside(store: SqliteStore, kind: str, value: bytes) -> None:
+async def test_unreadable_record_is_named_and_nothing_is_loaded(
+    store: SqliteStore, kind: str, value: bytes
+) -> None:
     store.submit([put("job")])
     await store.flush()
-    store._db.execute("INSERT INTO records VALUES (?, 'job', 'bad', ?)", (kind, value))
-    rows, problems = store.load()
-    assert [key for _, _, key, _ in rows] == ["k"]
-    assert len(problems) == 1
-    assert f"{kind} job/bad" in problems[0]
-    kept = store._db.execute("SELECT kind, key, value FROM quarantine").fetchall()
-    assert kept == [(kind, "bad", value)]
-    assert store.load()[1] == []
+    row = kind, "job", "bad", value, record_digest(kind, "job", "bad", value)
+    store._db.execute("INSERT INTO records VALUES (?, ?, ?, ?, ?)", row)
+    with pytest.raises(StorageError, match=f"{kind} job/bad"):
+        store.load()
 
 
 async def test_each_start_is_counted(tmp_path: Path) -> None:

@@ -13,9 +13,20 @@ from collections.abc import Sequence
 
 from .._version import __version__
 from ..errors import ConfigError, ConnectionError, StrataError
-from . import actions, bench, checkpoints, coordinator, datasets, demo, doctor, status, top
+from . import (
+    actions,
+    bench,
+    checkpoints,
+    coordinator,
+    datasets,
+    demo,
+    doctor,
+    state,
+    status,
+    top,
+)
 
-COMMANDS = (coordinator, status, top, actions, datasets, checkpoints, demo, bench, doctor)
+COMMANDS = (coordinator, status, top, actions, datasets, checkpoints, state, demo, bench, doctor)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -33,6 +33,8 @@ class Member:
         self._channel = Channel(config.coordinator_url or "")
         self._identity: Identity | None = None
         self._fence: SyncError | None = None
+        self._state_id = ""
+        """The coordinator's state that this worker was registered in."""
         self._told = 0
         """The newest generation that the program was told of."""
         self._seen = 0

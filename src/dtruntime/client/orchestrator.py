@@ -123,6 +123,7 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
             session=secrets.token_hex(16),
             process=f"{os.getpid()}@{socket.gethostname()}",
             attempt=config.attempt or 0,
+            state_id=self._state_id,
         )
         patience = config.connect_timeout_ms / 1000
         reply = await self._channel.call(
@@ -152,6 +153,7 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
         )
         self._process = os.getpid()
         self._fence = None
+        self._state_id = reply.state_id
         self._told = self._seen = reply.generation
         self._heard = reply.generation
         self._actions = ()
@@ -264,6 +266,7 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
             metrics=dict(report.metrics),
             step_seconds=report.step_seconds,
             samples=report.samples,
+            state_id=self._state_id,
         )
         reply = await self._call("Heartbeat", request, pb.HeartbeatResponse, patience=0.0)
         self._reported = report

@@ -71,6 +71,15 @@ _SENTENCES: dict[str, Callable[[_Fields], str]] = {
     ),
     "action.completed": lambda f: f"{_of(f, 'what')} is done{_why(f, 'outcome')}",
     "coordinator.stalled": lambda f: f"the coordinator stood still for {_of(f, 'seconds')} s",
+    "coordinator.state_lost": lambda f: (
+        f"worker {_of(f, 'worker')} was registered in state {_of(f, 'state')}, "
+        + (
+            "after the copy of it that this coordinator was restored from"
+            if f.get("restored") == "True"
+            else "which this coordinator has never had"
+        )
+    ),
+    "journal.entry_damaged": lambda f: "this entry of the journal is damaged",
 }
 
 

@@ -24,6 +24,9 @@ from .queries import Answer, Queries
 
 log = EventLog("coordinator")
 
+FOREIGN_STATES = 16
+"""Reports of states that were lost, each once, while the coordinator runs."""
+
 
 class Clock:
     """Seconds since 1970 that never jump: the wall clock at the start, then monotonic time."""
@@ -65,6 +68,7 @@ class CoordinatorService:
         self._disk_is_slow = False
         self._appended = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._foreign_states: set[str] = set()
         self.machine = Machine(
             self.config.heartbeat_timeout_ms / 1000,
             store.events(),
@@ -94,10 +98,7 @@ class CoordinatorService:
         }
 
     def _restore(self) -> None:
-        rows, unreadable = self._store.load()
-        orphans = self.machine.restore(rows, self.clock())
-        for problem in unreadable:
-            log.error("state.record_unreadable", record=problem, remedy="kept in quarantine")
+        orphans = self.machine.restore(self._store.load(), self.clock())
         for orphan in orphans:
             log.warning("state.record_orphaned", record=orphan)
 
@@ -233,6 +234,8 @@ class CoordinatorService:
 
     def _register_worker(self, request: pb.WorkerInfo, now: float) -> Answer:
         command = decode.register(request, self.config.max_workers_per_job)
+        if request.state_id and request.state_id not in self._store.ancestors:
+            self._compare_state(command.job, command.worker_id, request.state_id, now)
         reply = self._apply(command, now)
         assert isinstance(reply, c.Registered)
         return pb.WorkerRegistration(
@@ -245,12 +248,21 @@ class CoordinatorService:
             heartbeat_interval_ms=self.config.heartbeat_interval_ms,
             heartbeat_timeout_ms=self.config.heartbeat_timeout_ms,
             job=reply.job,
+            state_id=self._store.state_id,
         )
 
     def _heartbeat(self, request: pb.HeartbeatRequest, now: float) -> Answer:
         command = decode.heartbeat(request)
         self._limit_worker(command.job, command.worker_id, now)
-        reply = self._apply(command, now)
+        try:
+            reply = self._apply(command, now)
+        except Refused as refused:
+            if refused.reason != "unknown_worker" or not request.state_id:
+                raise
+            job, worker_id = decode.job_name(request.job), request.worker_id
+            decode.identifier("worker id", worker_id)
+            found = self._compare_state(job, worker_id, request.state_id, now)
+            raise Refused(refused.reason, f"{refused}{found}", refused.retry_after) from None
         assert isinstance(reply, c.Pulse)
         response = pb.HeartbeatResponse(
             generation=reply.generation,
@@ -261,6 +273,33 @@ class CoordinatorService:
         if reply.actions:
             response.actions.extend(encode.actions(reply.actions))
         return response
+
+    def _compare_state(self, job: str, worker_id: str, state_id: str, now: float) -> str:
+        """What a worker is told whose state is not this one; reported when it is seen first."""
+        if state_id == self._store.state_id:
+            return ""
+        restored = state_id in self._store.ancestors
+        text = (
+            ". The coordinator's state was restored from a copy made before this worker registered"
+            if restored
+            else ". It was registered in a state that this coordinator has never had: its data "
+            "directory was emptied or exchanged, or the address leads to another coordinator"
+        )
+        if state_id not in self._foreign_states and len(self._foreign_states) < FOREIGN_STATES:
+            names = (job, worker_id or "a newcomer", decode.identifier("state id", state_id))
+            self._foreign_states.add(state_id)
+            log.error(
+                "state.lost",
+                job=job,
+                worker=worker_id,
+                state=state_id,
+                own_state=self._store.state_id,
+                restored=restored,
+                remedy="look for the data directory that it had, or restore a backup: "
+                "'strata state restore COPY'",
+            )
+            self._apply(c.ReportLostState(*names, restored), now)
+        return text
 
     def _deregister_worker(self, request: pb.DeregisterRequest, now: float) -> Answer:
         return encode.reply(self._apply(decode.deregister(request), now))

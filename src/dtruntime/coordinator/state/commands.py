@@ -83,6 +83,16 @@ class Hangup(Command, frozen=True):
     call: int
 
 
+class ReportLostState(Command, frozen=True):
+    """A worker was registered in a state that this coordinator does not have."""
+
+    job: str
+    worker_id: str
+    state_id: str
+    restored: bool = False
+    """Whether this state was restored from a copy of that one."""
+
+
 class RegisterDataset(Command, frozen=True):
     """A dataset becomes known."""
 

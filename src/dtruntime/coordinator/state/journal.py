@@ -16,6 +16,8 @@ ALARMS: Mapping[str, Literal["warning", "error"]] = {
     "checkpoint.aborted": "warning",
     "checkpoint.damaged": "error",
     "coordinator.stalled": "warning",
+    "coordinator.state_lost": "error",
+    "journal.entry_damaged": "error",
 }
 """How grave each kind of event is that somebody should look at; the others are news."""
 

@@ -119,6 +119,7 @@ class Machine:
             c.Heartbeat: self._heartbeat,
             c.Arrive: self._arrive,
             c.Hangup: self._hang_up,
+            c.ReportLostState: self._report_lost_state,
             c.Register: self._register,
             c.Deregister: self._deregister,
             c.RegisterDataset: self._register_dataset,
@@ -333,6 +334,16 @@ class Machine:
         if job is not None:
             for part in (job.barriers, job.checkpoints, job.epochs):
                 part.hang_up(command.call)
+        return c.DONE
+
+    def _report_lost_state(self, command: c.ReportLostState) -> Reply:
+        self._out.emit(
+            "",
+            "coordinator.state_lost",
+            worker=f"{command.job}/{command.worker_id}",
+            state=command.state_id,
+            restored=command.restored,
+        )
         return c.DONE
 
     def _tick(self, _: c.Tick) -> Reply:

@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import re
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from importlib import resources
 from pathlib import Path
 
 import msgspec
@@ -35,42 +33,92 @@ from ..state.records import (
     Put,
     Record,
 )
+from .integrity import (
+    DATABASE,
+    QUERIES,
+    SCHEMA_VERSION,
+    Examination,
+    HighWaterMark,
+    Mark,
+    Summary,
+    Tally,
+    behind,
+    create_tables,
+    event_digest,
+    event_problem,
+    examine,
+    record_digest,
+    record_problem,
+    upgrade,
+)
 
 log = EventLog("coordinator")
 
-SCHEMA_VERSION = 1
 WAL_PAGES = 2000
+DAMAGES_SHOWN = 5
+EVENT_DAMAGED = "journal.entry_damaged"
+"""The kind that an entry of the journal has when it cannot be read."""
+
+NO_MARK = "commits that were lost cannot be seen; it is written anew"
 
 Row = tuple[str, str, str, Record]
 
 
-def _named_queries() -> dict[str, str]:
-    text = resources.files(__package__).joinpath("queries.sql").read_text(encoding="utf-8")
-    parts = re.split(r"^-- name: (\w+)$", text, flags=re.MULTILINE)[1:]
-    return {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
-
-
-QUERIES = _named_queries()
-
-
-def _fields(text: bytes) -> dict[str, str]:
-    try:
-        return msgspec.json.decode(text, type=dict[str, str])
-    except msgspec.DecodeError:
-        return {}
-
-
 @contextmanager
-def _translated(path: Path, doing: str) -> Iterator[None]:
+def translated(path: Path, doing: str) -> Iterator[None]:
+    """Raise what SQLite or the system says as `StorageError`."""
     try:
         yield
     except StorageError:
         raise
-    except (sqlite3.Error, OSError) as exc:
+    except (sqlite3.Error, OSError, UnicodeDecodeError) as exc:
         raise StorageError(
             f"cannot {doing} the coordinator's state {path}: {exc}. Check free space and "
             "permissions of the data directory; the coordinator stops rather than forget"
         ) from exc
+
+
+def lock_directory(folder: Path) -> int:
+    """Lock a data directory against coordinators; it is unlocked by closing what is returned."""
+    path = folder / "coordinator.lock"
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.read(lock, 64).decode(errors="replace").strip() or "unknown"
+        os.close(lock)
+        raise StorageError(
+            f"data directory {folder} is in use by another coordinator (process "
+            f"{holder}): stop it, or give this one its own --data-dir"
+        ) from None
+    os.ftruncate(lock, 0)
+    os.write(lock, f"{os.getpid()}\n".encode())
+    return lock
+
+
+def refuse_newer(path: Path, found: Examination) -> None:
+    """Raise when a newer Strata wrote the state."""
+    if found.schema > SCHEMA_VERSION and not found.damages:
+        raise StorageError(
+            f"{path} was written by a newer Strata (schema {found.schema}, this one knows "
+            f"{SCHEMA_VERSION}): upgrade this coordinator, or use another --data-dir"
+        )
+
+
+def refuse_damaged(path: Path, damages: Sequence[str]) -> None:
+    """Raise when something is wrong, with what it concerns and what can be done."""
+    if not damages:
+        return
+    shown = "; ".join(damages[:DAMAGES_SHOWN])
+    more = len(damages) - DAMAGES_SHOWN
+    folder = path.parent
+    where = f"--data-dir {folder}" if path.name == DATABASE else path
+    raise StorageError(
+        f"the coordinator's state {path} is damaged: {shown}{f'; and {more} more' * (more > 0)}. "
+        f"Nothing was changed. 'strata state check {where}' lists everything; 'strata state "
+        f"restore COPY --data-dir {folder}' brings a backup back, and 'strata state restore "
+        f"--salvage --data-dir {folder}' goes on with what is intact"
+    )
 
 
 class SqliteStore:
@@ -78,7 +126,7 @@ class SqliteStore:
 
     def __init__(self, data_dir: str | os.PathLike[str]) -> None:
         """Open or create the state in ``data_dir`` and lock it against a second coordinator."""
-        self.path = Path(data_dir) / "state.db"
+        self.path = Path(data_dir) / DATABASE
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="strata-store")
         self._queue: list[Effect] = []
         self._lazy: list[Effect] = []
@@ -88,79 +136,121 @@ class SqliteStore:
         self._commit_began: float | None = None
         self._fsync_on = True
         self.failure: StorageError | None = None
-        with _translated(self.path, "open"):
+        with translated(self.path, "open"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = self._take_lock()
+            self._lock = lock_directory(self.path.parent)
+            self._mark = HighWaterMark(self.path.parent)
             try:
-                self._db = sqlite3.connect(
-                    self.path, isolation_level=None, check_same_thread=False, cached_statements=32
-                )
-                self._prepare()
-                self.term = int(self._db.execute(QUERIES["next_term"]).fetchone()[0])
+                self._db = self._connect()
+                self._summary = self._prepare()
             except BaseException:
+                self._mark.close(sync=False)
                 os.close(self._lock)
                 raise
 
-    def _take_lock(self) -> int:
-        path = self.path.parent / "coordinator.lock"
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            holder = os.read(lock, 64).decode(errors="replace").strip() or "unknown"
-            os.close(lock)
-            raise StorageError(
-                f"data directory {path.parent} is in use by another coordinator (process "
-                f"{holder}): stop it, or give this one its own --data-dir"
-            ) from None
-        os.ftruncate(lock, 0)
-        os.write(lock, f"{os.getpid()}\n".encode())
-        return lock
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(
+            self.path, isolation_level=None, check_same_thread=False, cached_statements=32
+        )
 
-    def _prepare(self) -> None:
-        found = int(self._db.execute("PRAGMA user_version").fetchone()[0])
-        if found > SCHEMA_VERSION:
-            raise StorageError(
-                f"{self.path} was written by a newer Strata (schema {found}, this one knows "
-                f"{SCHEMA_VERSION}): upgrade this coordinator, or use another --data-dir"
+    @property
+    def state_id(self) -> str:
+        """What tells this state from others; a restored copy gets another one."""
+        return self._summary.state_id
+
+    @property
+    def ancestors(self) -> tuple[str, ...]:
+        """The states that this one was restored from."""
+        return self._summary.ancestors
+
+    @property
+    def term(self) -> int:
+        """How often a coordinator has started on this state."""
+        return self._summary.term
+
+    def _prepare(self) -> Summary:
+        """Check what is stored, and note this start in it."""
+        mark, mark_is_lost = self._read_mark()
+        found = examine(self._db)
+        refuse_newer(self.path, found)
+        lost = behind(mark, found)
+        if found.is_empty and mark_is_lost and self._mark.path.exists():
+            lost = f"it is empty, and {self._mark.path.name} beside it shows that it was not"
+        refuse_damaged(self.path, [*found.damages, *([lost] if lost else [])])
+        if found.journal:
+            shown = "; ".join(found.journal[:DAMAGES_SHOWN])
+            log.error(
+                "state.journal_damaged",
+                path=str(self.path),
+                problems=len(found.journal),
+                first=shown,
             )
+        if mark_is_lost and found.summary is not None:
+            log.warning("state.mark_missing", path=str(self._mark.path), remedy=NO_MARK)
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute("PRAGMA wal_autocheckpoint = 0")
-        for name, query in QUERIES.items():
-            if name.startswith("create_"):
-                self._db.execute(query)
-        self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        return self._begin_term(found)
+
+    def _read_mark(self) -> tuple[Mark | None, bool]:
+        try:
+            mark = self._mark.read()
+        except ValueError as exc:
+            log.error("state.mark_damaged", problem=str(exc), remedy=NO_MARK)
+            return None, True
+        return mark, mark is None
+
+    def _begin_term(self, found: Examination) -> Summary:
+        if found.is_empty:
+            self._db.execute("BEGIN IMMEDIATE")
+            create_tables(self._db)
+            Summary.of_new_state().put(self._db)
+            self._db.execute("COMMIT")
+        elif found.summary is None:
+            upgrade(self._db)
+            log.info("state.upgraded", path=str(self.path), schema=SCHEMA_VERSION)
+        before = found.summary or examine(self._db).summary
+        assert before is not None
+        summary = msgspec.structs.replace(
+            before, term=before.term + 1, sequence=before.sequence + 1
+        )
+        summary.put(self._db)
+        self._mark.write(summary.state_id, summary.sequence, durable=True)
+        return summary
 
     # Reading, before serving
 
-    def load(self) -> tuple[list[Row], list[str]]:
-        """All records but those read on demand, and a line for each that was set aside.
-
-        One unreadable record must not keep the coordinator from starting: it is quarantined.
-        """
+    def load(self) -> list[Row]:
+        """All records but those read on demand; raises `StorageError` for what is damaged."""
         rows: list[Row] = []
-        problems: list[str] = []
-        with _translated(self.path, "read"):
-            found = self._db.execute(QUERIES["all_records"], (READ_ON_DEMAND,)).fetchall()
-            for kind, job, key, value in found:
-                try:
-                    rows.append(
-                        (kind, job, key, msgspec.json.decode(value, type=RECORD_TYPES[kind]))
-                    )
-                except (msgspec.DecodeError, KeyError) as exc:
-                    problems.append(f"{kind} {job}/{key}: {exc}")
-                    self._db.execute(
-                        QUERIES["quarantine_record"], (kind, job, key, value, str(exc))
-                    )
-                    self._db.execute(QUERIES["delete_record"], (kind, job, key))
-        return rows, problems
+        damages: list[str] = []
+        with translated(self.path, "read"):
+            for kind, job, key, value, digest in self._db.execute(
+                QUERIES["records_of_other_kinds"], (READ_ON_DEMAND,)
+            ):
+                problem = record_problem(kind, job, key, value, digest)
+                if problem:
+                    damages.append(f"{kind} {job}/{key}: {problem}")
+                else:
+                    record = msgspec.json.decode(value, type=RECORD_TYPES[kind])
+                    rows.append((kind, job, key, record))
+        refuse_damaged(self.path, damages)
+        return rows
 
     def events(self) -> list[Event]:
-        """The journal, oldest first; fields that cannot be read are left out."""
-        with _translated(self.path, "read"):
+        """The journal, oldest first; of a damaged entry only its number is left."""
+        events: list[Event] = []
+        last_at = 0.0
+        with translated(self.path, "read"):
             rows = self._db.execute(QUERIES["all_events"]).fetchall()
-        return [Event(id, at, job, kind, _fields(text)) for id, at, job, kind, text in rows]
+        for id, at, job, kind, fields, digest in rows:
+            if not event_problem(id, at, job, kind, fields, digest):
+                last_at = at
+                known = msgspec.json.decode(fields, type=dict[str, str])
+                events.append(Event(id, at, job, kind, known))
+            elif 0 < id <= self._summary.last_event:
+                events.append(Event(id, last_at, "", EVENT_DAMAGED, {}))
+        return events
 
     async def read(self, kind: str, job: str, key: str) -> Record | None:
         """One record as it is stored; none when it is absent or unreadable."""
@@ -169,13 +259,15 @@ class SqliteStore:
         return await loop.run_in_executor(self._executor, self._read, kind, job, key)
 
     def _read(self, kind: str, job: str, key: str) -> Record | None:
-        with _translated(self.path, "read"):
+        with translated(self.path, "read"):
             row = self._db.execute(QUERIES["one_record"], (kind, job, key)).fetchone()
-        try:
-            return msgspec.json.decode(row[0], type=RECORD_TYPES[kind]) if row else None
-        except msgspec.DecodeError as exc:
-            log.error("state.record_unreadable", record=f"{kind} {job}/{key}", reason=str(exc))
+        if row is None:
             return None
+        problem = record_problem(kind, job, key, *row)
+        if problem:
+            log.error("state.record_damaged", record=f"{kind} {job}/{key}", problem=problem)
+            return None
+        return msgspec.json.decode(row[0], type=RECORD_TYPES[kind])
 
     # Writing
 
@@ -232,6 +324,7 @@ class SqliteStore:
         finally:
             await asyncio.get_running_loop().run_in_executor(self._executor, self._db.close)
             self._executor.shutdown()
+            self._mark.close()
             os.close(self._lock)
 
     def _enqueue(self, effects: Sequence[Effect]) -> None:
@@ -277,38 +370,74 @@ class SqliteStore:
     def _commit(self, batch: Sequence[Effect], fsync: bool) -> None:
         if self.failure is not None:
             return  # What follows a lost write may depend on it.
-        with _translated(self.path, "write"):
+        with translated(self.path, "write"):
             if fsync != self._fsync_on:
                 self._db.execute(f"PRAGMA synchronous = {'FULL' if fsync else 'NORMAL'}")
                 self._fsync_on = fsync
             self._db.execute("BEGIN IMMEDIATE")
             try:
-                self._write_rows(batch)
+                summary = self._write_rows(batch)
+                summary.put(self._db)
                 self._db.execute("COMMIT")
             except BaseException:
                 # SQLite has ended the transaction by itself where the disk is full.
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
+            self._summary = summary
+            self._mark.write(summary.state_id, summary.sequence, durable=fsync)
             if fsync:
                 self._shrink_log()
 
-    def _write_rows(self, batch: Sequence[Effect]) -> None:
-        last_event = 0
-        encode = msgspec.json.encode
+    def _write_rows(self, batch: Sequence[Effect]) -> Summary:
+        """Write what changed; returns the summary of the state that it leaves."""
+        before = self._summary
+        records = Tally(before.records, before.record_sum)
+        events = Tally(before.events, before.event_sum)
+        last_event = before.last_event
+        # Within one commit only the last word on a record counts.
+        changes: dict[tuple[str, str, str], Put | Delete] = {}
         for effect in batch:
-            if isinstance(effect, Put):
-                row = effect.kind, effect.job, effect.key, encode(effect.record)
-                self._db.execute(QUERIES["put_record"], row)
-            elif isinstance(effect, Delete):
-                self._db.execute(QUERIES["delete_record"], (effect.kind, effect.job, effect.key))
+            if isinstance(effect, Put | Delete):
+                changes[effect.kind, effect.job, effect.key] = effect
             elif isinstance(effect, Emit):
-                event = effect.event
-                last_event = event.id
-                row_event = event.id, event.at, event.job, event.kind, encode(event.fields)
-                self._db.execute(QUERIES["add_event"], row_event)
+                last_event = effect.event.id
+                self._append(effect.event, events)
+        for place, change in changes.items():
+            if isinstance(change, Put):
+                self._put(place, change.record, records)
+            else:
+                self._delete(QUERIES["delete_record"], place, records)
         if last_event > JOURNAL_LENGTH:
-            self._db.execute(QUERIES["trim_journal"], (last_event - JOURNAL_LENGTH,))
+            self._delete(QUERIES["trim_journal"], (last_event - JOURNAL_LENGTH,), events)
+        return msgspec.structs.replace(
+            before,
+            sequence=before.sequence + 1,
+            records=records.count,
+            record_sum=records.total,
+            events=events.count,
+            event_sum=events.total,
+            last_event=last_event,
+        )
+
+    def _put(self, place: tuple[str, str, str], record: Record, tally: Tally) -> None:
+        value = msgspec.json.encode(record)
+        digest = record_digest(*place, value)
+        before = self._db.execute(QUERIES["digest_of_record"], place).fetchone()
+        if before is not None:
+            tally.remove(before[0])
+        tally.add(digest)
+        self._db.execute(QUERIES["put_record"], (*place, value, digest))
+
+    def _append(self, event: Event, tally: Tally) -> None:
+        row = event.id, event.at, event.job, event.kind, msgspec.json.encode(event.fields)
+        digest = event_digest(*row)
+        tally.add(digest)
+        self._db.execute(QUERIES["add_event"], (*row, digest))
+
+    def _delete(self, query: str, which: tuple[object, ...], tally: Tally) -> None:
+        for (digest,) in self._db.execute(query, which).fetchall():
+            tally.remove(digest)
 
     def _shrink_log(self) -> None:
         if self._log_is_long():

@@ -86,7 +86,7 @@ MEMBERSHIP_DEAD: Membership
 MEMBERSHIP_LEFT: Membership
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "hostname", "port", "gpu_count", "memory_bytes", "metadata", "job", "rank", "world_size", "session", "process", "attempt")
+    __slots__ = ("worker_id", "hostname", "port", "gpu_count", "memory_bytes", "metadata", "job", "rank", "world_size", "session", "process", "attempt", "state_id")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +106,7 @@ class WorkerInfo(_message.Message):
     SESSION_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STATE_ID_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     hostname: str
     port: int
@@ -118,10 +119,11 @@ class WorkerInfo(_message.Message):
     session: str
     process: str
     attempt: int
-    def __init__(self, worker_id: _Optional[str] = ..., hostname: _Optional[str] = ..., port: _Optional[int] = ..., gpu_count: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., session: _Optional[str] = ..., process: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
+    state_id: str
+    def __init__(self, worker_id: _Optional[str] = ..., hostname: _Optional[str] = ..., port: _Optional[int] = ..., gpu_count: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., session: _Optional[str] = ..., process: _Optional[str] = ..., attempt: _Optional[int] = ..., state_id: _Optional[str] = ...) -> None: ...
 
 class WorkerRegistration(_message.Message):
-    __slots__ = ("worker_id", "rank", "incarnation", "generation", "world_size", "live_workers", "heartbeat_interval_ms", "heartbeat_timeout_ms", "job")
+    __slots__ = ("worker_id", "rank", "incarnation", "generation", "world_size", "live_workers", "heartbeat_interval_ms", "heartbeat_timeout_ms", "job", "state_id")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +133,7 @@ class WorkerRegistration(_message.Message):
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
+    STATE_ID_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     rank: int
     incarnation: int
@@ -140,7 +143,8 @@ class WorkerRegistration(_message.Message):
     heartbeat_interval_ms: int
     heartbeat_timeout_ms: int
     job: str
-    def __init__(self, worker_id: _Optional[str] = ..., rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., world_size: _Optional[int] = ..., live_workers: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., heartbeat_timeout_ms: _Optional[int] = ..., job: _Optional[str] = ...) -> None: ...
+    state_id: str
+    def __init__(self, worker_id: _Optional[str] = ..., rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., world_size: _Optional[int] = ..., live_workers: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., heartbeat_timeout_ms: _Optional[int] = ..., job: _Optional[str] = ..., state_id: _Optional[str] = ...) -> None: ...
 
 class GpuUsage(_message.Message):
     __slots__ = ("index", "utilization_percent", "memory_used_bytes", "memory_total_bytes", "temperature_celsius")
@@ -169,7 +173,7 @@ class ResourceUsage(_message.Message):
     def __init__(self, cpu_percent: _Optional[float] = ..., memory_used_bytes: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[GpuUsage, _Mapping]]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker_id", "job", "incarnation", "state", "step", "epoch", "resources", "metrics", "step_seconds", "samples")
+    __slots__ = ("worker_id", "job", "incarnation", "state", "step", "epoch", "resources", "metrics", "step_seconds", "samples", "state_id")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -187,6 +191,7 @@ class HeartbeatRequest(_message.Message):
     METRICS_FIELD_NUMBER: _ClassVar[int]
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    STATE_ID_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     job: str
     incarnation: int
@@ -197,7 +202,8 @@ class HeartbeatRequest(_message.Message):
     metrics: _containers.ScalarMap[str, float]
     step_seconds: float
     samples: int
-    def __init__(self, worker_id: _Optional[str] = ..., job: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[WorkerState, str]] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., resources: _Optional[_Union[ResourceUsage, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., step_seconds: _Optional[float] = ..., samples: _Optional[int] = ...) -> None: ...
+    state_id: str
+    def __init__(self, worker_id: _Optional[str] = ..., job: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[WorkerState, str]] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., resources: _Optional[_Union[ResourceUsage, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., step_seconds: _Optional[float] = ..., samples: _Optional[int] = ..., state_id: _Optional[str] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("generation", "heartbeat_interval_ms", "live_workers", "actions", "lost_generation")

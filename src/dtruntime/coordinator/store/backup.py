@@ -1,0 +1,225 @@
+"""Copies of the coordinator's state: checking, making and restoring them."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+
+from ...errors import StorageError
+from .integrity import (
+    DATABASE,
+    MARK,
+    Examination,
+    HighWaterMark,
+    Mark,
+    Summary,
+    behind,
+    examine,
+    leave_out_damaged,
+    upgrade,
+)
+from .sqlite import lock_directory, refuse_damaged, refuse_newer, translated
+
+FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", MARK)
+"""What makes up the state in a data directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a check of a state has found."""
+
+    path: Path
+    found: Examination
+    damages: tuple[str, ...]
+    """Everything that keeps a coordinator from starting on it."""
+
+
+def check(place: Path) -> Checked:
+    """Look at the state in a data directory, also of a running coordinator, or at a copy."""
+    if not place.is_dir():
+        found = _examine_file(place)
+        return Checked(place, found, tuple(found.damages))
+    # The mark first: commits that come meanwhile only make the database newer than it.
+    damages: list[str] = []
+    mark: Mark | None = None
+    try:
+        mark = HighWaterMark(place).read()
+    except ValueError as exc:
+        damages.append(str(exc))
+    path = place / DATABASE
+    if mark is None and not damages and not path.exists():
+        raise StorageError(f"there is no coordinator's state in {place}: no {DATABASE}")
+    found = _examine_file(path) if path.exists() else Examination()
+    lost = behind(mark, found)
+    return Checked(path, found, (*found.damages, *damages, *([lost] if lost else [])))
+
+
+def back_up(data_dir: Path, copy: Path, replace: bool = False) -> Examination:
+    """Copy the state into one file, while its coordinator runs or not; the copy is checked."""
+    source = data_dir / DATABASE
+    if not source.exists():
+        raise StorageError(f"there is no coordinator's state in {data_dir}: no {DATABASE}")
+    if copy.exists() and not replace:
+        raise StorageError(f"{copy} exists: name another file, or replace it with --force")
+    with translated(source, "copy"), _partial(copy) as partial:
+        found = _copy(source, partial)
+        refuse_newer(source, found)
+        refuse_damaged(source, found.damages)
+        os.replace(partial, copy)
+        _sync(copy.parent)
+    return found
+
+
+def restore(copy: Path, data_dir: Path, force: bool = False, salvage: bool = False) -> Path | None:
+    """Make a copy the state of a data directory; returns where the state before it lies now.
+
+    The restored state gets another identity, by which workers that registered after the copy was
+    made are told apart. With ``salvage`` damaged records are left out, in the quarantine.
+    """
+    if not copy.exists():
+        raise StorageError(f"there is no copy {copy}")
+    data_dir.mkdir(parents=True, exist_ok=True)
+    target = data_dir / DATABASE
+    with translated(target, "restore"), _locked(data_dir), _partial(target) as partial:
+        found = _copy(copy, partial)
+        refuse_newer(copy, found)
+        if found.is_empty:
+            raise StorageError(f"{copy} is empty: nothing can be restored from it")
+        if not (salvage and _can_salvage(found)):
+            refuse_damaged(copy, found.damages)
+        if not force:
+            _refuse_to_replace(data_dir, copy, found)
+        summary = _adopt(partial, found)
+        return _put_in_place(partial, data_dir, summary)
+
+
+def _examine_file(path: Path) -> Examination:
+    with translated(path, "read"), closing(_open_for_reading(path)) as db:
+        return examine(db)
+
+
+def _open_for_reading(path: Path) -> sqlite3.Connection:
+    uri = f"file:{quote(str(path.absolute()))}?mode=ro"
+    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)
+
+
+def _copy(source: Path, target: Path) -> Examination:
+    """Copy through SQLite, which sees one commit and the write-ahead log; check what came."""
+    with (
+        closing(_open_for_reading(source)) as state,
+        closing(sqlite3.connect(target, isolation_level=None)) as db,
+    ):
+        try:
+            state.backup(db)
+        except sqlite3.DatabaseError as exc:
+            if isinstance(exc, sqlite3.OperationalError):
+                raise
+            refuse_damaged(source, [f"the database is malformed: {exc}"])
+        found = examine(db)
+        if not found.damages:
+            db.execute("PRAGMA journal_mode = DELETE")
+    _sync(target)
+    return found
+
+
+def _can_salvage(found: Examination) -> bool:
+    return not any("malformed" in damage for damage in found.damages)
+
+
+def _adopt(path: Path, found: Examination) -> Summary:
+    """Give a copy an identity of its own, and digests if it has none."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("PRAGMA journal_mode = DELETE")
+        if found.schema == 1:
+            upgrade(db)
+        if found.damages:
+            leave_out_damaged(db, examine(db))
+        before = examine(db).summary
+        assert before is not None
+        adopted = Summary.of_new_state((*before.ancestors, before.state_id))
+        summary = msgspec.structs.replace(
+            before, state_id=adopted.state_id, ancestors=adopted.ancestors
+        )
+        summary.put(db)
+    _sync(path)
+    return summary
+
+
+def _refuse_to_replace(data_dir: Path, copy: Path, found: Examination) -> None:
+    """A state that the copy does not contain is replaced by those who say so."""
+    try:
+        mark = HighWaterMark(data_dir).read()
+    except ValueError as exc:
+        raise _would_replace(data_dir, copy, str(exc)) from None
+    path = data_dir / DATABASE
+    present = _examine_file(path) if path.exists() else Examination()
+    if mark is None and present.is_empty:
+        return
+    newer = behind(mark, found)
+    if not newer and present.summary is not None:
+        summary = present.summary
+        newer = behind(Mark(summary.state_id, summary.sequence, summary.sequence), found)
+    if newer or present.summary is None:
+        raise _would_replace(data_dir, copy, f"the copy: {newer}" if newer else "it is damaged")
+
+
+def _would_replace(data_dir: Path, copy: Path, why: str) -> StorageError:
+    return StorageError(
+        f"{data_dir} has a state that {copy} does not contain ({why}): with --force it is moved "
+        "aside and replaced"
+    )
+
+
+def _put_in_place(partial: Path, data_dir: Path, summary: Summary) -> Path | None:
+    """Move what is there aside, then the copy in; whatever interrupts it, nothing starts empty."""
+    present = [data_dir / name for name in FILES if (data_dir / name).exists()]
+    aside = data_dir / time.strftime("replaced-%Y%m%d-%H%M%S") if present else None
+    if aside is not None:
+        aside.mkdir()
+        if (data_dir / MARK).exists():
+            aside.joinpath(MARK).write_bytes((data_dir / MARK).read_bytes())
+    mark = HighWaterMark(data_dir)
+    mark.write(summary.state_id, summary.sequence, durable=True)
+    mark.close()
+    for path in present:
+        if aside is not None and path.name != MARK:
+            path.rename(aside / path.name)
+    os.replace(partial, data_dir / DATABASE)
+    _sync(data_dir)
+    return aside
+
+
+@contextmanager
+def _partial(path: Path) -> Iterator[Path]:
+    """A file beside ``path``, gone afterwards unless it was renamed."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+    finally:
+        for name in ("", "-wal", "-shm", "-journal"):
+            partial.with_name(partial.name + name).unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(data_dir: Path) -> Iterator[None]:
+    lock = lock_directory(data_dir)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _sync(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
