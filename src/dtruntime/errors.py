@@ -121,3 +121,15 @@ class ShardValueError(ShardError, ValueError):
 
 class ConfigError(StrataError, ValueError):
     """A configuration file, variable or argument is unknown or has a bad value."""
+
+
+def without_frames(error: BaseException) -> BaseException:
+    """The same error without the frames that it has passed, nor those of its causes.
+
+    For errors whose message says everything: what stands before it is then the caller's code.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        seen.__traceback__ = None
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    return error

@@ -53,6 +53,10 @@ class Stream(ABC):
         Of many ranks only the first one's state and this one's are there, and ``None`` for others.
         """
 
+    def explain(self, error: BaseException) -> str:
+        """What an error in the work on a batch may come from; empty if nothing is known."""
+        return ""
+
     def close(self) -> None:  # noqa: B027 - some have nothing to close
         """Stop reading ahead."""
 

@@ -15,6 +15,7 @@ from ..data.loading import FileSource, Loader, NumberSource, Source
 from ..data.loading.loader import Delivery
 from ..data.loading.mixture import Mixture
 from ..data.loading.state import merge_states
+from ..data.readers.base import no_column
 from ..errors import ShardError
 from .batches import DataOptions, Stream
 from .crew import Crew
@@ -90,6 +91,16 @@ class DatasetStream(Stream):
         """Take note of the batch's samples."""
         assert self._given is not None
         self.loader.accept(self._given)
+
+    def explain(self, error: BaseException) -> str:
+        """Which columns there are, when one was asked for that is not there."""
+        batch = None if self._given is None else self._given.batch
+        if not isinstance(error, KeyError) or not isinstance(batch, Mapping):
+            return ""
+        name = error.args[0] if error.args else None
+        if not isinstance(name, str) or name in batch:
+            return ""
+        return f"the batch has {no_column(name, list(batch))}"
 
     def state(self) -> Any:
         """The loader's state."""

@@ -231,6 +231,8 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is not None:
+            self._training.explain(error)
         try:
             if error is None and not self.ending:
                 with self._notices.during(Interrupts.WHEN_LATE):

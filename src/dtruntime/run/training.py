@@ -297,6 +297,12 @@ class Training:
             self._worker.report(epoch=self.parts.stream.epoch, state=WorkerState.FINISHED)
         log.info("run.finished", step=self.step, epoch=self.parts.stream.epoch)
 
+    def explain(self, error: BaseException) -> None:
+        """Add to an error in the work on a batch what may be behind it."""
+        note = "" if self._parts is None else self._parts.stream.explain(error)
+        if note:
+            error.add_note(note)
+
     def keep_unfinished(self) -> None:
         """Save when the loop was left early, if what was done with its last batch is clear."""
         parts = self.parts

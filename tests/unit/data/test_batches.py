@@ -2,6 +2,8 @@
 
 import datetime
 import gc
+import sys
+import traceback
 import weakref
 
 import numpy as np
@@ -13,7 +15,7 @@ from dtruntime.data import build_index
 from dtruntime.data.loading.loader import Loader
 from dtruntime.data.loading.mixture import Mixture
 from dtruntime.data.loading.source import FileSource, NumberSource
-from dtruntime.errors import ShardError
+from dtruntime.errors import ConfigError, ShardError
 
 ROWS = 250
 
@@ -259,3 +261,40 @@ def test_mixture_does_not_replace_a_column(tmp_path):
     source = FileSource(named(tmp_path / "named.parquet", "__dataset__"), 10)
     with pytest.raises(ShardError, match="__dataset__"):
         Mixture({"a": (source, 1.0)})
+
+
+@pytest.mark.parametrize("output", ["torch", "jax"])
+def test_framework_that_is_not_installed_is_named_with_the_command(index, monkeypatch, output):
+    monkeypatch.setitem(sys.modules, output, None)
+    with pytest.raises(
+        ConfigError, match=f"output='{output}'.*not installed: pip install {output}"
+    ):
+        loader(index, output=output)
+
+
+def test_column_that_is_not_there_is_answered_with_those_that_are(index):
+    with pytest.raises(ShardError, match="no column 'vektor': did you mean 'vector'") as caught:
+        loader(index, columns=["vektor"])
+    assert "there are 'id', 'small', 'real'" in str(caught.value)
+
+
+def test_error_in_a_thread_comes_without_the_frames_that_it_passed(index):
+    def message():
+        try:
+            list(loader(index, columns=["holes"]))
+        except ShardError as exc:
+            return traceback.format_exception(exc)
+        raise AssertionError("no error")
+
+    shown = "".join(message())
+    assert "'holes'" in shown
+    assert shown.count("File ") <= 5
+
+
+def test_error_of_the_user_keeps_its_frames(index):
+    def decode(sample):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine") as caught:
+        list(loader(index, columns=["id"], decode=decode))
+    assert caught.traceback[-1].name == "decode"

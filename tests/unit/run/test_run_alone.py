@@ -315,3 +315,16 @@ def test_run_that_has_saved_nothing_or_something_else_is_an_error(tmp_path: Path
     train(make(tmp_path, walk), walk)
     with pytest.raises(KeyError, match="shared/objects/model"):
         load_tracked(tmp_path, "model")
+
+
+def test_column_that_is_not_there_is_answered_with_those_that_are(tmp_path):
+    def mistype():
+        with make(tmp_path, Walk()) as run:
+            for batch in run:
+                with run.guard():
+                    batch["simple"]
+
+    with pytest.raises(KeyError, match="simple") as caught:
+        mistype()
+    notes = "".join(caught.value.__notes__)
+    assert notes == "the batch has no column 'simple': did you mean 'sample'? there are 'sample'"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from ...errors import ShardError
+from ...errors import ConfigError, ShardError
 from ...types import check_flag
 from .columns import Assemble, Block, NumpyBlocks, arrow_block, as_array
 from .lists import ListColumn, RaggedColumns
@@ -17,6 +18,9 @@ from .sequences import ORIGIN
 
 Output = Literal["numpy", "torch", "jax", "arrow"]
 OUTPUTS = ("numpy", "torch", "jax", "arrow")
+
+_PACKAGES = {"torch": "pip install torch", "jax": "pip install jax"}
+"""How to install what an output needs."""
 
 ID = "__id__"
 """The column with the samples' numbers."""
@@ -42,6 +46,7 @@ class Batches:
             raise ValueError(f"output must be one of {', '.join(OUTPUTS)}, not {output!r}")
         if output == "arrow" and (fill or decode):
             raise ValueError("fill and decode are for arrays: with output='arrow' use transform")
+        _check_installed(output)
         self.output = output
         self._ids = check_flag("ids", ids)
         self._pad = pad
@@ -147,6 +152,15 @@ class Batches:
         if valid is not None:
             extra[VALID] = valid
         return extra
+
+
+def _check_installed(output: Output) -> None:
+    """Refuse arrays of a framework that is not there, before anything is read."""
+    if output in _PACKAGES and importlib.util.find_spec(output) is None:
+        raise ConfigError(
+            f"output={output!r} needs the package {output}, which is not installed: "
+            f"{_PACKAGES[output]}, or use output='numpy'"
+        )
 
 
 def _check_free(names: Iterable[str], added: Iterable[str]) -> None:

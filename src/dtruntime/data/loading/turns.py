@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any, Protocol, TypeVar
 
+from ...errors import StrataError, without_frames
+
 T = TypeVar("T")
 
 
@@ -33,10 +35,16 @@ class Turn:
         return self._used.enter_context(closing(part))
 
     def through(self, items: Iterable[T]) -> Iterator[T]:
-        """The items, as long as this is the iteration that goes on."""
-        for item in items:
-            yield item
-            self.check()
+        """The items, as long as this is the iteration that goes on.
+
+        Errors of our own come without the frames of the threads and generators that they passed.
+        """
+        try:
+            for item in items:
+                yield item
+                self.check()
+        except StrataError as exc:
+            raise without_frames(exc)  # noqa: B904 - it is the same error
         self.check()
 
     def check(self) -> None:

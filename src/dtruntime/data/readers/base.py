@@ -195,10 +195,15 @@ def select(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
         raise ValueError(f"columns must be a list of at least one name, not {columns!r}")
     for name in columns:
         if name not in schema.names:
-            close = difflib.get_close_matches(name, schema.names, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {_listed(schema.names)}"
-            raise ShardError(f"the dataset has no column {name!r}: {hint}")
+            raise ShardError(f"the dataset has {no_column(name, schema.names)}")
     return pa.schema([schema.field(name) for name in columns])
+
+
+def no_column(name: str, names: Sequence[str]) -> str:
+    """Say that a column is not there, which one may be meant, and which there are."""
+    close = difflib.get_close_matches(name, names, 1)
+    nearest = f"did you mean {close[0]!r}? " if close else ""
+    return f"no column {name!r}: {nearest}there are {_listed(names)}"
 
 
 def check_names(file: FileStat, names: Sequence[str]) -> None:
