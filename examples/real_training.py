@@ -80,7 +80,7 @@ def main() -> None:
         global_batch_size=options.batch_size,
         epochs=options.epochs,
         save_steps=options.save_steps,
-        process_group="gloo",
+        process_group="auto",  # gradients are averaged at the end of backward()
         recovery=Recovery(wait_seconds=options.wait_seconds),
         loader={"output": "torch", "ids": True, "shard_size": 512},
         track={"model": model, "optimizer": optimizer, "scheduler": scheduler},
@@ -94,7 +94,6 @@ def main() -> None:
                 loss = torch.nn.functional.cross_entropy(model(points), batch["label"])
                 optimizer.zero_grad()
                 loss.backward()
-                run.average_gradients(model)
                 optimizer.step()
                 scheduler.step()
                 run.report(loss=loss.item())

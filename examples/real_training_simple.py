@@ -3,7 +3,7 @@
     python examples/real_training_simple.py
 
 Stop it with Ctrl-C or kill it, run it again: it goes on with the next batch. With
-``COORDINATOR_URL`` set, several of them read one dataset and save together.
+``COORDINATOR_URL`` and ``WORLD_SIZE`` set, several of them train one model.
 """
 
 import sys
@@ -26,6 +26,7 @@ with Run(
     save_steps=50,
     loader={"output": "torch"},
     track={"model": model, "optimizer": optimizer},
+    process_group="auto",  # for several workers; a single one needs nothing
 ) as run:
     for batch in run:
         x = batch["sample"].float().unsqueeze(1) / 20_000

@@ -28,6 +28,7 @@ class Trainer:
             self.process = subprocess.Popen(
                 [sys.executable, *map(str, crew.command)],
                 env={**os.environ, **crew.environment},
+                cwd=crew.cwd,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
@@ -65,6 +66,8 @@ class TrainingCrew:
         self.size = workers
         self.trainers: list[Trainer] = []
         self.traces = "trace/*.jsonl"
+        self.cwd: Path | None = None
+        """Where the processes run; in that of the tests by default."""
 
     def __enter__(self) -> Self:
         return self

@@ -27,6 +27,7 @@ ALLOWED_IMPORTERS = {
         "checkpoint.torch_views",
         "checkpoint.trees.torch_leaves",
         "checkpoint.trees.torch_landing",
+        "run.gradients",
         "run.process_group",
         "run.sharded",
     },

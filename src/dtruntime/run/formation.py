@@ -19,6 +19,7 @@ from .crew import Crew, Membership
 from .saves import Saves
 
 if TYPE_CHECKING:
+    from .gradients import Gradients
     from .process_group import ProcessGroup
 
 log = EventLog("run")
@@ -36,12 +37,14 @@ class Formation:
         stream: Stream,
         saves: Saves,
         group: ProcessGroup | None,
+        gradients: Gradients | None,
     ) -> None:
         self._membership = membership
         self._worker = worker
         self._stream = stream
         self._saves = saves
         self._group = group
+        self._gradients = gradients
         self._crew: Crew | None = None
         if worker is not None and group is not None:
             worker.on_heartbeat(self._heard)
@@ -69,6 +72,8 @@ class Formation:
     def disband(self) -> None:
         """Stop reading, and leave the process group."""
         self._crew = None
+        if self._gradients is not None:
+            self._gradients.end()
         if self._group is not None:
             self._group.leave()
         self._stream.close()
@@ -88,13 +93,17 @@ class Formation:
             self._group.interrupt()
 
     def _agree_on_state(self, crew: Crew) -> None:
+        if self._gradients is not None:
+            self._gradients.check(crew.size)
         self._stream.open(crew)
         latest = self._restore(crew)
         if latest is None:
             self._begin_from_nothing(crew)
         if self._group is not None:
-            addresses = self._membership.share("address", self._group.address(crew), crew)
-            self._group.form(crew, addresses[crew.ranks[0]])
+            offers = self._membership.share("address", self._group.offer(crew), crew)
+            self._group.form(crew, offers)
+        if self._gradients is not None:
+            self._gradients.begin(crew)
 
     def _restore(self, crew: Crew) -> CheckpointInfo | None:
         """Restore the newest checkpoint that is good on all ranks; ``None`` when there is none."""

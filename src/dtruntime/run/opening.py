@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,6 +27,7 @@ from .saves import CrewCommits, Saves
 from .tracking import Tracked
 
 if TYPE_CHECKING:
+    from .gradients import Gradients
     from .process_group import ProcessGroup
 
 
@@ -35,6 +39,8 @@ class Opened:
     stream: Stream
     saves: Saves
     formation: Formation
+    gradients: Gradients | None
+    """Without torch there are none."""
     agreements: Agreements | None
     watch: Watch | None
 
@@ -79,14 +85,21 @@ def open_run(
     worker: TrainingOrchestrator | None,
     gate: Gate,
     notices: Notices,
+    waiting: Callable[[], AbstractContextManager[None]],
 ) -> Opened:
-    """Register with the coordinator, and open checkpoints and data."""
+    """Register with the coordinator, and open checkpoints and data.
+
+    ``waiting`` surrounds the time in which this worker waits for others.
+    """
     if options.process_group is not None and tracked.is_sharded:
         raise ConfigError(
             "a sharded model is tied to the process group that it was sharded in, and cannot go on "
             "in another: leave out process_group=, make the group with torch.distributed."
             "init_process_group(), and let a launcher restart all workers together (torchrun)"
         )
+    gradients = _gradients(options, tracked, waiting)
+    if gradients is not None and worker is not None:
+        gradients.check(worker.config.world_size or 1)
     membership: Membership = Alone()
     agreements = watch = None
     if worker is not None:
@@ -100,17 +113,42 @@ def open_run(
     )
     stream = open_stream(options.data, worker)
     saves = Saves(manager, commits, tracked, stream, options.seed)
-    formation = Formation(membership, worker, stream, saves, _group(options, worker))
-    return Opened(manager, stream, saves, formation, agreements, watch)
+    group = _group(options, tracked, worker)
+    formation = Formation(membership, worker, stream, saves, group, gradients)
+    return Opened(manager, stream, saves, formation, gradients, agreements, watch)
 
 
-def _group(options: RunOptions, worker: TrainingOrchestrator | None) -> ProcessGroup | None:
-    if options.process_group is None:
+def _gradients(
+    options: RunOptions,
+    tracked: Tracked,
+    waiting: Callable[[], AbstractContextManager[None]],
+) -> Gradients | None:
+    if options.process_group is None and "torch" not in sys.modules:
         return None
+    from .gradients import Gradients
+
+    return Gradients(
+        tracked,
+        automatic=options.process_group is not None,
+        independent=options.independent,
+        waiting=waiting,
+    )
+
+
+def _group(
+    options: RunOptions, tracked: Tracked, worker: TrainingOrchestrator | None
+) -> ProcessGroup | None:
+    if options.process_group is None or worker is None:
+        return None
+    from .gradients import devices_of
     from .process_group import ProcessGroup
 
-    host = "127.0.0.1" if worker is None else worker.coordinator_host
-    return ProcessGroup(options.process_group, options.collective_seconds, host)
+    return ProcessGroup(
+        options.process_group,
+        options.collective_seconds,
+        worker.coordinator_host,
+        lambda: devices_of(tracked),
+    )
 
 
 def open_stream(options: DataOptions, worker: TrainingOrchestrator | None) -> Stream:

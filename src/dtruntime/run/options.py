@@ -30,7 +30,9 @@ class RunOptions:
     grace_seconds: float
     recovery: Recovery
     process_group: str | None
-    """The backend of the process group that the run makes."""
+    """The backend of the process group that the run makes, or ``auto``."""
+    independent: bool
+    """Whether gradients are no business of the run."""
     collective_seconds: float
 
     def __post_init__(self) -> None:
@@ -40,6 +42,13 @@ class RunOptions:
             check_seconds("save_seconds", self.save_seconds)
         check_seconds("grace_seconds", self.grace_seconds, may_be_zero=True)
         check_seconds("collective_seconds", self.collective_seconds)
+        if self.process_group is not None and not isinstance(self.process_group, str):
+            raise TypeError(
+                f"process_group must be 'auto' or a backend of torch, not "
+                f"{type(self.process_group).__name__}"
+            )
+        if not isinstance(self.independent, bool):
+            raise TypeError(f"independent must be a bool, not {type(self.independent).__name__}")
         if not isinstance(self.recovery, Recovery):
             raise TypeError(f"recovery must be a Recovery, not {type(self.recovery).__name__}")
 

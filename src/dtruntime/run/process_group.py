@@ -5,50 +5,80 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
+from ..errors import ConfigError
 from .crew import Crew
 
-BUCKET_BYTES = 32 * 2**20
+AUTO = "auto"
+"""The backend that suits the devices of what is tracked."""
 
 
 class ProcessGroup:
     """The default process group of torch, among the ranks of a crew."""
 
-    def __init__(self, backend: str, timeout_seconds: float, coordinator_host: str) -> None:
+    def __init__(
+        self,
+        backend: str,
+        timeout_seconds: float,
+        coordinator_host: str,
+        devices: Callable[[], Iterable[str]],
+    ) -> None:
+        """``devices`` says where the tensors are that will be exchanged, for ``auto``."""
+        self._wanted = backend
         self._backend = backend
+        self._devices = devices
+        self._formed = False
         self._host = coordinator_host
         self._timeout = timedelta(seconds=timeout_seconds)
         self._store: Any = None
         self._sockets: set[tuple[int, int]] = set()
         """The connections that the group has opened: file and inode."""
 
-    def address(self, crew: Crew) -> bytes:
-        """Where the crew's leader waits for the others; nothing from everybody else."""
-        if not crew.leads or crew.size == 1:
+    def offer(self, crew: Crew) -> bytes:
+        """The backend that this worker needs and, from the crew's leader, where it waits."""
+        if crew.size == 1:
             return b""
+        if is_initialized():
+            raise ConfigError(
+                f"process_group={self._wanted!r} lets the run make torch's process group, and the "
+                "program has made it already: leave out one of both"
+            )
+        self._backend = backend_for(self._devices()) if self._wanted == AUTO else self._wanted
+        return f"{self._backend} {self._address(crew)}".encode()
+
+    def _address(self, crew: Crew) -> str:
+        if not crew.leads:
+            return ""
         host = _address_towards(self._host)
         self._store = dist.TCPStore(
             host, 0, crew.size, is_master=True, wait_for_workers=False, timeout=self._timeout
         )
-        return f"{host}:{self._store.port}".encode()
+        return f"{host}:{self._store.port}"
 
-    def form(self, crew: Crew, address: bytes) -> None:
-        """Come together at the leader's address."""
+    def form(self, crew: Crew, offers: Mapping[int, bytes]) -> None:
+        """Come together, by what each rank has offered."""
         if crew.size == 1:
             return
+        found = {rank: offer.decode().partition(" ") for rank, offer in offers.items()}
+        backends = {rank: backend for rank, (backend, _, _) in found.items()}
+        if len(set(backends.values())) > 1:
+            raise ConfigError(
+                f"workers need different process groups by the devices of their parameters, by "
+                f"rank {backends}: all have to train on the same kind of device"
+            )
         if not crew.leads:
-            host, _, port = address.decode().rpartition(":")
+            host, _, port = found[crew.ranks[0]][2].rpartition(":")
             self._store = dist.TCPStore(
                 host, int(port), crew.size, is_master=False, timeout=self._timeout
             )
         before = _open_sockets()
+        self._formed = True
         dist.init_process_group(
             self._backend,
             store=dist.PrefixStore(f"generation-{crew.generation}", self._store),
@@ -65,16 +95,18 @@ class ProcessGroup:
         that does not answer would wait for the timeout: so its connections are shut down.
         """
         sockets, self._sockets = self._sockets, set()
-        if sockets and self._backend == "nccl":
+        if sockets and "nccl" in self._backend:
             dist.distributed_c10d._abort_process_group()
-            return
+            if self._backend == "nccl":
+                return
         for number, inode in sockets:
             _shut_down(number, inode)
 
     def leave(self) -> None:
         """Break up, when nobody waits for this rank any more."""
         self._sockets = set()
-        if dist.is_initialized():
+        formed, self._formed = self._formed, False
+        if formed and dist.is_initialized():
             dist.destroy_process_group()
         self._store = None
 
@@ -84,47 +116,18 @@ def is_initialized() -> bool:
     return bool(dist.is_available() and dist.is_initialized())
 
 
-def average_gradients(parameters: Iterable[Any], samples: int, crew: Crew) -> None:
-    """Replace gradients by their mean over all samples of the crew's batches.
-
-    A rank without samples takes part with zeros.
-    """
-    if crew.size == 1:
-        return
-    wanted = [parameter for parameter in parameters if parameter.requires_grad]
-    for parameter in wanted:
-        if parameter.grad is None or not samples:
-            parameter.grad = torch.zeros_like(parameter)
-    if not wanted:
-        return
-    count = torch.tensor([samples], dtype=torch.float64, device=wanted[0].device)
-    dist.all_reduce(count)
-    share = samples / max(1.0, float(count))
-    for bucket in _buckets([parameter.grad for parameter in wanted]):
-        flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
-        flat.mul_(share)
-        dist.all_reduce(flat)
-        at = 0
-        for gradient in bucket:
-            gradient.copy_(flat[at : at + gradient.numel()].view_as(gradient))
-            at += gradient.numel()
-
-
-def _buckets(gradients: list[Any]) -> Iterator[list[Any]]:
-    """Gradients of one type and device together, up to a size."""
-    bucket: list[Any] = []
-    size = 0
-    for gradient in gradients:
-        other = bucket and (
-            gradient.dtype != bucket[0].dtype or gradient.device != bucket[0].device
+def backend_for(devices: Iterable[str]) -> str:
+    """The backends of torch for some kinds of devices."""
+    kinds = sorted(set(devices)) or ["cpu"]
+    known = {"cpu": "gloo", "cuda": "nccl"}
+    if other := [kind for kind in kinds if kind not in known]:
+        raise ConfigError(
+            f"process_group='auto' knows cpu and cuda, and parameters are on {', '.join(other)}: "
+            "name the backend of torch that is to be used"
         )
-        if bucket and (other or size >= BUCKET_BYTES):
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(gradient)
-        size += gradient.numel() * gradient.element_size()
-    if bucket:
-        yield bucket
+    if len(kinds) == 1:
+        return known[kinds[0]]
+    return ",".join(f"{kind}:{known[kind]}" for kind in kinds)
 
 
 def _open_sockets() -> set[tuple[int, int]]:

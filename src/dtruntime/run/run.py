@@ -35,6 +35,7 @@ class Run:
     ::
 
         with Run("checkpoints", data="data/train", batch_size=256, epochs=3,
+                 process_group="auto",
                  track={"model": model, "optimizer": optimizer}) as run:
             for batch in run:
                 with run.guard():
@@ -69,6 +70,7 @@ class Run:
         worker_id: str | None = None,
         recovery: Recovery | None = None,
         process_group: str | None = None,
+        independent: bool = False,
         collective_seconds: float = 60.0,
         dataset: str = "train",
         format: str | None = None,
@@ -89,9 +91,15 @@ class Run:
         - ``save_steps``, ``save_seconds``: how often to save (by default as ``[checkpoint]
           interval_steps`` says). ``checkpoint`` has more options of `CheckpointManager`,
           ``loader`` of `Loader`.
-        - ``process_group``: a backend of torch (``gloo``, ``nccl``): the run makes the default
-          process group, and makes it anew when the crew changes. Leave it out when a launcher
-          restarts all workers together, as torchrun does; then make the group yourself.
+        - ``process_group``: on several workers, make torch's default process group, anew when
+          the crew changes, and average the gradients of tracked modules at the end of every
+          ``backward()``. ``"auto"`` takes the backend for the devices of the tracked parameters,
+          ``"gloo"`` or ``"nccl"`` that one. A single worker needs no group and makes none.
+          Leave it out when a launcher restarts all workers together, as torchrun does; then make
+          the group, and put DDP or FSDP around the model, before the run is entered. Modules
+          whose gradients nobody averages are an error before the first step.
+        - ``independent``: gradients are no business of the run, since each worker trains a model
+          of its own or the program averages by itself. Checkpoints have the first worker's.
         - ``grace_seconds``: how long there is after SIGTERM, or after ``preemption_file``
           (``STRATA_PREEMPTION_FILE``) has appeared, to save and leave. A process that is still
           there then is ended, whatever it does.
@@ -115,6 +123,7 @@ class Run:
             grace_seconds=grace_seconds,
             recovery=recovery or Recovery(),
             process_group=process_group,
+            independent=independent,
             collective_seconds=collective_seconds,
         )
         self._tracked = Tracked(as_mapping("track", track), as_mapping("state", state))
@@ -325,10 +334,9 @@ class Run:
     def average_gradients(self, module: Any) -> None:
         """Replace a module's gradients by their mean over the samples of all workers' batches.
 
-        Also takes an iterable of parameters. Needs ``process_group``.
+        Also takes an iterable of parameters. With ``process_group`` the run does this at the end
+        of each ``backward()`` for what it tracks, and doing it again changes nothing; it is for
+        modules that are not tracked, and for a process group of the program's own.
         """
-        from .process_group import average_gradients
-
         parameters: Iterable[Any] = module.parameters() if hasattr(module, "parameters") else module
-        with self.waiting():
-            average_gradients(parameters, self._training.samples, self.crew)
+        self._training.average_gradients(parameters)

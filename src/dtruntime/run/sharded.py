@@ -8,7 +8,7 @@ bytes, which the first worker saves; and what every worker has of its own into o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -35,9 +35,14 @@ OWN, PLAIN = "strata:own", "strata:plain"
 _PARTIAL = StateDictOptions(strict=False)
 
 
-def is_sharded(objects: Iterable[Any]) -> bool:
-    """Whether tensors of one of these modules or optimizers are spread over processes."""
-    return any(map(_is_spread, objects))
+def is_sharded(thing: Any) -> bool:
+    """Whether tensors of a module or an optimizer are spread over processes."""
+    if isinstance(thing, torch.nn.Module):
+        wrapped = any(type(m).__name__ == "FullyShardedDataParallel" for m in thing.modules())
+        return wrapped or any(isinstance(tensor, DTensor) for tensor in thing.parameters())
+    if isinstance(thing, torch.optim.Optimizer):
+        return any(isinstance(tensor, DTensor) for tensor in _parameters(thing))
+    return False
 
 
 class ShardedStates:
@@ -177,22 +182,13 @@ def _form_of(name: str, thing: Any, modules: list[Any]) -> _Form:
     owners = [module for module in modules if wanted <= set(module.parameters())]
     if owners:
         return _Optimizer(thing, min(owners, key=lambda owner: len(list(owner.parameters()))))
-    if _is_spread(thing):
+    if is_sharded(thing):
         raise ValueError(
             f"cannot track the optimizer {name!r}: no tracked module has all its parameters, and "
             "their names are needed to shard its state anew; track the module that it trains (of "
             "several modules, a torch.nn.ModuleDict of them)"
         )
     return _Form(thing)
-
-
-def _is_spread(thing: Any) -> bool:
-    if isinstance(thing, torch.nn.Module):
-        wrapped = any(type(m).__name__ == "FullyShardedDataParallel" for m in thing.modules())
-        return wrapped or any(isinstance(tensor, DTensor) for tensor in thing.parameters())
-    if isinstance(thing, torch.optim.Optimizer):
-        return any(isinstance(tensor, DTensor) for tensor in _parameters(thing))
-    return False
 
 
 def _parameters(optimizer: Any) -> list[Any]:

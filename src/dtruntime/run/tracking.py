@@ -24,6 +24,7 @@ class Tracked:
 
     def __init__(self, objects: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> None:
         self._objects: dict[str, Any] = {}
+        self._wrapped: set[str] = set()
         self.values: dict[str, Any] = dict(values or {})
         self._beginning = Beginning(self.values)
         self.add(objects)
@@ -39,6 +40,8 @@ class Tracked:
             if name in self._objects:
                 raise ValueError(f"{name!r} is tracked already")
             self._objects[name] = _bare(thing)
+            if self._objects[name] is not thing:
+                self._wrapped.add(name)
 
     @property
     def objects(self) -> Mapping[str, Any]:
@@ -48,11 +51,13 @@ class Tracked:
     @property
     def is_sharded(self) -> bool:
         """Whether a model or an optimizer is spread over the workers, by FSDP or as DTensors."""
-        if not any(name in sys.modules for name in _SHARDING):
-            return False
-        from .sharded import is_sharded
+        return any(map(_is_sharded, self._objects.values()))
 
-        return is_sharded(self._objects.values())
+    @property
+    def reduced_by_torch(self) -> frozenset[str]:
+        """Names of what has gradients that torch itself averages: in DDP's wrapper, or sharded."""
+        sharded = {name for name, thing in self._objects.items() if _is_sharded(thing)}
+        return frozenset(self._wrapped | sharded)
 
     def capture(self) -> dict[str, Any]:
         """The states of all, by reference: save them before the next step changes them."""
@@ -85,6 +90,14 @@ class Tracked:
                 f"{', '.join(sorted(kept)) or 'none'}): track what was tracked when it was saved, "
                 "or start with another folder for checkpoints"
             )
+
+
+def _is_sharded(thing: Any) -> bool:
+    if not any(name in sys.modules for name in _SHARDING):
+        return False
+    from .sharded import is_sharded
+
+    return is_sharded(thing)
 
 
 def _bare(thing: Any) -> Any:

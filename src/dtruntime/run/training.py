@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..checkpoint.saving import SaveHandle
@@ -93,7 +93,12 @@ class Training:
     def open(self) -> None:
         """Open everything, and come together."""
         self._parts = open_run(
-            self._options, self._tracked, self._worker, self._gate, self._notices
+            self._options,
+            self._tracked,
+            self._worker,
+            self._gate,
+            self._notices,
+            self.pace.waiting,
         )
         self._begin()
 
@@ -141,15 +146,28 @@ class Training:
         """The present step cannot be done: another worker is gone."""
         self._broken = error
 
+    def average_gradients(self, parameters: Iterable[Any]) -> None:
+        """Average the gradients of parameters among the crew, unless that has been done."""
+        crew, gradients = self.crew, self.parts.gradients
+        if gradients is None:  # torch was imported after the run had been entered
+            from .gradients import Gradients
+
+            gradients = Gradients(self._tracked, automatic=False, independent=True)
+            gradients.begin(crew)
+            gradients.begin_step(self.step + 1, self.samples)
+        gradients.average(parameters)
+
     def steps(self) -> Iterator[Any]:
         """Give batches, and do after each what is due, until this run ends or is over."""
-        stream = self.parts.stream
+        stream, gradients = self.parts.stream, self.parts.gradients
         with self._notices.during(Interrupts.WHEN_LATE):
             while stream.epoch < self._options.epochs and not self._options.is_over(self.step):
                 self._steps = stream.steps_in(self._options.epochs, self.step)
                 for batch, self.samples in stream.batches():
                     self.pace.begin()
                     self._in_step, self.guarded = True, False
+                    if gradients is not None:
+                        gradients.begin_step(self.step + 1, self.samples)
                     with self._notices.during(Interrupts.NEVER):
                         yield batch
                     self._in_step = False
@@ -161,6 +179,8 @@ class Training:
         if self._broken is not None:
             raise Regroup(f"{type(self._broken).__name__}: {self._broken}")
         parts = self.parts
+        if parts.gradients is not None:
+            parts.gradients.end_step()
         parts.stream.used()
         due = self._gate.pass_step(self._notices.check)
         self._note()
