@@ -28,6 +28,8 @@ NOBODY = "http://127.0.0.1:1"
         ({"grace_seconds": "x"}, TypeError, "grace_seconds must be a number"),
         ({"grace_seconds": -1}, ValueError, "grace_seconds must not be negative"),
         ({"collective_seconds": 0}, ValueError, "collective_seconds must be positive"),
+        ({"process_group": True}, TypeError, "process_group must be 'auto' or a backend of torch"),
+        ({"independent": "no"}, TypeError, "independent must be a bool, not str"),
         ({"recovery": 3}, TypeError, "recovery must be a Recovery, not int"),
         ({"track": [1]}, TypeError, "track must be a dict with names, not list"),
         ({"state": [1]}, TypeError, "state must be a dict with names, not list"),
