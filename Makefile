@@ -32,7 +32,9 @@ test: $(VENV)/.dev $(if $(findstring browser,$(TESTS)),browser) ## unit, integra
 	@scripts/ensure-system-package.sh prometheus prometheus || echo "going on without Prometheus: its tests are skipped"
 	@$(PYTEST) -m "not long" $(ARGS)
 
-test-long: $(VENV)/.dev ## more whole trainings, Azure, packages and scripts, which take half a minute each
+test-long: $(VENV)/.dev ## more whole trainings, Slurm, Azure, packages and scripts, which take half a minute each
+	@{ scripts/ensure-system-package.sh slurmctld slurm-wlm && scripts/ensure-system-package.sh munged munge; } || \
+		echo "going on without Slurm: its tests are skipped"
 	@$(PYTEST) -m long $(ARGS)
 
 lint: $(VENV)/.dev ## style, format, types, and whether the generated code is fresh

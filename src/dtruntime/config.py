@@ -47,6 +47,8 @@ class CoordinatorConfig:
     """How often workers report, unless they choose otherwise."""
     heartbeat_timeout_ms: int = 30000
     """A worker silent for this long is declared dead."""
+    drain_seconds: float = 0.0
+    """How long it serves on after SIGTERM while workers are there, so that they can save."""
     worker_rate_limit: float = 1000.0
     """Calls per second one worker may make on average; four times that in a burst."""
     peer_rate_limit: float = 20000.0
@@ -71,6 +73,10 @@ class CoordinatorConfig:
             max_dataset_bytes=self.max_dataset_bytes,
             max_workers_per_job=self.max_workers_per_job,
         )
+        if not self.drain_seconds >= 0:
+            raise ConfigError(
+                f"[coordinator] drain_seconds must not be negative: {self.drain_seconds}"
+            )
         if self.heartbeat_timeout_ms < 2 * self.heartbeat_interval_ms:
             raise ConfigError(
                 f"[coordinator] heartbeat_timeout_ms ({self.heartbeat_timeout_ms}) must be at "
@@ -166,6 +172,7 @@ ENVIRONMENT: Mapping[str, tuple[str, str]] = types.MappingProxyType(
         "STRATA_DATA_DIR": ("coordinator", "data_dir"),
         "STRATA_HEARTBEAT_INTERVAL_MS": ("coordinator", "heartbeat_interval_ms"),
         "STRATA_HEARTBEAT_TIMEOUT_MS": ("coordinator", "heartbeat_timeout_ms"),
+        "STRATA_DRAIN_SECONDS": ("coordinator", "drain_seconds"),
         "STRATA_CACHE_LIMIT_BYTES": ("dataset", "cache_limit_bytes"),
         "OTEL_EXPORTER_OTLP_ENDPOINT": ("telemetry", "otlp_endpoint"),
         "STRATA_TRACE_RATIO": ("telemetry", "trace_ratio"),

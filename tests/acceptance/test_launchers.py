@@ -1,4 +1,7 @@
-"""Runs under launchers: torchrun for real, Slurm and Ray with stand-ins."""
+"""Runs under launchers: torchrun for real, Slurm and Ray with stand-ins.
+
+A real Slurm is in ``test_slurm.py``, for where it can be installed.
+"""
 
 import contextlib
 import os
@@ -176,8 +179,13 @@ for task in "${tasks[@]}"; do
 done
 exit "$worst"
 """,
-    "scancel": '[ "$*" = "--signal=TERM 42.0" ] && kill -TERM $(cat "$STAND_INS/tasks")\n',
-    "scontrol": 'echo "$*" > "$STAND_INS/requeued"\n',
+    "scancel": '[ "$*" = "--signal=TERM 42" ] && kill -TERM $(cat "$STAND_INS/tasks")\n',
+    "scontrol": """\
+case $1 in
+    show) echo "JobId=42 JobState=RUNNING Reason=None PreemptTime=None" ;;
+    *) echo "$*" > "$STAND_INS/requeued" ;;
+esac
+""",
 }
 
 
@@ -217,7 +225,7 @@ def test_slurm_script_saves_at_the_notice_requeues_and_resumes_on_another_node(
     requeued = tmp_path / "bin" / "requeued"
     with sbatch(tmp_path, "first-node", slurm, 0) as job:
         job.until("well under way")
-        job.process.send_signal(signal.SIGTERM)
+        job.process.send_signal(signal.SIGUSR1)
         assert job.wait() == PREEMPTED, job.log
     assert requeued.read_text() == "requeue 42\n"
     assert job.log.count("preempted: ") == 2, job.log

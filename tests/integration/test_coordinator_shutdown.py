@@ -66,3 +66,40 @@ def test_interrupt_from_the_keyboard_ends_it_just_as_well(
     own_coordinator.send_signal(signal.SIGINT)
     assert own_coordinator.wait() == 0
     assert "coordinator.stopped" in own_coordinator.log
+
+
+def test_coordinator_that_drains_serves_until_the_last_worker_has_left(
+    start_coordinator: StartCoordinator,
+) -> None:
+    coordinator = start_coordinator(options=["--drain-seconds", "60"])
+    with RawClient(coordinator.url) as client:
+        first, second = client.workers(2, world_size=2)
+        coordinator.send_signal(signal.SIGTERM)
+        eventually(lambda: "coordinator.draining workers=2" in coordinator.log)
+        held = first.arrive("before leaving")
+        second.arrive("before leaving").result()
+        held.result()
+        first.commit("c-1", 1).result()
+        first.leave()
+        second.leave()
+        assert coordinator.wait() == 0
+    coordinator.start()
+    with RawClient(coordinator.url) as client:
+        assert client.call("GetStatus").latest_checkpoint.checkpoint_id == "c-1"
+
+
+def test_second_signal_ends_a_coordinator_that_drains(start_coordinator: StartCoordinator) -> None:
+    coordinator = start_coordinator(options=["--drain-seconds", "600"])
+    with RawClient(coordinator.url) as client:
+        client.register()
+        coordinator.send_signal(signal.SIGTERM)
+        eventually(lambda: "coordinator.draining" in coordinator.log)
+        coordinator.send_signal(signal.SIGTERM)
+        assert coordinator.wait() == 0
+
+
+def test_coordinator_without_workers_has_nothing_to_wait_for(
+    start_coordinator: StartCoordinator,
+) -> None:
+    coordinator = start_coordinator(options=["--drain-seconds", "600"])
+    assert coordinator.stop() == 0

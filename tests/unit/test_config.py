@@ -66,6 +66,7 @@ def test_file_may_be_named_by_the_environment(
 @pytest.mark.parametrize("variable", ENVIRONMENT)
 def test_every_variable_sets_its_key(variable: str) -> None:
     texts = {"backend": "s3", "address": "h:1", "http_address": "h:2", "trace_ratio": "0.5"}
+    texts["drain_seconds"] = "7.5"
     section, key = ENVIRONMENT[variable]
     text = texts.get(key, "29000" if key.endswith("timeout_ms") else "77")
     config = Config.load(environment={variable: text})

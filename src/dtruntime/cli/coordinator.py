@@ -30,6 +30,12 @@ def add_parser(subparsers: Any) -> None:
     )
     serving.add_argument("--no-http", action="store_true", help="serve neither of them")
     parser.add_argument("--data-dir", help="where the state is kept (default strata-data)")
+    parser.add_argument(
+        "--drain-seconds",
+        metavar="SECONDS",
+        help="after the first SIGTERM or Ctrl-C, serve on for so long while workers are there "
+        "(default 0)",
+    )
     parser.add_argument("--config", metavar="FILE", help="TOML configuration")
     parser.add_argument(
         "--transport",
@@ -46,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
         "address": options.address,
         "http_address": "" if options.no_http else options.http,
         "data_dir": options.data_dir,
+        "drain_seconds": options.drain_seconds,
         "transport": options.transport,
     }
     chosen = {key: value for key, value in given.items() if value is not None}

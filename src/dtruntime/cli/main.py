@@ -21,12 +21,25 @@ from . import (
     datasets,
     demo,
     doctor,
+    outcome,
     state,
     status,
     top,
 )
 
-COMMANDS = (coordinator, status, top, actions, datasets, checkpoints, state, demo, bench, doctor)
+COMMANDS = (
+    coordinator,
+    status,
+    top,
+    outcome,
+    actions,
+    datasets,
+    checkpoints,
+    state,
+    demo,
+    bench,
+    doctor,
+)
 
 
 def build_parser() -> argparse.ArgumentParser:

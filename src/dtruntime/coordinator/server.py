@@ -131,7 +131,10 @@ class CoordinatorServer:
         self._http = self._transport = None
 
     async def serve_until_stopped(self, on_started: Started | None = None) -> None:
-        """Start, serve until SIGTERM or SIGINT (or a storage failure), stop."""
+        """Start, serve until SIGTERM or SIGINT (or a storage failure), stop.
+
+        With ``drain_seconds`` it goes on serving after the first signal while workers are there.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
@@ -140,11 +143,28 @@ class CoordinatorServer:
             if on_started is not None:
                 on_started(self.address, self.http_address)
             await self._stop.wait()
+            await self._drain()
         finally:
             with contextlib.suppress(StrataError):
                 await self.stop()
         if self.service.failure is not None:
             raise self.service.failure
+
+    async def _drain(self) -> None:
+        """Let workers that were told to go at the same time save; another signal ends this."""
+        seconds = self.config.drain_seconds
+        if not seconds or not self._live_workers() or self.service.failure is not None:
+            return
+        log.info("coordinator.draining", workers=self._live_workers(), seconds=seconds)
+        self._stop.clear()
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + seconds
+        while self._live_workers() and clock() < deadline and not self._stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), TICK_SECONDS)
+
+    def _live_workers(self) -> int:
+        return sum(job.roster.live_count for job in self.service.machine.jobs.values())
 
     async def __aenter__(self) -> CoordinatorServer:
         await self.start()

@@ -25,6 +25,7 @@ ELSEWHERE = {
     "BatchNorm",
     "GraceTime",
     "GradScaler",
+    "KillWait",
     "OTEL_EXPORTER_OTLP_HEADERS",
     "OTEL_RESOURCE_ATTRIBUTES",
     "SyncBatchNorm",
