@@ -1,7 +1,7 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import type { SourceEvent } from "../src/api/backend";
 import { EventStreamParser } from "../src/api/eventStream";
-import { HttpBackend, toPreview } from "../src/api/httpBackend";
+import { HttpBackend } from "../src/api/httpBackend";
 import { backoffMs, LiveConnection } from "../src/api/liveConnection";
 import { ApiError, withQuery } from "../src/api/request";
 import { emptyDashboard } from "./fixtures";
@@ -145,12 +145,5 @@ describe("requests", () => {
     const seen = answerWith(json({ resolution_seconds: 1, points: [], recoveries: [] }));
     await new HttpBackend("http://c.test/some/prefix/").history("a", 60);
     expect(seen[0]?.url).toBe("http://c.test/some/prefix/api/history?job=a&seconds=60");
-  });
-
-  it("show preview rows whether they are lists or objects", () => {
-    const wanted = { columns: ["a", "b"], rows: [["1", '{"c":2}']] };
-    expect(toPreview({ columns: ["a", "b"], rows: [[1, { c: 2 }]] })).toEqual(wanted);
-    expect(toPreview({ rows: [{ a: 1, b: { c: 2 } }] })).toEqual(wanted);
-    expect(toPreview({ columns: [{ name: "a" }, { name: "b" }], rows: [{ a: 1, b: { c: 2 } }] })).toEqual(wanted);
   });
 });

@@ -114,10 +114,6 @@ export class ScriptedBackend implements Backend {
     return this.past;
   }
 
-  async preview() {
-    return { columns: ["id", "text"], rows: [["7", "a real row"]] };
-  }
-
   async logs() {
     return [];
   }

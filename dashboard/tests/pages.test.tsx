@@ -173,10 +173,9 @@ describe("actions", () => {
 });
 
 describe("data", () => {
-  it("states the proof in words and shows real rows", async () => {
+  it("states the proof in words", async () => {
     await open(dashboard, "#/data");
     expect(screen.getAllByText("Every sample exactly once").length).toBeGreaterThan(0);
-    expect(await screen.findByText("a real row")).toBeTruthy();
   });
 });
 

@@ -39,8 +39,6 @@ class CoordinatorConfig:
     """HOST:PORT of the HTTP API and the dashboard; port 0 takes a free one, empty: neither."""
     http_origins: str = ""
     """Further origins whose pages may ask for actions, as ``https://HOST``, with commas between."""
-    preview: Literal["auto", "on", "off"] = "auto"
-    """Whether the HTTP API shows rows of datasets; ``auto``: only when it is on loopback."""
     data_dir: str = "strata-data"
     """Where the coordinator keeps its state."""
     heartbeat_interval_ms: int = 1000
@@ -180,6 +178,8 @@ ENVIRONMENT: Mapping[str, tuple[str, str]] = types.MappingProxyType(
     }
 )
 """Environment variables and the keys they set."""
+IGNORED = frozenset({("coordinator", "preview")})
+"""Keys that files may still have and that mean nothing: the coordinator shows no rows of data."""
 FILE_VARIABLE = "STRATA_CONFIG"
 """Names the file where none is given."""
 
@@ -267,12 +267,13 @@ def _read_document(document: Mapping[str, Any], source: str) -> dict[str, dict[s
 
 def _read_section(section: str, values: Mapping[str, Any], source: str) -> dict[str, Any]:
     kinds = typing.get_type_hints(typing.get_type_hints(Config)[section])
-    for key in values:
+    read = {}
+    for key, value in values.items():
+        if (section, key) in IGNORED:
+            continue
         _known(key, kinds, f"{source}: key of [{section}]", "{}")
-    return {
-        key: _as_type(kinds[key], value, f"{source}: [{section}] {key}")
-        for key, value in values.items()
-    }
+        read[key] = _as_type(kinds[key], value, f"{source}: [{section}] {key}")
+    return read
 
 
 def _known(name: str, valid: Iterable[str], what: str, form: str) -> None:

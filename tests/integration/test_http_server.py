@@ -110,15 +110,6 @@ def test_broken_history_is_no_obstacle(start_coordinator: StartCoordinator) -> N
         assert api.get("/api/history", views.History, job="j").resolution_seconds == 1.0
 
 
-def test_preview_can_be_switched_off(start_coordinator: StartCoordinator) -> None:
-    coordinator = start_coordinator(http=True, settings={"preview": "off"})
-    with RawClient(coordinator.url, "j") as raw, Api(coordinator.http_url) as api:
-        raw.call("RegisterDataset", dataset_id="d", total_samples=9, shard_size=3)
-        status, code, message = api.error("/api/datasets/d/preview", job="j")
-    assert (status, code) == (403, "preview_disabled")
-    assert 'preview = "on"' in message
-
-
 def test_training_shows_samples_coverage_and_progress(
     start_coordinator: StartCoordinator, tmp_path: Path
 ) -> None:

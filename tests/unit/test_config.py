@@ -179,3 +179,7 @@ def test_addresses_are_split(address: str, parts: tuple[str, int]) -> None:
 def test_addresses_without_host_or_port_are_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="HOST:PORT"):
         split_address(address)
+
+
+def test_key_of_a_feature_that_is_gone_is_ignored() -> None:
+    assert Config.from_mapping({"coordinator": {"preview": "off"}}) == Config()

@@ -31,11 +31,6 @@ export interface LogQuery {
   limit?: number;
 }
 
-export interface Preview {
-  columns: string[];
-  rows: string[][];
-}
-
 export type RefreshMode = "live" | "poll-2" | "poll-10" | "paused";
 
 export interface Backend {
@@ -44,7 +39,6 @@ export interface Backend {
   readonly address: string;
   connect(job: string | null, refresh: RefreshMode, sink: Sink): Connection;
   history(job: string, seconds: number): Promise<History>;
-  preview(job: string, datasetId: string, rows: number): Promise<Preview>;
   logs(query: LogQuery): Promise<LogEntry[]>;
   act(request: ActionRequest): Promise<Action | null>;
   exportHref(query: LogQuery, format: "jsonl" | "csv"): string;

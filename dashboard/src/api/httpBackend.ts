@@ -1,4 +1,4 @@
-import type { ActionRequest, Backend, Connection, LogQuery, Preview, RefreshMode, Sink } from "./backend";
+import type { ActionRequest, Backend, Connection, LogQuery, RefreshMode, Sink } from "./backend";
 import { LiveConnection } from "./liveConnection";
 import { requestJson, withQuery } from "./request";
 import type { Action, History, LogEntry } from "./types";
@@ -18,11 +18,6 @@ export class HttpBackend implements Backend {
 
   history(job: string, seconds: number): Promise<History> {
     return requestJson(this.url("api/history", { job, seconds }));
-  }
-
-  async preview(job: string, datasetId: string, rows: number): Promise<Preview> {
-    const path = `api/datasets/${encodeURIComponent(datasetId)}/preview`;
-    return toPreview(await requestJson<unknown>(this.url(path, { job, rows })));
   }
 
   async logs(query: LogQuery): Promise<LogEntry[]> {
@@ -45,33 +40,4 @@ export class HttpBackend implements Backend {
   private url(path: string, query: Record<string, string | number | null | undefined>): string {
     return withQuery(new URL(path, this.address).href, query);
   }
-}
-
-/** Rows as lists of text, whether they came as lists or as objects. */
-export function toPreview(body: unknown): Preview {
-  const source = body as { columns?: unknown[]; rows?: unknown[]; items?: unknown[] } | unknown[];
-  const rows = Array.isArray(source) ? source : (source.rows ?? source.items ?? []);
-  const named = Array.isArray(source) ? undefined : source.columns?.map(columnName);
-  const first = rows[0];
-  const columns =
-    named ?? (isRecord(first) ? Object.keys(first) : Array.isArray(first) ? first.map((_, i) => `${i}`) : ["value"]);
-  const cells = rows.map((row) => {
-    if (Array.isArray(row)) return row.map(cellText);
-    if (isRecord(row)) return columns.map((column) => cellText(row[column]));
-    return [cellText(row)];
-  });
-  return { columns, rows: cells };
-}
-
-function columnName(column: unknown): string {
-  return isRecord(column) ? String(column.name ?? "") : String(column);
-}
-
-function isRecord(value: unknown): value is Record<string, unknown> {
-  return typeof value === "object" && value !== null && !Array.isArray(value);
-}
-
-function cellText(value: unknown): string {
-  if (value === null || value === undefined) return "";
-  return typeof value === "object" ? JSON.stringify(value) : String(value);
 }

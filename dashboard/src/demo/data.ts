@@ -79,26 +79,3 @@ function coverage(epoch: number, covered: number, workers: number): Coverage {
     workers,
   };
 }
-
-const TITLES = ["Tidal locking", "Gradient descent", "Basalt columns", "Cache coherence", "Monsoon", "Lattice energy"];
-
-export function simulatedPreview(datasetId: string, rows: number): { columns: string[]; rows: string[][] } {
-  if (datasetId === "eval") {
-    const columns = ["question", "choices", "answer"];
-    const cells = Array.from({ length: rows }, (_, i) => [
-      `Which layer lies below layer ${i + 1}?`,
-      '["sandstone","shale","granite"]',
-      ["sandstone", "shale", "granite"][i % 3] ?? "",
-    ]);
-    return { columns, rows: cells };
-  }
-  const columns = ["id", "title", "text", "token_count", "score"];
-  const cells = Array.from({ length: rows }, (_, i) => [
-    `doc-${(81_173 * (i + 7)) % 999_983}`,
-    TITLES[i % TITLES.length] ?? "",
-    `${TITLES[i % TITLES.length]} is described in this passage in terms that a student can follow, with examples …`,
-    String(412 + ((i * 977) % 1600)),
-    (3 + ((i * 37) % 19) / 10).toFixed(2),
-  ]);
-  return { columns, rows: cells };
-}

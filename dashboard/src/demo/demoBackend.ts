@@ -1,6 +1,5 @@
-import type { ActionRequest, Backend, Connection, LogQuery, Preview, RefreshMode, Sink } from "../api/backend";
+import type { ActionRequest, Backend, Connection, LogQuery, RefreshMode, Sink } from "../api/backend";
 import type { Action, History, LogEntry } from "../api/types";
-import { simulatedPreview } from "./data";
 import { Simulation, TICK_SECONDS } from "./simulation";
 
 export const DEMO_SEED = 7;
@@ -35,10 +34,6 @@ export class DemoBackend implements Backend {
 
   async history(_job: string, seconds: number): Promise<History> {
     return this.simulation.history(seconds);
-  }
-
-  async preview(_job: string, datasetId: string, rows: number): Promise<Preview> {
-    return simulatedPreview(datasetId, rows);
   }
 
   async logs(query: LogQuery): Promise<LogEntry[]> {

@@ -14,7 +14,6 @@ from dtruntime.coordinator.http.figures import JobFigures
 from dtruntime.coordinator.http.history import HistoryFiles, Rings, Stored
 from dtruntime.coordinator.http.measures import RankRates, Rate, RecentQuantiles, Share, Told
 from dtruntime.coordinator.http.origins import Origins
-from dtruntime.coordinator.http.preview import is_loopback
 from dtruntime.coordinator.http.views import Point, Recovery
 from dtruntime.coordinator.state import Event
 from dtruntime.sharding.coverage import Digest
@@ -181,21 +180,6 @@ def test_pages_of_other_origins_are_refused(origin: str, host: str, allowed: boo
 
 def test_program_without_a_browser_may_use_any_name() -> None:
     Origins("", "0.0.0.0").check({"host": "strata.example.com"})
-
-
-@pytest.mark.parametrize(
-    ("address", "loopback"),
-    [
-        ("127.0.0.1:3000", True),
-        ("localhost:0", True),
-        ("[::1]:3000", True),
-        ("0.0.0.0:3000", False),
-        ("10.0.0.4:3000", False),
-        ("", False),
-    ],
-)
-def test_preview_is_on_by_default_on_loopback_only(address: str, loopback: bool) -> None:
-    assert is_loopback(address) is loopback
 
 
 def test_every_kind_of_event_has_a_sentence() -> None:

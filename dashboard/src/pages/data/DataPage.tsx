@@ -9,7 +9,6 @@ import { ago } from "../../format/time";
 import { useJob, useServerNow } from "../../store/hooks";
 import { CoveragePanel } from "./CoveragePanel";
 import { balanceWords } from "./coverageWords";
-import { PreviewPanel } from "./PreviewPanel";
 
 export function DataPage({ datasetId }: { datasetId: string | undefined }) {
   const datasets = useJob((data) => data.datasets);
@@ -50,7 +49,6 @@ export function DataPage({ datasetId }: { datasetId: string | undefined }) {
         <CoveragePanel coverage={dataset.coverage} />
       </div>
       <DistributionPanel dataset={dataset} />
-      <PreviewPanel key={dataset.dataset_id} datasetId={dataset.dataset_id} />
     </>
   );
 }

@@ -19,7 +19,6 @@ from .answers import Answer, Failure
 from .feeds import Feeds
 from .looks import Lookout, encode
 from .origins import Origins
-from .preview import Previews
 from .prometheus import Exporter
 from .workers import Crew, muster, see, select
 
@@ -37,14 +36,12 @@ class Endpoints:
         lookout: Lookout,
         feeds: Feeds,
         exporter: Exporter,
-        previews: Previews,
         origins: Origins,
     ) -> None:
         self._lookout = lookout
         self._service = lookout.service
         self._feeds = feeds
         self._exporter = exporter
-        self._previews = previews
         self._origins = origins
 
     # The process
@@ -131,20 +128,6 @@ class Endpoints:
             return _page([], query)
         await self._lookout.figures(job)
         return _page(self._lookout.sampler.board(job.name).rows, query)
-
-    async def preview(self, query: q.PreviewQuery, request: Request) -> Answer:
-        """The first rows of the registered files, as text."""
-        self._origins.check_host(request.headers)
-        job, dataset_id = self._job(query.job), request.path_params["dataset_id"]
-        record = job.datasets.find(dataset_id) if job else None
-        if record is None:
-            raise Failure(
-                404,
-                "unknown_dataset",
-                f"there is no dataset {dataset_id[:200]!r} in job {job.name if job else ''!r}: "
-                "/api/datasets lists them",
-            )
-        return Answer.json(await self._previews.read(record, query.rows))
 
     async def checkpoints(self, query: q.PageQuery, request: Request) -> Answer:
         """Committed checkpoints, newest first."""

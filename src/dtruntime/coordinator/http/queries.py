@@ -44,12 +44,6 @@ class WorkerQuery(PageQuery, frozen=True):
     sort: Sort = "rank"
 
 
-class PreviewQuery(JobQuery, frozen=True):
-    """How many rows."""
-
-    rows: Annotated[int, Meta(ge=1, le=100)] = 20
-
-
 class HistoryQuery(JobQuery, frozen=True):
     """How far back."""
 

@@ -84,14 +84,6 @@ ROUTES = (
     ),
     Route(
         _GET,
-        "/api/datasets/{dataset_id:path}/preview",
-        "preview",
-        q.PreviewQuery,
-        views.Preview,
-        errors=(*_OF_JOB, 403, 409),
-    ),
-    Route(
-        _GET,
         "/api/checkpoints",
         "checkpoints",
         q.PageQuery,

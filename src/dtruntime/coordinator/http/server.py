@@ -19,7 +19,6 @@ from .history import HistoryFiles
 from .looks import Lookout
 from .origins import Origins
 from .ports import Service
-from .preview import Previews
 from .prometheus import Exporter
 from .push import open_push
 from .routes import Application
@@ -55,9 +54,8 @@ class HttpServer:
         self._lookout = Lookout(service, self._sampler)
         self._feeds = Feeds(self._lookout)
         exporter = Exporter(self._lookout, self._feeds)
-        previews = Previews(config)
         origins = Origins(config.http_origins, host.strip("[]"))
-        endpoints = Endpoints(self._lookout, self._feeds, exporter, previews, origins)
+        endpoints = Endpoints(self._lookout, self._feeds, exporter, origins)
         application = Application(
             service, endpoints, openapi.document, pages.dashboard(), exporter.count
         )

@@ -338,13 +338,6 @@ class History(View, frozen=True):
     recoveries: list[Recovery]
 
 
-class Preview(View, frozen=True):
-    """The first rows of a dataset, as text."""
-
-    columns: list[str]
-    rows: list[list[str]]
-
-
 class ErrorDetail(View, frozen=True):
     """What went wrong, for programs and for people."""
 
