@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from .._loop import awaitable, blocking
 from ..errors import StrataError
@@ -12,6 +13,18 @@ from ..telemetry import tracing
 from ..types import VALUE_BYTES, check_id, check_whole
 from . import wire
 from .member import Member, hold_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """A completed round of a barrier, in the same words for all who were there."""
+
+    values: dict[int, bytes]
+    """What each brought, by rank."""
+    generation: int
+    """The number of the membership at that moment."""
+    left_out: int
+    """How many members were live and not there."""
 
 
 class BarrierCalls(Member):
@@ -47,15 +60,27 @@ class BarrierCalls(Member):
         With ``ranks`` only these meet, this worker among them, and members that joined since are
         not awaited; all who meet give the same.
         """
+        return (await self.meet_async(name, value, timeout_ms, ranks=ranks)).values
+
+    exchange = blocking(exchange_async)
+
+    @awaitable
+    async def meet_async(
+        self,
+        name: str,
+        value: bytes,
+        timeout_ms: int = 30_000,
+        *,
+        ranks: Iterable[int] | None = None,
+    ) -> Meeting:
+        """As `exchange`, and say of which membership the values are, and whether of all of it."""
         reply = await self._arrive(name, timeout_ms, _checked(value), ranks)
         if not reply.values:
             raise StrataError(
                 f"the coordinator at {self._channel.url} let this worker pass {name!r} without the "
                 "values of the others: it is older than this client; upgrade it"
             )
-        return dict(sorted(reply.values.items()))
-
-    exchange = blocking(exchange_async)
+        return Meeting(dict(sorted(reply.values.items())), reply.generation, reply.left_out)
 
     async def _arrive(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -9,17 +11,22 @@ from dataclasses import dataclass
 
 from .._loop import io
 from ..client import TrainingOrchestrator
-from ..errors import SyncError
+from ..errors import ConnectionError, SyncError
 from ..telemetry import EventLog
 from .notices import Notices
 from .recovery import Recovery
+from .roll_call import Called, Formed, RollCall, Waits
 
 log = EventLog("run")
 
 POLL_SECONDS = 0.1
+POLL_PER_WORKER = 0.001
+POLL_MOST = 1.0
+"""Of many workers each asks less often how many there are."""
 ROUND_MS = 30_000
-ASSEMBLE_MS = 5_000
+FIRST_WORD_SECONDS = 2.0
 """After so long a worker that waits for others says so."""
+NAMES_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,41 +105,40 @@ class Together(Membership):
         self._orchestrator = orchestrator
         self._notices = notices
         self._recovery = recovery
-        self._wanted = orchestrator.config.world_size or recovery.min_workers
-        """How many workers the run had, or is to have."""
-        self._formed = False
+        world_size = orchestrator.config.world_size or 0
+        self._roll_call = RollCall(world_size, recovery, time.monotonic())
+        self._generation = 0
 
     def assemble(self) -> Crew:
-        """Register if need be, wait for the others by the policy, and come together."""
-        deadline = time.monotonic() + self._recovery.assemble_seconds
+        """Register if need be, and call the roll until it gives a crew."""
+        waiting = Waiting(self._recovery.assemble_seconds)
         while True:
-            self._notices.check()
-            self._notices.wait(io.submit(self._orchestrator.register_worker()))
             try:
-                if self._formed:
-                    self._wait_for_replacements()
-                seen = str(self._orchestrator.generation).encode()
-                values = self._exchange("run:assemble", seen, ASSEMBLE_MS)
+                self._come_back()
+                crew = self._call_the_roll(waiting)
             except SyncError as exc:
-                if exc.reason == "timeout" and time.monotonic() > deadline:
-                    raise
-                log.warning("run.assembling", reason=str(exc))
+                if exc.reason == "timeout":
+                    waiting.say(_absent(exc), exc)
+                else:
+                    log.info("run.assembling", reason=str(exc))
                 continue
-            # The same on all ranks, whatever their heartbeats have told them since.
-            generation = max(int(value) for value in values.values())
-            crew = Crew(tuple(sorted(values)), self._orchestrator.rank, generation)
-            if crew.size >= self._recovery.min_workers:
-                self._formed = True
-                self._wanted = max(crew.size, self._orchestrator.config.world_size or 0)
+            if crew is not None:
                 return crew
-            self._wait_until(self._recovery.min_workers, deadline)
 
     def share(self, name: str, value: bytes, crew: Crew) -> Mapping[int, bytes]:
         """Give the others of the crew a value, and get theirs by rank."""
-        return self._exchange(f"run:{crew.generation}:{name}", value, ROUND_MS, crew.ranks)
+        waiting = Waiting(self._recovery.assemble_seconds)
+        while True:
+            try:
+                return self._share(name, value, crew)
+            except SyncError as exc:
+                # One that restores much may take long: it is waited for as long as it lives.
+                if exc.reason != "timeout":
+                    raise
+                waiting.say(_absent(exc), exc)
 
     def has_changed(self, crew: Crew) -> bool:
-        """Whether somebody was lost, left, or came."""
+        """Whether somebody was lost, left, or came: a crew has all members of its generation."""
         if not self._orchestrator.is_registered:
             return True
         return self._orchestrator.generation != crew.generation
@@ -143,28 +149,91 @@ class Together(Membership):
             return True
         return self._orchestrator.lost_generation > crew.generation
 
-    def _exchange(
-        self, name: str, value: bytes, timeout_ms: int, ranks: tuple[int, ...] | None = None
-    ) -> Mapping[int, bytes]:
+    def _come_back(self) -> None:
+        """Be a member, and know of the losses up to now."""
         worker = self._orchestrator
-        call = worker.exchange_async(name, value, timeout_ms, ranks=ranks)
+        self._notices.wait(io.submit(worker.register_worker()))
+        with contextlib.suppress(ConnectionError):
+            self._notices.wait(io.submit(worker.heartbeat()))
+        if worker.generation < self._generation:
+            self._roll_call.forget_losses()
+        self._generation = worker.generation
+        self._roll_call.hear(worker.lost_generation, time.monotonic())
+
+    def _call_the_roll(self, waiting: Waiting) -> Crew | None:
+        worker, roll = self._orchestrator, self._roll_call
+        brought = roll.bring(time.monotonic())
+        timeout_ms = round(1000 * waiting.seconds_to_next())
+        met = self._notices.wait(
+            io.submit(worker.meet_async("run:assemble", brought, timeout_ms=timeout_ms))
+        )
+        concluded = roll.conclude(Called(met.values, met.generation, met.left_out))
+        if isinstance(concluded, Waits):
+            self._wait(concluded, waiting)
+        if not isinstance(concluded, Formed):
+            return None
+        ranks = concluded.ranks
+        if len(ranks) < concluded.wanted:
+            log.warning("run.goes_on_smaller", workers=len(ranks), before=concluded.wanted)
+        return Crew(ranks, worker.rank, concluded.generation)
+
+    def _wait(self, wanted: Waits, waiting: Waiting) -> None:
+        """Wait until so many workers are there, time is up, or somebody else is lost."""
+        worker, lost = self._orchestrator, self._orchestrator.lost_generation
+        until = math.inf if wanted.seconds is None else time.monotonic() + wanted.seconds
+        while time.monotonic() < until and worker.lost_generation == lost:
+            live = self._notices.wait(io.submit(worker.live_workers_async()))
+            if live >= wanted.workers:
+                return
+            absent = f"{wanted.workers - live} of {wanted.workers} workers"
+            waiting.say(absent, None, at_most=wanted.seconds)
+            self._notices.pause(min(POLL_MOST, POLL_SECONDS + live * POLL_PER_WORKER))
+
+    def _share(self, name: str, value: bytes, crew: Crew) -> Mapping[int, bytes]:
+        call = self._orchestrator.exchange_async(
+            f"run:{crew.generation}:{name}", value, timeout_ms=ROUND_MS, ranks=crew.ranks
+        )
         return self._notices.wait(io.submit(call))
 
-    def _wait_for_replacements(self) -> None:
-        deadline = time.monotonic() + self._recovery.wait_seconds
-        live = self._wait_until(self._wanted, deadline)
-        if live < self._wanted:
-            log.warning("run.goes_on_smaller", workers=live, before=self._wanted)
 
-    def _wait_until(self, workers: int, deadline: float) -> int:
-        """Wait until so many workers are there, or time is up; returns how many there are."""
-        announced = False
-        while (live := self._orchestrator.live_workers()) < workers:
-            self._notices.check()
-            if time.monotonic() > deadline:
-                return live
-            if not announced:
-                log.warning("run.waits_for_workers", live=live, wanted=workers)
-                announced = True
-            time.sleep(POLL_SECONDS)
-        return live
+class Waiting:
+    """Says who is waited for: soon after the wait began, then at growing intervals."""
+
+    def __init__(self, most_seconds: float) -> None:
+        """The wait fails after ``most_seconds``."""
+        self._most = most_seconds
+        self._began = time.monotonic()
+        self._next = FIRST_WORD_SECONDS
+
+    def seconds_to_next(self) -> float:
+        """How long to wait until there is something to say."""
+        return min(ROUND_MS / 1000, max(POLL_SECONDS, self._next - self._waited))
+
+    def say(self, absent: str, why: SyncError | None, at_most: float | None = None) -> None:
+        """Name those who are absent, if it is time to; raises when it has taken too long."""
+        waited = self._waited
+        if waited > self._most:
+            raise SyncError(
+                f"{absent} did not come within {self._most:g} s: start what is missing, look why "
+                "it hangs ('strata status'), or give Recovery a larger assemble_seconds",
+                reason="timeout",
+                missing=None if why is None else why.missing,
+                missing_count=None if why is None else why.missing_count,
+            )
+        if waited >= self._next:
+            self._next = max(2 * self._next, waited)
+            bound = {} if at_most is None else {"at_most_seconds": round(at_most)}
+            log.warning(
+                "run.waits_for_workers", missing=absent, since_seconds=round(waited), **bound
+            )
+
+    @property
+    def _waited(self) -> float:
+        return time.monotonic() - self._began
+
+
+def _absent(error: SyncError) -> str:
+    """Who has not come, by name."""
+    names = list(error.missing)[:NAMES_SHOWN]
+    more = error.missing_count - len(names)
+    return f"{', '.join(names)}{f' and {more} more' if more > 0 else ''}"

@@ -170,6 +170,11 @@ class Notices:
             future.cancel()
             raise
 
+    def pause(self, seconds: float) -> None:
+        """Sleep, unless it is time to go."""
+        time.sleep(seconds)
+        self.check()
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process or (self._signalled and not self._waking):
             # A forked child, or the second signal.

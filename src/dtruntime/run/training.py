@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from .._loop import io
 from ..checkpoint.saving import SaveHandle
 from ..client import TrainingOrchestrator
 from ..errors import CheckpointAbortedError, StrataError
@@ -135,7 +136,7 @@ class Training:
         worker.report(state=WorkerState.RECOVERING)
         time.sleep(self._failures.count(self._losses.count(), reason))
         # Before it looks: the others may finish and leave until there is room for it.
-        worker.register()
+        self._notices.wait(io.submit(worker.register_worker()))
         self._begin()
 
     def explains(self, error: Exception) -> bool:

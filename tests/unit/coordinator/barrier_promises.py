@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from dtruntime.coordinator.state import Refused
@@ -16,6 +17,8 @@ class BarrierPromises:
 
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
+        self._ranks: dict[tuple[str, str], tuple[int, ...]] = {}
+        """Who meets at a barrier, where not all do."""
 
     def after(self, model: JobModel, applied: Applied) -> None:
         """A command was applied and its losses are noted."""
@@ -33,13 +36,18 @@ class BarrierPromises:
         if applied.lost and model.present_at_open:
             roster = applied.machine.jobs[applied.job].roster
             present, vacant = set(roster.present_ranks()), roster.vacant_ranks()
-            for ranks in model.present_at_open.values():
+            for barrier_id, ranks in model.present_at_open.items():
                 ranks &= present
-                ranks.update(vacant)
+                ranks.update(self._concerned(applied.job, barrier_id, vacant))
+
+    def _concerned(self, job: str, barrier_id: str, ranks: Iterable[int]) -> set[int]:
+        only = self._ranks.get((job, barrier_id), ())
+        return {rank for rank in ranks if not only or rank in only}
 
     def _check_arrival(
         self, model: JobModel, applied: Applied, command: c.Arrive, reply: Any
     ) -> None:
+        self._ranks[applied.job, command.barrier_id] = command.ranks
         since = model.registered[command.incarnation]
         untold = [x for x in model.losses if x[0] > command.generation and x[2] >= since]
         if isinstance(reply, c.MembershipChanged):
@@ -63,7 +71,8 @@ class BarrierPromises:
         waiting = model.waiting[command.barrier_id]
         if not waiting:
             present = applied.machine.jobs[applied.job].roster.present_ranks()
-            model.present_at_open[command.barrier_id] = set(present)
+            awaited = self._concerned(applied.job, command.barrier_id, present)
+            model.present_at_open[command.barrier_id] = awaited
         waiting[command.call] = command
 
     def _check_completed(self, model: JobModel, applied: Applied, record: RoundRecord) -> None:
@@ -78,6 +87,8 @@ class BarrierPromises:
         who = set(record.tickets)
         demand(who == arrived, "participants are not those who wait", record, sorted(arrived))
         demand(len(who) == record.participants, "wrong number of participants", record)
+        left_out = len(model.live.keys() - who)
+        demand(left_out == record.left_out, "wrong number of members left out", record, left_out)
         for pair in record.tickets.items():
             self._check_counted(model, applied.job, pair, record)
         model.counted |= set(record.tickets.items())
@@ -99,10 +110,12 @@ class BarrierPromises:
         self, model: JobModel, applied: Applied, record: RoundRecord
     ) -> None:
         roster = applied.machine.jobs[applied.job].roster
-        demand(not roster.vacant_ranks(), "passed without a vacant rank", record)
+        vacant = self._concerned(applied.job, record.barrier_id, roster.vacant_ranks())
+        demand(not vacant, "passed without a vacant rank", record)
         ranks = {model.live[x] for x in record.tickets if x in model.live}
         opened = model.present_at_open.pop(record.barrier_id, None)
-        for rank in opened if opened is not None else roster.present_ranks():
+        present = self._concerned(applied.job, record.barrier_id, roster.present_ranks())
+        for rank in opened if opened is not None else present:
             demand(rank in ranks, "passed without one who was there", rank, record)
 
     def _check_releases(self, model: JobModel, applied: Applied) -> None:

@@ -72,6 +72,9 @@ class Process:
         self.identity: c.Registered | None = None
         self.told = 0
         self.actions: list[str] = []
+        self.heard = self.lost = self.live = 0
+        """What the last heartbeat told: generations, and how many live."""
+        self._step = 0
         self._tickets = 0
         self._saves = 0
         self._registrations = 0
@@ -155,26 +158,35 @@ class Process:
         self._resume(reading(self, self.identity), None)
 
     def _heartbeats(self, identity: c.Registered) -> Task:
-        step = 0
+        self._step = 0
         while self.identity is identity:
-            step += 1
-            epoch = step // 40
-            beat = c.Heartbeat(
-                identity.job,
-                identity.worker_id,
-                identity.incarnation,
-                step=step,
-                epoch=epoch,
-                step_seconds=9.0 if step // 10 % 5 == identity.rank else 1.0,
-            )
-            outcome = yield beat, 0.0
+            self._step += 1
+            outcome = yield self._heartbeat(identity), 0.0
             if isinstance(outcome, c.Pulse):
-                self.actions = [action.action_id for action in outcome.actions]
+                self._hear(outcome)
             if isinstance(outcome, Refused):
                 return
             yield HEARTBEAT_INTERVAL * self.sim.rng.uniform(0.8, 1.0)
 
-    def _barrier(self, barrier_id: str) -> Task:
+    def _heartbeat(self, identity: c.Registered) -> c.Heartbeat:
+        return c.Heartbeat(
+            identity.job,
+            identity.worker_id,
+            identity.incarnation,
+            step=self._step,
+            epoch=self._step // 40,
+            step_seconds=9.0 if self._step // 10 % 5 == identity.rank else 1.0,
+        )
+
+    def _hear(self, pulse: c.Pulse) -> None:
+        self.actions = [action.action_id for action in pulse.actions]
+        self.heard = max(self.heard, pulse.generation)
+        self.lost = max(self.lost, pulse.lost_generation)
+        self.live = pulse.live_workers
+
+    def _barrier(
+        self, barrier_id: str, payload: bytes | None = None, ranks: tuple[int, ...] = ()
+    ) -> Task:
         """The outcome of a barrier, as the program gets it."""
         me = self._me()
         self._tickets += 1
@@ -187,7 +199,8 @@ class Process:
             0.0,
             self.told,
             self._tickets,
-            self._something_to_hand_round(barrier_id),
+            payload or self._something_to_hand_round(barrier_id),
+            ranks,
         )
         programs = self.sim.promises.programs
         programs.entered(command)
@@ -338,6 +351,8 @@ class Process:
 class Launcher:
     """What starts the processes of one job, and starts them again."""
 
+    process_type = Process
+
     def __init__(self, sim: Simulation, job: str) -> None:
         rng = sim.rng
         self.sim = sim
@@ -445,7 +460,7 @@ class Launcher:
     def _launch(self, slot: int) -> None:
         self._numbers += 1
         rank = slot if self.ranked or self.named else None
-        process = Process(self, self._numbers, rank, self.attempt)
+        process = self.process_type(self, self._numbers, rank, self.attempt)
         self.slots[slot] = process
         self._everyone.append(process)
         process.start()

@@ -67,11 +67,14 @@ class Weather:
 class Simulation:
     """One run."""
 
+    replayed_by = "test_simulation.py"
+
     def __init__(
         self,
         seed: int,
         machine_type: Callable[..., Machine] = Machine,
         replies_wait_for_store: bool = True,
+        launcher_type: Callable[..., Launcher] = Launcher,
     ) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
@@ -85,7 +88,7 @@ class Simulation:
         self.promises = Promises(HEARTBEAT_TIMEOUT, TICK)
         self.coordinator = Coordinator(self, machine_type, replies_wait_for_store)
         names = ["alpha", "beta"][: self.rng.choice([1, 1, 2])]
-        self.launchers = [Launcher(self, name) for name in names]
+        self.launchers = [launcher_type(self, name) for name in names]
 
     def run(self, steps: int) -> int:
         """Run ``steps`` steps of chaos, then heal; returns all steps. Raises `PromiseBroken`."""
@@ -103,7 +106,7 @@ class Simulation:
                 f"{broken}\nseed {self.seed}, step {self.steps}, t={self.now:.3f}; the last "
                 f"commands were\n  {lines}\nreplay: STRATA_SIM_SEED={self.seed} "
                 "STRATA_SIM_STEPS="
-                f"{steps} .venv/bin/pytest tests/unit/coordinator/test_simulation.py"
+                f"{steps} .venv/bin/pytest tests/unit/coordinator/{self.replayed_by}"
             ) from broken
         return self.steps
 

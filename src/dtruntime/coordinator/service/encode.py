@@ -33,6 +33,7 @@ def passed(reply: c.Passed) -> pb.BarrierResponse:
         round=reply.round,
         generation=reply.generation,
         participants=reply.participants,
+        left_out=reply.left_out,
     )
     if reply.values:
         response.values.update(reply.values)

@@ -118,7 +118,7 @@ class Barriers:
         """Count an arrival; completes the round when it is the last."""
         done = self.completed.get(c.barrier_id)
         if done and 0 < c.ticket <= done.tickets.get(member.incarnation, 0):
-            return Passed(done.round, done.generation, done.participants, done.values)
+            return _passed(done)
         timed_out = self._timed_out.get((member.incarnation, c.ticket))
         if timed_out is not None:
             return timed_out
@@ -257,31 +257,29 @@ class Barriers:
         return Round(c.barrier_id, before.round + 1 if before else 1, c.ranks, expected, now)
 
     def _complete(self, round_: Round, out: Outbox, answered: int = 0) -> Passed:
-        generation, participants = self._roster.generation, len(round_.arrived)
-        values = round_.values()
-        passed = Passed(round_.number, generation, participants, values)
         tickets: dict[int, int] = {}
         for arrival in round_.arrived.values():
             if ticket := max(arrival.calls.values()):
                 tickets[arrival.member.incarnation] = ticket
-            for call in arrival.calls:
-                del self._calls[call]
-                if call != answered:
-                    out.release(call, passed)
+        participants = len(round_.arrived)
+        record = RoundRecord(
+            barrier_id=round_.barrier_id,
+            round=round_.number,
+            generation=self._roster.generation,
+            participants=participants,
+            tickets=tickets,
+            sequence=self._sequence + 1,
+            values=round_.values(),
+            left_out=self._roster.live_count - participants,
+        )
+        passed = _passed(record)
+        for call in [call for arrival in round_.arrived.values() for call in arrival.calls]:
+            del self._calls[call]
+            if call != answered:
+                out.release(call, passed)
         del self.open[round_.barrier_id]
         self.latency.observe(max(0.0, out.now - round_.opened_at))
-        self._remember(
-            RoundRecord(
-                barrier_id=round_.barrier_id,
-                round=round_.number,
-                generation=generation,
-                participants=participants,
-                tickets=tickets,
-                sequence=self._sequence + 1,
-                values=values,
-            ),
-            out,
-        )
+        self._remember(record, out)
         return passed
 
     def _remember(self, record: RoundRecord, out: Outbox) -> None:
@@ -334,6 +332,12 @@ class Barriers:
         if member is None or not member.live:
             return Missing(f"worker-{rank}", rank, None, registered=False)
         return Missing(member.worker_id, rank, member.last_step, registered=True)
+
+
+def _passed(record: RoundRecord) -> Passed:
+    return Passed(
+        record.round, record.generation, record.participants, record.values, record.left_out
+    )
 
 
 def _size_of_values(record: RoundRecord | None) -> int:

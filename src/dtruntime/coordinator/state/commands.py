@@ -320,6 +320,8 @@ class Passed(Reply, frozen=True):
     participants: int
     values: dict[int, bytes] | None = None
     """By rank, what each participant handed round; None: nobody handed anything round."""
+    left_out: int = 0
+    """How many members were live and did not take part."""
 
 
 class MembershipChanged(Reply, frozen=True):

@@ -176,6 +176,8 @@ class RoundRecord(Record, frozen=True, omit_defaults=True):
     sequence: int = 0
     values: dict[int, bytes] | None = None
     """By rank, what each participant handed round; None: nobody handed anything round."""
+    left_out: int = 0
+    """How many members were live and did not take part."""
 
 
 class ActionRecord(Record, frozen=True):

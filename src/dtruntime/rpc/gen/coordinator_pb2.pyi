@@ -674,7 +674,7 @@ class LostWorker(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., rank: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class BarrierResponse(_message.Message):
-    __slots__ = ("outcome", "round", "generation", "participants", "missing", "missing_count", "lost", "survivors", "values")
+    __slots__ = ("outcome", "round", "generation", "participants", "missing", "missing_count", "lost", "survivors", "values", "left_out")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -691,6 +691,7 @@ class BarrierResponse(_message.Message):
     LOST_FIELD_NUMBER: _ClassVar[int]
     SURVIVORS_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     outcome: BarrierOutcome
     round: int
     generation: int
@@ -700,7 +701,8 @@ class BarrierResponse(_message.Message):
     lost: _containers.RepeatedCompositeFieldContainer[LostWorker]
     survivors: _containers.RepeatedScalarFieldContainer[int]
     values: _containers.ScalarMap[int, bytes]
-    def __init__(self, outcome: _Optional[_Union[BarrierOutcome, str]] = ..., round: _Optional[int] = ..., generation: _Optional[int] = ..., participants: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[MissingWorker, _Mapping]]] = ..., missing_count: _Optional[int] = ..., lost: _Optional[_Iterable[_Union[LostWorker, _Mapping]]] = ..., survivors: _Optional[_Iterable[int]] = ..., values: _Optional[_Mapping[int, bytes]] = ...) -> None: ...
+    left_out: int
+    def __init__(self, outcome: _Optional[_Union[BarrierOutcome, str]] = ..., round: _Optional[int] = ..., generation: _Optional[int] = ..., participants: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[MissingWorker, _Mapping]]] = ..., missing_count: _Optional[int] = ..., lost: _Optional[_Iterable[_Union[LostWorker, _Mapping]]] = ..., survivors: _Optional[_Iterable[int]] = ..., values: _Optional[_Mapping[int, bytes]] = ..., left_out: _Optional[int] = ...) -> None: ...
 
 class BeginCheckpointRequest(_message.Message):
     __slots__ = ("job", "worker_id", "incarnation", "step", "ticket", "ranks")

@@ -1,0 +1,87 @@
+"""Who trains together when workers are lost, come back and join: everybody who is there."""
+
+import re
+
+import pytest
+
+from dtruntime.client.observer import Observer
+from dtruntime.testing import LocalCoordinator, eventually
+from tests.acceptance.crews import TrainingCrew
+from tests.integration.test_run_actions import crew_of, let_go, outcome
+
+TOTAL = 4000 * 3999 / 2
+
+
+def worlds(crew: TrainingCrew) -> set[int]:
+    """How many workers there were in the steps after the one that was held."""
+    return {
+        entry["world"] for step, entries in crew.steps.items() if step > 30 for entry in entries
+    }
+
+
+def live(coordinator: LocalCoordinator, job: str) -> int:
+    with Observer(coordinator.url) as observer:
+        return observer.status(job).live_workers
+
+
+@pytest.mark.deaths
+@pytest.mark.parametrize("apart", [False, True])
+def test_both_replacements_of_two_lost_workers_train(coordinator, job, tmp_path, apart):
+    """At once, or the second when the first one is there already and waits."""
+    with crew_of(tmp_path, coordinator, job, 3, wait=60, hold=30, save_steps=5) as crew:
+        crew.until("the step to hold at", lambda: crew.last_step >= 30)
+        for trainer in crew.trainers[1:]:
+            trainer.kill()
+        let_go(crew)
+        crew.until("the losses to be known", lambda: live(coordinator, job) == 1)
+        crew.start(1)
+        if apart:
+            crew.until("the first one", lambda: "worker.registered" in crew.trainers[3].log)
+        crew.start(1)
+        crew.wait()
+    assert worlds(crew) == {3}, crew.logs()
+    ends = [outcome(crew, number) for number in (0, 3, 4)]
+    assert {(end["ending"], end["total"]) for end in ends} == {("finished", TOTAL)}
+
+
+@pytest.mark.deaths
+def test_loss_without_replacement_is_waited_for_once(coordinator, job, tmp_path):
+    with crew_of(tmp_path, coordinator, job, 3, wait=2, hold=30, save_steps=5) as crew:
+        crew.until("the step to hold at", lambda: crew.last_step >= 30)
+        crew.trainers[2].kill()
+        let_go(crew)
+        crew.wait()
+    assert worlds(crew) == {2}
+    for trainer in crew.trainers[:2]:
+        assert trainer.log.count("run.goes_on_smaller") == 1, trainer.log
+        assert len(re.findall(r"run\.waits_for_workers.*at_most_seconds=2", trainer.log)) <= 1
+    assert outcome(crew, 0)["total"] == TOTAL
+
+
+@pytest.mark.deaths
+def test_second_replacement_joins_a_crew_that_went_on_smaller(coordinator, job, tmp_path):
+    """Nobody waits for a third one then: its loss was waited for."""
+    options = {"wait": 0.2, "hold": 30, "save_steps": 5, "samples": 40_000}
+    with crew_of(tmp_path, coordinator, job, 3, **options) as crew:
+        crew.until("the step to hold at", lambda: crew.last_step >= 30)
+        for trainer in crew.trainers[1:]:
+            trainer.kill()
+        let_go(crew)
+        crew.until("a crew of one", lambda: crew.worlds[-1] == 1)
+        crew.start(1)
+        crew.until("a crew of two", lambda: crew.worlds[-1] == 2)
+
+
+def test_waiting_for_the_first_workers_reads_as_waiting(coordinator, job, tmp_path):
+    with crew_of(tmp_path, coordinator, job, 3, started=1) as crew:
+        (waiting,) = crew.trainers
+        crew.until("two words", lambda: waiting.log.count("run.waits_for_workers") > 1)
+        words = re.findall(
+            r"run\.waits_for_workers missing=(\"[^\"]+\") since_seconds=(\d+)", waiting.log
+        )
+        assert [names for names, _ in words] == ['"worker-1, worker-2"'] * len(words)
+        assert int(words[1][1]) >= 2 * int(words[0][1]) - 1, "not at growing intervals"
+        assert "timeout_ms" not in waiting.log
+        assert "timed out" not in waiting.log
+        crew.start(2)
+        eventually(lambda: crew.last_step > 2, within=60)
