@@ -128,6 +128,16 @@ def access(manager: CheckpointManager) -> Access:
     )
 
 
+def identity_of(manager: CheckpointManager) -> str:
+    """What tells a manager's main storage from every other place."""
+    return manager._main.identity()
+
+
+def location_of(manager: CheckpointManager) -> str:
+    """Where a manager's main storage is, for messages."""
+    return manager._main.backend.location()
+
+
 def has_kind(manager: CheckpointManager, step: int, kind: str) -> bool:
     """Whether the checkpoint of a step is of a kind."""
     return access(manager).loads.of_step(step, lambda copy: is_kind(copy.manifest, kind))

@@ -22,6 +22,7 @@ FORMAT = "strata-checkpoint"
 VERSION = 1
 MANIFESTS, PARTS, PACKS, LOCKS = "manifests", "parts", "packs", "locks"
 POINTER = "latest.json"
+IDENTITY = "place.json"
 _MANIFEST = re.compile(r"(\d{8,})-(\d{12,})\.json")
 
 

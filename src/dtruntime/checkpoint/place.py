@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import secrets
 import threading
 from typing import Any
 
-from ..errors import StorageError
+from ..errors import StorageError, StorageNotFoundError
 from ..storage import StorageBackend, open_backend
 from .catalog import Catalog
+from .format import IDENTITY
 from .sessions import Session
+
+_IDENTITY = re.compile(r"[0-9a-f]{32}")
 
 
 class Place:
@@ -44,6 +50,25 @@ class Place:
     def is_ours(self) -> bool:
         """Whether this process made it, and has not closed it."""
         return not self._closed and self._process == os.getpid()
+
+    def identity(self) -> str:
+        """What tells this place from every other; written when it is first asked for."""
+        try:
+            data = self.backend.read(IDENTITY)
+        except StorageNotFoundError:
+            own = secrets.token_hex(16)
+            if self.backend.create(IDENTITY, json.dumps({"place": own}).encode()):
+                return own
+            data = self.backend.read(IDENTITY)
+        try:
+            found = json.loads(data)["place"]
+            if _IDENTITY.fullmatch(found):
+                return str(found)
+        except (ValueError, KeyError, TypeError):
+            pass
+        raise StorageError(
+            f"{self.backend.location(IDENTITY)} is damaged: remove it, and it is written anew"
+        )
 
     def check_usable(self) -> None:
         """Raise ``StorageError`` when it is closed or belongs to another process."""

@@ -13,8 +13,9 @@ from ..types import check_whole
 RETENTION_KEY = "strata.retention"
 PLACE_KEY = "strata.place"
 WRITTEN_KEY = "strata.written_bytes"
-"""What a coordinator is told with a commit, beside the user's metadata: who keeps what, where, and
-how much was stored."""
+IDENTITY_KEY = "strata.place_id"
+"""What a coordinator is told with a commit, beside the user's metadata: who keeps what, where, how
+much was stored, and the identity of a run's place."""
 FINISHED_KEY = "finished"
 """The metadata of the last checkpoint of a run has this."""
 

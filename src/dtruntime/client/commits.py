@@ -139,10 +139,16 @@ class CommitCalls(Member):
     report_checkpoints = blocking(report_checkpoints_async, brief=True)
 
     @awaitable
-    async def latest_checkpoint_async(self) -> CheckpointInfo | None:
-        """The checkpoint of this job that was committed last and not deleted, or ``None``."""
+    async def latest_checkpoint_async(
+        self, *, patience: float | None = None
+    ) -> CheckpointInfo | None:
+        """The checkpoint of this job that was committed last and not deleted, or ``None``.
+
+        This worker need not be registered. ``patience`` is how long a coordinator that is away is
+        tried, in seconds.
+        """
         request = pb.RecoveryRequest(job=self.job, worker_id=self.worker_id)
-        reply = await self._call("GetLatestCheckpoint", request, pb.RecoveryInfo)
+        reply = await self._call("GetLatestCheckpoint", request, pb.RecoveryInfo, patience=patience)
         return wire.checkpoint(reply.checkpoint) if reply.found else None
 
     latest_checkpoint = blocking(latest_checkpoint_async, brief=True)

@@ -16,6 +16,7 @@ from ..telemetry import EventLog
 from ..types import CheckpointInfo
 from .batches import Stream
 from .crew import Crew, Membership
+from .places import Places
 from .saves import Saves
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Formation:
         worker: TrainingOrchestrator | None,
         stream: Stream,
         saves: Saves,
+        places: Places | None,
         group: ProcessGroup | None,
         gradients: Gradients | None,
     ) -> None:
@@ -43,6 +45,7 @@ class Formation:
         self._worker = worker
         self._stream = stream
         self._saves = saves
+        self._places = places
         self._group = group
         self._gradients = gradients
         self._crew: Crew | None = None
@@ -95,6 +98,8 @@ class Formation:
     def _agree_on_state(self, crew: Crew) -> None:
         if self._gradients is not None:
             self._gradients.check(crew.size)
+        if self._places is not None:
+            self._places.check(crew, self._membership)
         self._stream.open(crew)
         latest = self._restore(crew)
         if latest is None:

@@ -23,6 +23,7 @@ from .iterables import OwnStream
 from .kinds import is_iterated
 from .notices import Notices
 from .options import RunOptions
+from .places import Places
 from .saves import CrewCommits, Saves
 from .tracking import Tracked
 
@@ -103,6 +104,9 @@ def open_run(
     membership: Membership = Alone()
     agreements = watch = None
     if worker is not None:
+        with CheckpointManager(options.checkpoints, **options.manager) as manager:
+            # Whoever has the wrong place does not become a member: the others would wait for it.
+            Places(manager, worker, notices).check_record()
         notices.wait(io.submit(worker.register_worker()))
         membership = Together(worker, options.recovery, notices)
         agreements = Agreements(worker, gate)
@@ -111,10 +115,13 @@ def open_run(
     manager = CheckpointManager(
         options.checkpoints, orchestrator=commits, sharded=commits is not None, **options.manager
     )
+    places = None if worker is None else Places(manager, worker, notices)
+    if commits is not None and places is not None:
+        commits.place = places.identity
     stream = open_stream(options.data, worker)
     saves = Saves(manager, commits, tracked, stream, options.seed)
     group = _group(options, tracked, worker)
-    formation = Formation(membership, worker, stream, saves, group, gradients)
+    formation = Formation(membership, worker, stream, saves, places, group, gradients)
     return Opened(manager, stream, saves, formation, gradients, agreements, watch)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .._loop import io
 from ..checkpoint import CheckpointManager
 from ..checkpoint.access import has_kind
-from ..checkpoint.retention import FINISHED_KEY
+from ..checkpoint.retention import FINISHED_KEY, IDENTITY_KEY
 from ..checkpoint.saving import SaveHandle
 from ..client import TrainingOrchestrator
 from ..errors import CheckpointAbortedError, StorageError
@@ -49,6 +49,8 @@ class CrewCommits:
         self._given_up = False
         self.ranks: tuple[int, ...] | None = None
         """Of the crew."""
+        self.place = ""
+        """The identity of the place that is saved into."""
 
     @property
     def rank(self) -> int:
@@ -64,6 +66,8 @@ class CrewCommits:
 
     def commit_checkpoint(self, checkpoint_id: str, step: int, **options: Any) -> None:
         """Record a part, and wait for the others'."""
+        if self.place:
+            options[IDENTITY_KEY] = self.place
         try:
             self._call(self._worker.commit_checkpoint_async(checkpoint_id, step, **options))
         except CancelledError:

@@ -328,6 +328,8 @@ class Training:
         """Save when the loop was left early, if what was done with its last batch is clear."""
         parts = self.parts
         if self._in_step and self.guarded:
+            if parts.gradients is not None:
+                parts.gradients.end_step()
             parts.stream.used()
             self._gate.pass_step()
         elif self._in_step:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ...checkpoint.retention import PLACE_KEY, RETENTION_KEY, WRITTEN_KEY, Kept, Retention
+from ...checkpoint.retention import (
+    IDENTITY_KEY,
+    PLACE_KEY,
+    RETENTION_KEY,
+    WRITTEN_KEY,
+    Kept,
+    Retention,
+)
 from .machine import Job
 from .records import CheckpointRecord
 
-_TOLD = frozenset({RETENTION_KEY, PLACE_KEY, WRITTEN_KEY})
+_TOLD = frozenset({RETENTION_KEY, PLACE_KEY, WRITTEN_KEY, IDENTITY_KEY})
 
 
 class Fates:
