@@ -14,7 +14,6 @@ synchronous one::
 from __future__ import annotations
 
 import asyncio
-import atexit
 import functools
 import os
 import threading
@@ -22,6 +21,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from ._shutdown import shutdown
 from .errors import StrataError
 
 P = ParamSpec("P")
@@ -110,7 +110,7 @@ io = LoopThread()
 """The one I/O thread of this process."""
 
 os.register_at_fork(after_in_child=io.after_fork_in_child)
-atexit.register(io.close)
+shutdown.at_end(io.close)
 
 
 def awaitable(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 import queue
 import threading
@@ -26,6 +27,19 @@ def abandonable(work: Callable[[], T], name: str) -> asyncio.Future[T]:
 
     The future is done when the thread has ended its work; cancelling it does not stop the thread.
     """
+    return _begun(work, name, daemon=True)
+
+
+async def in_thread(work: Callable[[], T], name: str) -> T:
+    """Do blocking work on a thread of its own, in the caller's context.
+
+    Unlike the pool of ``asyncio.to_thread`` it is there for a loop that outlives the main thread.
+    """
+    context = contextvars.copy_context()
+    return await _begun(lambda: context.run(work), name, daemon=None)
+
+
+def _begun(work: Callable[[], T], name: str, daemon: bool | None) -> asyncio.Future[T]:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -45,7 +59,7 @@ def abandonable(work: Callable[[], T], name: str) -> asyncio.Future[T]:
         with suppress(RuntimeError):  # the loop is closed: nobody waits
             loop.call_soon_threadsafe(finish, *outcome)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    threading.Thread(target=run, name=name, daemon=daemon).start()
     return future
 
 
@@ -72,7 +86,11 @@ class Hold:
 
 
 class Ahead(Generic[T]):
-    """Items of an iterator that a thread makes ahead, at most ``depth`` of them."""
+    """Items of an iterator that a thread makes ahead, at most ``depth`` of them.
+
+    Where the interpreter has ended so far that it starts no threads, they are made when they are
+    asked for.
+    """
 
     _END = object()
 
@@ -80,10 +98,16 @@ class Ahead(Generic[T]):
         self._items = items
         self._ready: queue.Queue[Any] = queue.Queue(depth)
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        thread = threading.Thread(target=self._run, name=name, daemon=True)
+        with suppress(RuntimeError):
+            thread.start()
+            self._thread = thread
 
     def __iter__(self) -> Iterator[T]:
+        if self._thread is None:
+            yield from self._items
+            return
         while True:
             item, error = self._ready.get()
             if error is not None:
@@ -98,7 +122,7 @@ class Ahead(Generic[T]):
         ``meanwhile`` is called again and again, to give the thread what it may be waiting for.
         """
         self._stopped.set()
-        while self._thread.is_alive():
+        while self._thread is not None and self._thread.is_alive():
             self._drop()
             meanwhile()
             self._thread.join(0.01)

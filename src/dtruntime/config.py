@@ -108,9 +108,16 @@ class CheckpointConfig:
     """So many of the newest checkpoints are kept."""
     compression: Literal["none", "gzip", "zstd"] = "none"
     """How chunks are compressed; those that do not get smaller are stored as they are."""
+    exit_seconds: int = 600
+    """An end of the program gives up saves for which nothing was written for so long."""
 
     def __post_init__(self) -> None:
-        _positive("checkpoint", interval_steps=self.interval_steps, keep_last_n=self.keep_last_n)
+        _positive(
+            "checkpoint",
+            interval_steps=self.interval_steps,
+            keep_last_n=self.keep_last_n,
+            exit_seconds=self.exit_seconds,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +172,7 @@ ENVIRONMENT: Mapping[str, tuple[str, str]] = types.MappingProxyType(
         "STORAGE_BACKEND": ("storage", "backend"),
         "CHECKPOINT_BUCKET": ("storage", "bucket"),
         "AWS_REGION": ("storage", "region"),
+        "STRATA_EXIT_SECONDS": ("checkpoint", "exit_seconds"),
         "STRATA_ADDRESS": ("coordinator", "address"),
         "STRATA_HTTP_ADDRESS": ("coordinator", "http_address"),
         "STRATA_DATA_DIR": ("coordinator", "data_dir"),

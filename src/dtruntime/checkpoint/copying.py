@@ -10,6 +10,7 @@ from itertools import groupby
 
 import msgspec
 
+from .._shutdown import shutdown
 from .._threads import Ahead
 from ..errors import CheckpointDamagedError, StorageError, StorageNotFoundError
 from .catalog import Entry
@@ -103,6 +104,7 @@ def _copy_pack(source: Place, target: Place, pack: _Pack) -> None:
     with closing(ahead) as blocks, target.backend.writer(pack.file) as writer:
         for block in blocks:
             writer.write(block)
+            shutdown.moved()
 
 
 def _checked_blocks(source: Place, pack: _Pack) -> Iterator[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -98,7 +98,7 @@ class CopyThreads:
             return
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._others, thread_name_prefix="strata-copy")
-        jobs = [self._threads.submit(_copy_all, pieces) for _ in range(helpers)]
+        jobs = self._helpers(pieces, helpers)
         try:
             _copy_all(pieces)
         finally:
@@ -108,6 +108,13 @@ class CopyThreads:
                 # One that has not begun yet has nothing left to do.
                 if not job.cancel():
                     job.result()
+
+    def _helpers(self, pieces: deque[Any], count: int) -> list[Future[None]]:
+        assert self._threads is not None
+        try:
+            return [self._threads.submit(_copy_all, pieces) for _ in range(count)]
+        except RuntimeError:  # pools take nothing once the main thread has ended
+            return []
 
 
 def _pieces(

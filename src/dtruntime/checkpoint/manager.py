@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import threading
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from .._shutdown import shutdown
+from .._threads import in_thread
 from ..client import current
 from ..client.settings import trace_worker
 from ..config import Config
-from ..errors import ConfigError, StorageError
+from ..errors import ConfigError
 from ..storage import open_backend, resolve_url
 from ..storage.opening import with_region
 from ..storage.stores import shown
-from ..telemetry import EventLog
 from ..types import CheckpointInfo, check_whole
 from .arguments import check_budget, check_named, check_options, check_place
 from .codecs import Compressor
@@ -35,10 +33,6 @@ from .tiers import Copy, Tiers
 from .trees.likeness import shaped_like
 from .upkeep import Upkeep
 from .uploads import Uploads
-
-log = EventLog("checkpoint")
-
-EXIT_SECONDS = 600.0
 
 R = TypeVar("R")
 
@@ -152,8 +146,8 @@ class CheckpointManager:
             upkeep=upkeep,
             delta=delta,
             uploads=self._uploads,
+            exit_seconds=chosen.exit_seconds,
         )
-        _finish_at_exit(self)
 
     # Saving
 
@@ -184,7 +178,7 @@ class CheckpointManager:
 
     async def save_async(self, data: Any, step: int, epoch: int = 0, **options: Any) -> SaveHandle:
         """As `save`, with copying in another thread; the handle can be awaited for the commit."""
-        return await asyncio.to_thread(self.save, data, step, epoch, **options)
+        return await in_thread(lambda: self.save(data, step, epoch, **options), "strata-stage")
 
     def estimate_seconds(self, is_full: bool = True) -> float | None:
         """How long a save takes to be durable, by the last saves and the last state's size.
@@ -239,7 +233,7 @@ class CheckpointManager:
 
     async def load_state_async(self, step: int | None = None, **options: Any) -> Any:
         """As `load_state`, in another thread."""
-        return await asyncio.to_thread(self.load_state, step, **options)
+        return await in_thread(lambda: self.load_state(step, **options), "strata-load")
 
     def load_bytes(self, step: int | None = None, *, rank: int | None = None) -> bytes:
         """Load what was saved as bytes: the newest (also for step 0), or that of a step."""
@@ -248,7 +242,7 @@ class CheckpointManager:
 
     async def load(self, step: int | None = None) -> bytes:
         """As `load_bytes`, in another thread."""
-        return await asyncio.to_thread(self.load_bytes, step)
+        return await in_thread(lambda: self.load_bytes(step), "strata-load")
 
     def load_latest(self) -> CheckpointInfo:
         """The newest checkpoint that is whole; `get_checkpoint` gives its bytes."""
@@ -284,7 +278,7 @@ class CheckpointManager:
 
     async def list_checkpoints(self) -> list[int]:
         """As `steps`, in another thread."""
-        return await asyncio.to_thread(self.steps)
+        return await in_thread(self.steps, "strata-list")
 
     def checkpoints(self) -> list[CheckpointInfo]:
         """All checkpoints, in the order of their commits."""
@@ -306,6 +300,7 @@ class CheckpointManager:
         finally:
             self._place.close()
             self._main.close()
+            shutdown.release(self._pipeline)
             self._pipeline.raise_failure()
 
     def __enter__(self) -> Self:
@@ -344,7 +339,7 @@ class CheckpointManager:
         )
 
     def _wait_for_saves(self, timeout: float | None) -> None:
-        if not self._pipeline.wait(timeout):
+        if not self._pipeline.wait_for_saves(timeout):
             raise TimeoutError(f"saves to {self._place.url} are still under way after {timeout} s")
         self._pipeline.raise_failure()
 
@@ -364,7 +359,7 @@ class CheckpointManager:
     def _settle(self) -> None:
         """Wait for saves under way, so that they are seen, and those of ranks that died."""
         self._place.check_usable()
-        self._pipeline.wait()
+        self._pipeline.wait_for_saves()
         if self._uploads is not None:
             self._uploads.begin()
         self._commits.heal()
@@ -389,22 +384,3 @@ def _commits(place: Place, coordinator: Coordinator | None, sharded: bool) -> Co
             "first, or pass orchestrator="
         )
     return SharedCommits(place, coordinator)
-
-
-def _finish_at_exit(manager: CheckpointManager) -> None:
-    """Let the interpreter end only when saves under way have ended."""
-    reference = weakref.ref(manager)
-
-    def finish() -> None:
-        alive = reference()
-        if alive is None or not alive._place.is_ours:
-            return
-        alive._pipeline.wait(EXIT_SECONDS)
-        try:
-            if alive._uploads is not None and alive._uploads.is_used:
-                alive._uploads.flush(EXIT_SECONDS)
-        except (StorageError, TimeoutError) as exc:
-            log.error("checkpoint.not_uploaded", place=alive._main.url, reason=str(exc))
-
-    # Runs before threads may not be started any more, unlike functions of atexit.
-    threading._register_atexit(finish)  # type: ignore[attr-defined]

@@ -7,18 +7,21 @@ import mmap
 import os
 import threading
 import time
+import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
+from .._shutdown import shutdown
 from ..client import current
 from ..errors import CheckpointAbortedError, StorageError, StrataError
 from ..telemetry import EventLog, tracing
 from .catalog import files_removed
 from .codecs import Compressor
 from .commits import Commits, Wanted
+from .deadlines import deadline_after, time_left
 from .estimates import Estimates
 from .filling import staged
 from .format import PACKS, Extent, Manifest, Part, is_stored_in_full
@@ -51,7 +54,11 @@ class _Content:
 
 
 class Pipeline:
-    """Takes states in, and commits them one after the other."""
+    """Takes states in, and commits them one after the other.
+
+    While saves are under way, or have failed untold, it is held as work that has to be finished
+    before the process ends (`shutdown`), whether or not anybody else has it.
+    """
 
     def __init__(
         self,
@@ -63,6 +70,7 @@ class Pipeline:
         upkeep: Upkeep,
         delta: bool,
         uploads: Uploads | None = None,
+        exit_seconds: float = 600.0,
     ) -> None:
         self._place = place
         self._commits = commits
@@ -70,7 +78,11 @@ class Pipeline:
         self.compressor = compressor
         self.upkeep = upkeep
         self.estimates = Estimates()
+        self.exit_seconds = exit_seconds
         self._uploads = uploads
+        if uploads is not None:
+            uploads.queue.on_busy = _holding(self)
+        self._not_uploaded: list[str] = []
         self._differ = Differ() if delta else None
         self._saver = Saver("strata-save")
         self._handles: list[SaveHandle] = []
@@ -84,6 +96,7 @@ class Pipeline:
 
     def take(self, state: Any, wanted: Wanted) -> SaveHandle:
         """Begin a save; returns when the state is not needed any more."""
+        self._check_accepted(wanted)
         handle = self._handle(wanted)
         with _staging(handle):
             view = _bytes_like(state)
@@ -102,14 +115,15 @@ class Pipeline:
         self, kind: str, plan: Callable[[], tuple[Any, list[Buffer]]], wanted: Wanted
     ) -> SaveHandle:
         """As `take`, of a part of some kind, whose skeleton and memory ``plan`` tells."""
+        self._check_accepted(wanted)
         handle = self._handle(wanted)
         with _staging(handle):
             skeleton, buffers = plan()
             self._take_buffers(kind, skeleton, buffers, wanted, handle)
         return handle
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is under way; whether that is so."""
+    def wait_for_saves(self, timeout: float | None = None) -> bool:
+        """Wait until no save is under way; whether that is so."""
         return self._saver.wait(timeout)
 
     def close(self) -> None:
@@ -118,11 +132,73 @@ class Pipeline:
 
     def raise_failure(self) -> None:
         """Raise the error of a save that failed and that nobody looked at."""
+        for handle in self._untold():
+            handle.wait()
+
+    def _untold(self) -> list[SaveHandle]:
+        """Saves that failed, and nobody looked at."""
         with self._lock:
-            handles = list(self._handles)
-        for handle in handles:
-            if handle.done and not handle.looked_at and handle.future.exception():
-                handle.wait()
+            ended = [handle for handle in self._handles if handle.done and not handle.looked_at]
+        return [handle for handle in ended if handle.future.exception() is not None]
+
+    # At the end of the process
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save or an upload is under way."""
+        return self._saver.is_busy or (self._uploads is not None and self._uploads.queue.is_busy)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether something is under way, has failed untold, or is to be uploaded at the end."""
+        left = self._uploads is not None and self._uploads.is_needed
+        return left or self.is_busy or bool(self._untold())
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is under way; whether that is so."""
+        deadline = deadline_after(timeout)
+        if not self._saver.wait(timeout):
+            return False
+        return self._uploads is None or self._uploads.queue.idle(time_left(deadline))
+
+    def finish(self) -> None:
+        """Wait for the saves, and bring the newest checkpoint to the main storage."""
+        self._saver.wait()
+        if self._uploads is None or not self._uploads.is_needed:
+            return
+        try:
+            self._uploads.flush()
+        except Exception as exc:
+            self._not_uploaded.append(str(exc))
+            log.error("checkpoint.not_uploaded", place=self._place.url, reason=str(exc))
+            self._uploads.queue.give_up()
+
+    def unfinished(self) -> list[str]:
+        """What is under way."""
+        with self._lock:
+            saves = [handle.step for handle in self._handles if not handle.done]
+        uploads = self._uploads.queue.steps() if self._uploads is not None else []
+        return [f"the checkpoint of step {step} in {self._place.url}" for step in saves] + [
+            f"the upload of the checkpoint of step {step}" for step in uploads
+        ]
+
+    def failures(self) -> list[str]:
+        """What has failed, and nobody was told before."""
+        told = []
+        for handle in self._untold():
+            handle.looked_at = True
+            told.append(_not_stored(handle.step, self._place.url, handle.future.exception()))
+        uploads, self._not_uploaded = self._not_uploaded, []
+        return told + uploads
+
+    def _check_accepted(self, wanted: Wanted) -> None:
+        if why := shutdown.refusal():
+            self._refuse(wanted, why)
+
+    def _refuse(self, wanted: Wanted, why: str) -> NoReturn:
+        sentence = _not_stored(wanted.step, self._place.url, why)
+        shutdown.lose(sentence)
+        raise StorageError(sentence)
 
     # Staging, in the caller's thread
 
@@ -187,13 +263,18 @@ class Pipeline:
         with self._lock:
             self._handles = [h for h in self._handles if not (h.done and h.looked_at)]
             self._handles.append(handle)
-        self.submit(lambda: self._run(handle, wanted, content))
+        try:
+            self.submit(lambda: self._run(handle, wanted, content))
+        except RuntimeError as exc:
+            handle.looked_at = True
+            self._refuse(wanted, f"the program has ended ({exc}): save before that")
 
     # Writing, in the background
 
     def submit(self, job: Callable[[], None]) -> None:
         """Do something in the thread that saves, behind the saves that are under way."""
         self._saver.submit(job)
+        shutdown.hold(self)
 
     def before_save(self) -> None:
         """Learn what the next commit has to follow."""
@@ -338,6 +419,17 @@ class Pipeline:
         return known
 
 
+def _holding(pipeline: Pipeline) -> Callable[[], None]:
+    """A function that holds a pipeline; what it is given to does not keep the pipeline alive."""
+    reference = weakref.ref(pipeline)
+
+    def hold() -> None:
+        if (found := reference()) is not None:
+            shutdown.hold(found)
+
+    return hold
+
+
 def _span(wanted: Wanted) -> tracing.Span:
     """The span of a save, with who saves."""
     worker = current.current()
@@ -400,6 +492,10 @@ def _widths(extents: tuple[Extent, ...]) -> Callable[[int], int]:
 def _itemsize(dtype: str) -> int:
     bits = "".join(c for c in dtype.partition("_")[0] if c.isdigit())
     return max(1, int(bits) // 8) if bits else 1
+
+
+def _not_stored(step: int, url: str, why: object) -> str:
+    return f"the checkpoint of step {step} is not in {url}: {why}"
 
 
 def _unexpected(step: int, error: BaseException) -> StorageError:

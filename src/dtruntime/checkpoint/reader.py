@@ -6,8 +6,8 @@ import errno
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -16,6 +16,7 @@ from .._memory import new_bytes
 from .._threads import usable_cores
 from ..errors import CheckpointDamagedError, StorageError, StorageNotFoundError
 from ..storage.backend import StorageBackend
+from ..storage.lanes import side_by_side
 from .arrivals import Arrival, Request, requests_for
 from .codecs import MOST_BYTES, apply_difference, decode
 from .format import Chunk, Pack, Part, digest_of
@@ -56,10 +57,9 @@ class PartReader:
         arrivals = self._arrivals(wanted)
         differences = [one for one in arrivals if _DELTA.fullmatch(one.chunk.codec)]
         others = [one for one in arrivals if not _DELTA.fullmatch(one.chunk.codec)]
-        with ThreadPoolExecutor(lanes(), thread_name_prefix="strata-load") as threads:
-            jobs = [threads.submit(self._fetch, request) for request in requests_for(others)]
-            jobs += [threads.submit(self._fetch_alone, arrival) for arrival in differences]
-            again = [arrival for some in _results(threads, jobs) for arrival in some]
+        jobs = [partial(self._fetch, request) for request in requests_for(others)]
+        jobs += [partial(self._fetch_alone, arrival) for arrival in differences]
+        again = [arrival for some in _results(jobs) for arrival in some]
         # Nobody else writes into their memory any more.
         for arrival in dict.fromkeys(again):
             self._fetch_alone(arrival)
@@ -85,8 +85,7 @@ class PartReader:
                 advance(chunk.stored)
             return None
 
-        with ThreadPoolExecutor(lanes(), thread_name_prefix="strata-verify") as threads:
-            return _results(threads, [threads.submit(look, chunk) for chunk in chunks])
+        return _results([partial(look, chunk) for chunk in chunks])
 
     def check_stored(self, chunk: Chunk, stored: bytes | memoryview) -> None:
         """Check a chunk, other than a difference, by the bytes that its pack has of it."""
@@ -229,10 +228,12 @@ def lanes() -> int:
     return max(6, min(16, 3 * usable_cores()))
 
 
-def _results(threads: ThreadPoolExecutor, jobs: list[Future[R]]) -> list[R]:
-    """What jobs return; when one raises, those that have not begun are not."""
-    try:
-        return [job.result() for job in jobs]
-    except BaseException:
-        threads.shutdown(wait=True, cancel_futures=True)
-        raise
+def _results(jobs: Sequence[Callable[[], R]]) -> list[R]:
+    """What jobs return, done side by side; when one raises, those that have not begun are not."""
+    found: dict[int, R] = {}
+
+    def run(number: int) -> None:
+        found[number] = jobs[number]()
+
+    side_by_side(range(len(jobs)), run, max(1, min(lanes(), len(jobs))))
+    return [found[number] for number in range(len(jobs))]

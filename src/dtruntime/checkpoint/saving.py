@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from .._shutdown import shutdown
 from ..errors import StorageError
 from ..telemetry import EventLog
 from ..telemetry.tracing import NO_SPAN, Span
@@ -172,6 +173,7 @@ class Lent:
             lent = self._groups.pop(group.start, None)
         if lent is not None:
             lent.done()
+            shutdown.moved()
 
     def done_with_all(self) -> None:
         """Give back everything."""
@@ -244,7 +246,11 @@ def watched(view: memoryview, groups: Iterator[Group], name: str) -> Iterator[Gr
 
 
 class Saver:
-    """Runs saves one after the other, in a thread of its own."""
+    """Runs saves one after the other, in a thread of its own.
+
+    The thread is a daemon: whoever submits a job sees to it that the process does not end before
+    that is done.
+    """
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -254,13 +260,23 @@ class Saver:
         self._pending = 0
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Run a job behind those that were submitted before."""
+        """Run a job behind those that were submitted before.
+
+        ``RuntimeError`` when the interpreter has ended so far that it starts no threads.
+        """
         with self._idle:
-            self._pending += 1
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                thread.start()
+                self._thread = thread
+            self._pending += 1
         self._jobs.put(job)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is pending."""
+        with self._idle:
+            return self._pending > 0
 
     def close(self) -> None:
         """Let the thread end when everything submitted is done."""
@@ -283,6 +299,7 @@ class Saver:
                 # Jobs report what fails; the next save must not wait for a thread that is gone.
                 log.error("checkpoint.job_failed", error=repr(exc))
             finally:
+                shutdown.moved()
                 with self._idle:
                     self._pending -= 1
                     self._idle.notify_all()

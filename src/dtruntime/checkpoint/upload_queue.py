@@ -54,6 +54,22 @@ class UploadQueue:
         self._trouble: StorageError | None = None
         self._hurry = threading.Event()
         self._given_up = False
+        self.on_busy: Callable[[], None] = lambda: None
+        """Is called whenever there is more to do."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is still to be tried."""
+        return self._thread.is_busy
+
+    def idle(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is left to try; whether that is so."""
+        return self._thread.wait(timeout)
+
+    def steps(self) -> list[int]:
+        """The steps of checkpoints that are not uploaded yet."""
+        with self._changed:
+            return [upload.entry.step for upload in self._waiting.values()]
 
     @property
     def has_uploaded(self) -> bool:
@@ -100,6 +116,7 @@ class UploadQueue:
     def persist(self, attempt: Callable[[], bool]) -> None:
         """Try something behind the others until it succeeds, with longer and longer pauses."""
         self._thread.submit(lambda: self._try(attempt))
+        self.on_busy()
 
     def wait(self, upload: Upload, deadline: float | None) -> None:
         """Wait for an upload; the back-off begins anew, since somebody wants it.
@@ -136,11 +153,15 @@ class UploadQueue:
 
     def close(self) -> None:
         """Give up what is left, and end the thread."""
+        self.give_up()
+        self._thread.close()
+
+    def give_up(self) -> None:
+        """Try nothing again."""
         with self._changed:
             self._given_up = True
             self._changed.notify_all()
         self._hurry.set()
-        self._thread.close()
 
     # In the background
 

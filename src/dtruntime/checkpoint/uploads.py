@@ -76,6 +76,16 @@ class Uploads:
         return self._seen is not None or self._first_own is not None
 
     @property
+    def is_needed(self) -> bool:
+        """Whether the newest checkpoint has to be brought to the main storage here."""
+        return self._copies
+
+    @property
+    def queue(self) -> UploadQueue:
+        """What is on its way."""
+        return self._queue
+
+    @property
     def has_uploaded(self) -> bool:
         """Whether something was uploaded here."""
         return self._queue.has_uploaded

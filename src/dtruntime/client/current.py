@@ -1,14 +1,16 @@
 """The process's current orchestrator, and the goodbye at interpreter exit.
 
-This is the one place, beside the I/O thread, that keeps state for the whole process.
+This is, beside the I/O thread and the process's shutdown, the one place that keeps state for the
+whole process.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
 import weakref
 from typing import TYPE_CHECKING
+
+from .._shutdown import shutdown
 
 if TYPE_CHECKING:
     from .orchestrator import TrainingOrchestrator
@@ -51,4 +53,4 @@ def _say_goodbye() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all)
-atexit.register(_say_goodbye)
+shutdown.at_end(_say_goodbye)

@@ -38,6 +38,11 @@ class _Lanes(Generic[T]):
             yield item
 
 
+def _join(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join()
+
+
 def side_by_side(items: Iterable[T], work: Callable[[T], None], lanes: int) -> None:
     """Call ``work`` on every item, on this thread and ``lanes - 1`` others.
 
@@ -48,7 +53,10 @@ def side_by_side(items: Iterable[T], work: Callable[[T], None], lanes: int) -> N
     for thread in others:
         thread.start()
     shared.run()
-    for thread in others:
-        thread.join()
+    try:
+        _join(others)
+    except BaseException as exc:  # nobody is at work any more when an interrupt gets through
+        shared.error = shared.error or exc
+        _join(others)
     if shared.error is not None:
         raise shared.error

@@ -61,8 +61,12 @@ class _Lanes:
         """Begin to write."""
         if len(self._threads) < LANES:
             thread = threading.Thread(target=self._run, name="strata-lane", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the interpreter has ended so far that it starts no threads
+                self._do(job)
+                return
             self._threads.append(thread)
-            thread.start()
         self._waiting.put(job)
 
     def close(self) -> None:
@@ -75,12 +79,15 @@ class _Lanes:
 
     def _run(self) -> None:
         while (job := self._waiting.get()) is not None:
-            try:
-                self._put(job.view, job.at)
-            except BaseException as exc:
-                job.error = exc
-            job.release()
-            job.done.set()
+            self._do(job)
+
+    def _do(self, job: _BlockWrite) -> None:
+        try:
+            self._put(job.view, job.at)
+        except BaseException as exc:
+            job.error = exc
+        job.release()
+        job.done.set()
 
 
 class LocalStreamWriter(StreamWriter):

@@ -9,6 +9,7 @@ import mmap
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from dtruntime.checkpoint.format import PACKS
 from dtruntime.checkpoint.manager import CheckpointManager
 from dtruntime.errors import CheckpointNotFoundError, StorageError
 from dtruntime.storage import open_backend
+from dtruntime.testing import eventually
 
 
 def state(seed: int, size: int = 2000):
@@ -339,3 +341,19 @@ def test_writer_keeps_checkpoints_of_several_names(tmp_path):
         assert writer.load_state("optimizer")["m"].sum() == 3
         with pytest.raises(ValueError, match="checkpoint name"):
             writer.write_checkpoint("../etc", 1, b"x")
+
+
+def test_manager_is_held_while_it_saves_and_let_go_afterwards(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    pipeline = weakref.ref(manager._pipeline)
+    handle = manager.save({"w": np.arange(1000)}, 1)
+    del manager
+    assert handle.wait(60).step == 1
+
+    def is_gone() -> bool:
+        gc.collect()
+        return pipeline() is None
+
+    eventually(is_gone, within=60)
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.steps() == [1]

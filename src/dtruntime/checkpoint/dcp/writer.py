@@ -6,8 +6,8 @@ import dataclasses
 import os
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import msgspec
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from ..._shutdown import shutdown
 from ...errors import StorageError
 from ...telemetry import EventLog
 from ...types import check_whole
@@ -124,11 +125,16 @@ class StrataWriter(StorageWriter):
     def write_data(self, plan: Any, planner: Any) -> Any:
         """Store this rank's items; returns when they are durable."""
         done: Any = Future()
-        done.set_result(self._write(plan, planner))
+        with self._told_at_the_end():
+            done.set_result(self._write(plan, planner))
         return done
 
     def finish(self, metadata: Any, results: Sequence[Sequence[Any]]) -> None:
         """Commit the checkpoint, tell the coordinator of the job, and clear old ones away."""
+        with self._told_at_the_end():
+            self._finish(metadata, results)
+
+    def _finish(self, metadata: Any, results: Sequence[Sequence[Any]]) -> None:
         if self._own is None or self._session is None:
             raise StorageError("finish() was called before this rank had written its own part")
         told = [result for rank in results for result in rank]
@@ -167,6 +173,17 @@ class StrataWriter(StorageWriter):
             **options,
         }
         return _made, (os.fspath(place), self._step, settings)
+
+    @contextmanager
+    def _told_at_the_end(self) -> Iterator[None]:
+        """Tell of a failure when nobody can look at an asynchronous save any more."""
+        try:
+            yield
+        except Exception as exc:
+            if shutdown.is_ending:
+                place = self._access.place.url
+                shutdown.lose(f"the checkpoint of step {self._step} is not in {place}: {exc}")
+            raise
 
     def _write(self, plan: Any, planner: Any) -> list[Any]:
         assert self._session is not None
