@@ -170,6 +170,7 @@ def test_successors_heal_before_they_sweep(
     folder: Path,
     ranks: list[Rank],
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     save_all(ranks, 4)
     leave_unwritten(ranks, 5, monkeypatch)
@@ -179,6 +180,7 @@ def test_successors_heal_before_they_sweep(
     save_all(successors, 6)
     assert successors[1].manager.steps() == [4, 5, 6]
     assert [r.manager.load_state(5)["w"][0] for r in successors] == [50, 51]
+    assert "checkpoint.healed" in caplog.text
     for successor in successors:
         successor.close()
 
@@ -286,3 +288,43 @@ def test_save_that_failed_on_one_rank_ends_when_that_rank_stores_the_next(
         assert first.call("begin_checkpoint", 4) == later
         first.call("commit_checkpoint", later, 4, partial=True)
         stored.result(60)
+
+
+@pytest.mark.parametrize("options", [{}, {"keep_count": 2, "incremental": True}], ids=str)
+def test_nothing_is_healed_in_undisturbed_saves(
+    options: dict[str, Any],
+    coordinator: LocalCoordinator,
+    job: str,
+    folder: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ranks = [Rank(coordinator.url, job, rank, folder, **options) for rank in range(WORLD)]
+
+    def train(rank: Rank) -> None:
+        for step in range(1, 31):
+            rank.save(step).wait(60)
+            # Whoever looks may be here before the manifest is.
+            assert rank.manager.steps()[-1] == step
+
+    threads = [threading.Thread(target=train, args=(rank,)) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert [rank.manager.load_state()["w"][0] for rank in ranks] == [300, 301]
+    for rank in ranks:
+        rank.close()
+    assert [record.getMessage() for record in caplog.records if record.levelname != "INFO"] == []
+
+
+def test_nothing_is_healed_in_undisturbed_saves_of_one_writer(
+    coordinator: LocalCoordinator, job: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = TrainingOrchestrator(coordinator_url=coordinator.url, job=job)
+    with CheckpointManager(folder) as manager, worker:
+        worker.register()
+        for step in range(1, 31):
+            manager.save({"w": np.full(1000, step)}, step)
+            assert manager.steps()[-1] == step
+        assert manager.load_state()["w"][0] == 30
+    assert [record.getMessage() for record in caplog.records if record.levelname != "INFO"] == []

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from ..errors import CheckpointDamagedError
 from ..types import check_whole
 from .codecs import Compressor
-from .commits import Coordinator, SharedCommits, Wanted, announce
+from .commits import Find, SharedCommits, Wanted, announce
 from .format import Manifest, Part, PartFile
 from .loads import Loads
 from .manager import CheckpointManager
@@ -34,7 +34,8 @@ class Access:
     loads: Loads
     pool: StagingPool
     compressor: Compressor
-    coordinator: Coordinator | None
+    find: Find
+    """Looks for the coordinator."""
     shared: bool
     """Whether every rank saves its part of each checkpoint."""
     incremental: bool
@@ -84,8 +85,9 @@ class Access:
 
     def announce(self, manifest: Manifest) -> None:
         """Tell the coordinator of a checkpoint, if there is one."""
-        if self.coordinator is not None:
-            announce(self.place, manifest, self.coordinator)
+        coordinator = self.find()
+        if coordinator is not None:
+            announce(self.place, manifest, coordinator)
 
 
 def _attempt(job: Callable[[], R]) -> tuple[R | None, BaseException | None]:
@@ -115,7 +117,7 @@ def access(manager: CheckpointManager) -> Access:
         manager._loads,
         pipeline.pool,
         pipeline.compressor,
-        manager._commits.coordinator,
+        manager._commits.find,
         isinstance(manager._commits, SharedCommits),
         manager._incremental,
         manager._settle,

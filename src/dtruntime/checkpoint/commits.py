@@ -6,7 +6,7 @@ import os
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -34,20 +34,11 @@ log = EventLog("checkpoint")
 
 COMMIT_MS = 1_800_000
 """How long the ranks wait for the slowest one's part."""
+MANIFEST_SECONDS = 60.0
+"""A manifest is written so soon after the part of the rank that writes it."""
 _USUAL = ("state", "bytes")
 """Kinds of parts that a manifest does not name."""
 _PART = re.compile(r"(\d{5,})-s[0-9a-f]{12}-part\.json")
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What the caller says about a checkpoint."""
-
-    step: int
-    epoch: int
-    is_full: bool
-    metrics: dict[str, float] = field(default_factory=dict)
-    metadata: dict[str, str] = field(default_factory=dict)
 
 
 class Coordinator(Protocol):
@@ -89,17 +80,48 @@ class Coordinator(Protocol):
         """Say what became of checkpoints; returns how many of them are known."""
 
 
+Find = Callable[[], Coordinator | None]
+"""Looks for who is told of commits: who that is may change as long as a manager lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the caller says about a checkpoint."""
+
+    step: int
+    epoch: int
+    is_full: bool
+    metrics: dict[str, float] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
+    coordinator: Coordinator | None = None
+    """Through whom it is committed: the one there was when the save was asked for."""
+
+
 class Commits(ABC):
     """Commits parts."""
 
-    coordinator: Coordinator | None
-    """Who is told of commits."""
     retention: Retention | None = None
     """What is kept of the commits; the coordinator shows what will be dropped."""
 
+    def __init__(self, place: Place, find: Find) -> None:
+        self._place = place
+        self.find = find
+
     @property
     def rank(self) -> int:
-        """Whose parts they are."""
+        """Whose parts are read, unless one is named."""
+        return 0
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process sees to what concerns all ranks."""
+        return True
+
+    def check(self, wanted: Wanted) -> None:  # noqa: B027 - one writer needs nobody
+        """Raise ``ValueError`` when a save cannot be committed from here."""
+
+    def rank_of(self, wanted: Wanted) -> int:
+        """Whose part a save is."""
         return 0
 
     def heal(self) -> None:  # noqa: B027 - one writer leaves nothing behind
@@ -110,7 +132,7 @@ class Commits(ABC):
         return ""
 
     @abstractmethod
-    def begin(self, step: int) -> str:
+    def begin(self, wanted: Wanted) -> str:
         """The id of a new checkpoint."""
 
     @abstractmethod
@@ -123,15 +145,13 @@ class Commits(ABC):
 class SingleCommits(Commits):
     """One writer, whose checkpoints have one part; a coordinator is told if there is one."""
 
-    def __init__(self, place: Place, coordinator: Coordinator | None = None) -> None:
-        self._place = place
-        self.coordinator = coordinator
-
     def new_id(self, step: int) -> str:
         """The id of a new checkpoint."""
         return f"step-{step:012d}-{os.urandom(4).hex()}"
 
-    begin = new_id
+    def begin(self, wanted: Wanted) -> str:
+        """The id of a new checkpoint."""
+        return self.new_id(wanted.step)
 
     def commit(
         self, checkpoint_id: str, wanted: Wanted, part: Part, written: int
@@ -148,9 +168,10 @@ class SingleCommits(Commits):
                 is_stored_in_full(part, written),
             )
         )
-        if self.coordinator is not None:
+        coordinator = wanted.coordinator or self.find()
+        if coordinator is not None:
             told = {**told_of(self._place, self.retention, wanted), WRITTEN_KEY: str(written)}
-            announce(self._place, manifest, self.coordinator, told)
+            announce(self._place, manifest, coordinator, told)
         return manifest
 
 
@@ -162,33 +183,46 @@ class SharedCommits(Commits):
     it die before that, whoever looks next writes it, since all parts are there.
     """
 
-    def __init__(self, place: Place, coordinator: Coordinator) -> None:
-        self._place = place
-        self.coordinator: Coordinator = coordinator
+    def __init__(self, place: Place, find: Find) -> None:
+        super().__init__(place, find)
         self._left: tuple[str, Wanted, int] | None = None
         """The last checkpoint whose manifest was left to another rank, with its parts' number."""
 
     @property
     def rank(self) -> int:
-        """That of the registered worker."""
-        return self.coordinator.rank
+        """That of the registered worker; ``ValueError`` when there is none."""
+        return _found(self.find()).rank
 
-    def begin(self, step: int) -> str:
+    @property
+    def leads(self) -> bool:
+        """Whether this is the first rank."""
+        return self.find() is not None and self.rank == 0
+
+    def check(self, wanted: Wanted) -> None:
+        """Raise ``ValueError`` when no worker is registered."""
+        _found(wanted.coordinator)
+
+    def rank_of(self, wanted: Wanted) -> int:
+        """That of the worker that was registered when the save was asked for."""
+        return _found(wanted.coordinator).rank
+
+    def begin(self, wanted: Wanted) -> str:
         """The id that all ranks of this checkpoint use."""
-        return self.coordinator.begin_checkpoint(step)
+        return _found(wanted.coordinator).begin_checkpoint(wanted.step)
 
     def commit(
         self, checkpoint_id: str, wanted: Wanted, part: Part, written: int
     ) -> Manifest | None:
         """Store the part's file, wait for all others, and write the manifest if it falls to us."""
         name = part_name(checkpoint_id, self._place.session.tag(f"{part.rank:05d}"))
+        coordinator = _found(wanted.coordinator)
         backend = self._place.backend
         described = msgspec.structs.replace(
             part, written_bytes=written, metrics=wanted.metrics, metadata=wanted.metadata
         )
         backend.write(name, seal(described))
         try:
-            self.coordinator.commit_checkpoint(
+            coordinator.commit_checkpoint(
                 checkpoint_id,
                 wanted.step,
                 epoch=wanted.epoch,
@@ -206,18 +240,18 @@ class SharedCommits(Commits):
             # It may be committed all the same, or be yet: then the part is needed.
             self._place.catalog.abandon([name])
             raise
-        ranks = self._ranks_here(checkpoint_id)
+        ranks = self._ranks_here(checkpoint_id, coordinator)
         if part.rank != ranks[0]:
             self._left = checkpoint_id, wanted, len(ranks)
             return None
         self._catch_up()
         return self.write_manifest(checkpoint_id, wanted, len(ranks))
 
-    def _ranks_here(self, checkpoint_id: str) -> list[int]:
+    def _ranks_here(self, checkpoint_id: str, coordinator: Coordinator) -> list[int]:
         """The ranks whose parts are in this place: all that the coordinator has heard from."""
         ranks = sorted(rank for rank, _ in self._listed(checkpoint_id))
         try:
-            latest = self.coordinator.latest_checkpoint()
+            latest = coordinator.latest_checkpoint()
         except StrataError as exc:
             # It is committed all the same; a part that is missing is noticed when it is read.
             log.warning("checkpoint.parts_not_counted", id=checkpoint_id, reason=str(exc))
@@ -231,10 +265,11 @@ class SharedCommits(Commits):
 
         All its ranks died between the commit and the manifest. Any rank may do it, also several.
         """
-        latest = self.coordinator.latest_checkpoint()
+        coordinator = self.find()
+        latest = None if coordinator is None else coordinator.latest_checkpoint()
         if latest is None or not self._listed(latest.checkpoint_id):
             return  # it was saved elsewhere, or has been removed
-        wanted = Wanted(latest.step, latest.epoch, latest.is_full)
+        wanted = Wanted(latest.step, latest.epoch, latest.is_full, coordinator=coordinator)
         self._heal(latest.checkpoint_id, wanted, latest.parts)
 
     def write_manifest(self, checkpoint_id: str, wanted: Wanted, parts: int) -> Manifest:
@@ -245,7 +280,7 @@ class SharedCommits(Commits):
         try:
             return self._write_manifest(checkpoint_id, wanted, parts)
         except FilesRemovedError as exc:
-            self._tell_lost(checkpoint_id, exc)
+            _tell_lost(checkpoint_id, wanted.coordinator, exc)
             raise
 
     def _write_manifest(self, checkpoint_id: str, wanted: Wanted, parts: int) -> Manifest:
@@ -282,12 +317,29 @@ class SharedCommits(Commits):
     def _heal(self, checkpoint_id: str, wanted: Wanted, parts: int) -> None:
         if self._place.catalog.with_id(checkpoint_id) is not None:
             return
+        abandoned = self._is_abandoned(checkpoint_id)
         try:
             self.write_manifest(checkpoint_id, wanted, parts)
         except StorageError as exc:
             log.error("checkpoint.not_healed", checkpoint=checkpoint_id, reason=str(exc))
             return
-        log.warning("checkpoint.healed", checkpoint=checkpoint_id, step=wanted.step)
+        if abandoned:
+            log.warning("checkpoint.healed", checkpoint=checkpoint_id, step=wanted.step)
+        else:
+            log.debug("checkpoint.manifest_written", checkpoint=checkpoint_id, step=wanted.step)
+
+    def _is_abandoned(self, checkpoint_id: str) -> bool:
+        """Whether the rank that writes the manifest is gone, and not just about to do so.
+
+        Where locks do not tell, it is not expected any more after a while.
+        """
+        parts = sorted(self._listed(checkpoint_id), key=lambda listed: listed[0])
+        if not parts:
+            return False
+        first = parts[0][1]
+        if self._place.backend.kind == "local":
+            return self._place.session.is_dead(first, first.modified)
+        return time.time() - first.modified > MANIFEST_SECONDS
 
     def _listed(self, checkpoint_id: str) -> list[tuple[int, StoredFile]]:
         """The part files of a checkpoint, with their ranks."""
@@ -314,14 +366,26 @@ class SharedCommits(Commits):
         if gone:
             raise files_removed(catalog.backend.location(gone[0]))
 
-    def _tell_lost(self, checkpoint_id: str, error: FilesRemovedError) -> None:
-        """Let it be seen that a checkpoint of which all ranks have been told is none."""
-        try:
-            self.coordinator.report_checkpoints(
-                [checkpoint_id], CheckpointCondition.DAMAGED, detail=str(error)
-            )
-        except (StrataError, ValueError) as exc:
-            log.warning("checkpoint.not_reported", id=checkpoint_id, reason=str(exc))
+
+def _found(coordinator: Coordinator | None) -> Coordinator:
+    if coordinator is None:
+        raise ValueError(
+            "sharded checkpoints need a registered worker: call TrainingOrchestrator().register() "
+            "before the first save, or pass orchestrator="
+        )
+    return coordinator
+
+
+def _tell_lost(
+    checkpoint_id: str, coordinator: Coordinator | None, error: FilesRemovedError
+) -> None:
+    """Let it be seen that a checkpoint of which all ranks have been told is none."""
+    try:
+        _found(coordinator).report_checkpoints(
+            [checkpoint_id], CheckpointCondition.DAMAGED, detail=str(error)
+        )
+    except (StrataError, ValueError) as exc:
+        log.warning("checkpoint.not_reported", id=checkpoint_id, reason=str(exc))
 
 
 def told_of(place: Place, retention: Retention | None, wanted: Wanted) -> dict[str, str]:

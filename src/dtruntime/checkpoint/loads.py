@@ -28,7 +28,7 @@ class Loads:
     ) -> None:
         self._tiers = tiers
         self._rank = rank
-        self._witness = witness or Witness(None)
+        self._witness = witness or Witness()
 
     def of_step(self, step: int, read: Callable[[Copy], R]) -> R:
         """What ``read`` makes of the checkpoint of a step."""

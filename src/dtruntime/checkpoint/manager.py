@@ -19,7 +19,7 @@ from ..storage.stores import shown
 from ..types import CheckpointInfo, check_whole
 from .arguments import check_budget, check_named, check_options, check_place
 from .codecs import Compressor
-from .commits import Commits, Coordinator, SharedCommits, SingleCommits, Wanted
+from .commits import Coordinator, Find, SharedCommits, SingleCommits, Wanted
 from .deadlines import deadline_after, time_left
 from .loads import Loads, ranks_of
 from .pipeline import Pipeline
@@ -80,8 +80,9 @@ class CheckpointManager:
           from the save before and keeps that one in memory.
         - ``memory_budget`` bounds the memory that saves under way may take; a save waits when
           it is used up. By default it is a quarter of the machine's memory.
-        - ``orchestrator`` is told of each commit; by default the registered one. With
-          ``sharded`` every rank of its job saves its own part of each checkpoint.
+        - ``orchestrator`` is told of each commit; by default the one that is registered when
+          something is saved or listed. With ``sharded`` every rank of its job saves its own part
+          of each checkpoint.
         - ``local_tier`` is a folder on a fast disk: saves are committed there, and every
           ``upload_every``-th one is copied to ``storage_path`` in the background. The folder keeps
           the ``local_keep`` newest, and those that are still to be copied.
@@ -115,15 +116,15 @@ class CheckpointManager:
         self._main = Place(url, with_region(url, storage_options, config.storage))
         self._place = self._main
         """Where saves go."""
-        coordinator = orchestrator or current.current()
-        witness = Witness(coordinator)
+        find: Find = current.responsible if orchestrator is None else lambda: orchestrator
+        witness = Witness(find)
         # With two tiers a checkpoint that one of them drops may be in the other.
         told = witness if local_tier is None else None
         upkeep = Upkeep(self._main, retention, witness=told)
         self._uploads: Uploads | None = None
         if local_tier is not None:
             self._place = Place(local_path(local_tier, self._main), {})
-        commits = _commits(self._place, coordinator, sharded)
+        commits = (SharedCommits if sharded else SingleCommits)(self._place, find)
         if local_tier is None:
             commits.retention = retention
         else:
@@ -132,7 +133,7 @@ class CheckpointManager:
                 self._main,
                 upkeep,
                 every=every,
-                is_first=lambda: commits.rank == 0,
+                is_first=lambda: commits.leads,
             )
             upkeep = Upkeep(self._place, kept, self._uploads.spares)
         self._commits = commits
@@ -330,13 +331,16 @@ class CheckpointManager:
         """What a save is asked for; raises what an earlier one failed with."""
         self._place.check_usable()
         self._pipeline.raise_failure()
-        return Wanted(
+        wanted = Wanted(
             check_whole("step", step),
             check_whole("epoch", epoch),
             is_full and not self._incremental,
             check_named("metrics", metrics, float),
             check_named("metadata", metadata, str),
+            self._commits.find(),
         )
+        self._commits.check(wanted)
+        return wanted
 
     def _wait_for_saves(self, timeout: float | None) -> None:
         if not self._pipeline.wait_for_saves(timeout):
@@ -373,14 +377,3 @@ def local_path(tier: str | os.PathLike[str], main: Place) -> str:
     if open_backend(path).url == main.backend.url:
         raise ConfigError(f"local_tier and storage_path are the same place: {main.url}")
     return path
-
-
-def _commits(place: Place, coordinator: Coordinator | None, sharded: bool) -> Commits:
-    if not sharded:
-        return SingleCommits(place, coordinator)
-    if coordinator is None:
-        raise ValueError(
-            "sharded checkpoints need a registered worker: call TrainingOrchestrator().register() "
-            "first, or pass orchestrator="
-        )
-    return SharedCommits(place, coordinator)

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from .._shutdown import shutdown
 from ..client import current
+from ..client.commits import CommitCalls
 from ..errors import CheckpointAbortedError, StorageError, StrataError
 from ..telemetry import EventLog, tracing
 from .catalog import files_removed
@@ -89,8 +90,8 @@ class Pipeline:
         self._lock = threading.Lock()
         self._order = threading.Lock()
         self._known: tuple[str, KnownChunks] | None = None
-        self._untidy = commits.rank == 0
-        """Whether there may be something to collect before the next save."""
+        self._untidy: bool | None = None
+        """Whether there may be something to collect before the next save; None: if it leads."""
         self._cleans = False
         """Whether there may be something that is not kept any more after this one."""
 
@@ -260,6 +261,8 @@ class Pipeline:
                 raise
 
     def _submit(self, handle: SaveHandle, wanted: Wanted, content: _Content) -> None:
+        if isinstance(wanted.coordinator, CommitCalls):
+            wanted.coordinator.expect_commit(handle.future)
         with self._lock:
             self._handles = [h for h in self._handles if not (h.done and h.looked_at)]
             self._handles.append(handle)
@@ -322,9 +325,9 @@ class Pipeline:
     def _write(self, handle: SaveHandle, wanted: Wanted, content: _Content) -> Saved:
         began = time.perf_counter()
         self.before_save()
-        if self._untidy:
+        if self._commits.leads if self._untidy is None else self._untidy:
             self._tidy()
-        handle.checkpoint_id = handle.checkpoint_id or self._commits.begin(wanted.step)
+        handle.checkpoint_id = handle.checkpoint_id or self._commits.begin(wanted)
         known = KnownChunks() if wanted.is_full else self._known_chunks()
         if self._differ is not None:
             self._differ.begin()
@@ -342,7 +345,8 @@ class Pipeline:
                 lent = content.lent
                 writer.write(lent.track(content.groups), lent.done, lent.done_with_all)
                 span.set(written_bytes=writer.written)
-            part = writer.part(self._commits.rank, content.kind, content.extents, content.skeleton)
+            rank = self._commits.rank_of(wanted)
+            part = writer.part(rank, content.kind, content.extents, content.skeleton)
             self._check_others(part, writer.file)
             with tracing.span("save.commit", step=wanted.step, checkpoint_id=handle.checkpoint_id):
                 manifest = self._commits.commit(handle.checkpoint_id, wanted, part, writer.written)

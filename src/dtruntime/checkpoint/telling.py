@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ..errors import CheckpointDamagedError, StrataError
 from ..telemetry import EventLog
 from ..types import REPORTED_AT_ONCE, CheckpointCondition
-from .commits import Coordinator
+from .commits import Find
 from .format import Manifest
 from .tiers import Listed
 
@@ -17,8 +17,9 @@ log = EventLog("checkpoint")
 class Witness:
     """Says what was found. Who cannot be told misses it, and nothing fails because of that."""
 
-    def __init__(self, coordinator: Coordinator | None) -> None:
-        self._coordinator = coordinator
+    def __init__(self, find: Find = lambda: None) -> None:
+        """``find`` is asked for the coordinator each time."""
+        self._find = find
         self._damaged: set[str] = set()
         """The manifests of those that were reported as damaged."""
         self._removed: dict[str, None] = {}
@@ -31,7 +32,7 @@ class Witness:
 
     def damaged(self, listed: Listed, error: CheckpointDamagedError) -> None:
         """A checkpoint that is there cannot be read."""
-        if self._coordinator is None or listed.entry.name in self._damaged:
+        if self._find() is None or listed.entry.name in self._damaged:
             return
         place = listed.places[0]
         ids: list[str] = []
@@ -47,7 +48,7 @@ class Witness:
 
     def removed(self, checkpoint_ids: Iterable[str]) -> None:
         """Checkpoints were deleted; what cannot be told now is told the next time."""
-        if self._coordinator is None:
+        if self._find() is None:
             return
         self._removed.update(dict.fromkeys(checkpoint_ids))
         untold = list(self._removed)[:REPORTED_AT_ONCE]
@@ -58,10 +59,11 @@ class Witness:
     def _tell(
         self, ids: list[str], condition: CheckpointCondition, *, path: str = "", detail: str = ""
     ) -> bool:
-        if self._coordinator is None:
+        coordinator = self._find()
+        if coordinator is None:
             return False
         try:
-            self._coordinator.report_checkpoints(ids, condition, path=path, detail=detail)
+            coordinator.report_checkpoints(ids, condition, path=path, detail=detail)
         except (StrataError, ValueError) as exc:
             log.warning("checkpoint.not_reported", condition=condition, reason=str(exc))
             return False

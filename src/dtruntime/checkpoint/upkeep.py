@@ -32,7 +32,7 @@ class Upkeep:
         self._place = place
         self._retention = retention
         self._spares = spares
-        self._witness = witness or Witness(None)
+        self._witness = witness or Witness()
 
     def clean(self, *, for_good: bool = False) -> None:
         """Drop both; a failure is logged, since the next time does it as well.

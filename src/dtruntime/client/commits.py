@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 from collections.abc import Sequence
+from typing import Any
 
 from .._loop import awaitable, blocking
 from ..errors import CheckpointAbortedError, StorageError
@@ -11,12 +14,27 @@ from ..types import CheckpointCondition, CheckpointInfo, check_id, check_whole
 from . import wire
 from .member import Member, hold_seconds
 
+SAVES_SECONDS = 600.0
+"""How long a member that leaves waits for its saves to be committed."""
 REPORT_SECONDS = 2.0
 """How long a coordinator that is away is tried when it is told what became of a checkpoint."""
 
 
 class CommitCalls(Member):
     """A member's calls about checkpoints."""
+
+    def expect_commit(self, save: concurrent.futures.Future[Any]) -> None:
+        """Do not leave before a save has ended that is to be committed through this member."""
+        self._under_way.add(save)
+        save.add_done_callback(self._under_way.discard)
+
+    async def _let_saves_end(self) -> None:
+        """Wait for saves under way, on the I/O thread."""
+        saves = [asyncio.wrap_future(save) for save in list(self._under_way)]
+        if saves:
+            done, _ = await asyncio.wait(saves, timeout=SAVES_SECONDS)
+            for save in done:
+                save.exception()  # whoever has the handle is told
 
     @awaitable
     async def begin_checkpoint_async(self, step: int, *, ranks: Sequence[int] | None = None) -> str:

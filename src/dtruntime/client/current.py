@@ -19,21 +19,25 @@ GOODBYE_SECONDS = 2.0
 
 _registered: weakref.WeakSet[TrainingOrchestrator] = weakref.WeakSet()
 _current: weakref.ref[TrainingOrchestrator] | None = None
+_latest: TrainingOrchestrator | None = None
 
 
 def enter(orchestrator: TrainingOrchestrator) -> None:
     """Make a registered orchestrator the current one."""
-    global _current
+    global _current, _latest
     _registered.add(orchestrator)
     _current = weakref.ref(orchestrator)
+    _latest = orchestrator
 
 
 def leave(orchestrator: TrainingOrchestrator) -> None:
     """Forget an orchestrator that is no longer a member."""
-    global _current
+    global _current, _latest
     _registered.discard(orchestrator)
     if _current is not None and _current() is orchestrator:
         _current = None
+    if _latest is orchestrator and not orchestrator.is_replaced:
+        _latest = None
 
 
 def current() -> TrainingOrchestrator | None:
@@ -41,10 +45,19 @@ def current() -> TrainingOrchestrator | None:
     return _current() if _current is not None else None
 
 
+def responsible() -> TrainingOrchestrator | None:
+    """The orchestrator that this process has to commit through, if it has not left by itself.
+
+    One that was replaced stays it: what it commits is refused, and must not be stored instead as
+    if this process had never had any.
+    """
+    return _latest
+
+
 def _forget_all() -> None:
-    global _current
+    global _current, _latest
     _registered.clear()
-    _current = None
+    _current = _latest = None
 
 
 def _say_goodbye() -> None:

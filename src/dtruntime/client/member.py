@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import itertools
 import math
@@ -46,6 +47,8 @@ class Member:
         self._actions: tuple[Action, ...] = ()
         self._tickets = itertools.count(1)
         self._saves = itertools.count(1)
+        self._under_way: set[concurrent.futures.Future[Any]] = set()
+        """Saves that are to be committed through this member."""
         self._report = Report()
         self._process = os.getpid()
         self._resumes: dict[str, tuple[int, int]] = {}
@@ -98,6 +101,11 @@ class Member:
     def is_registered(self) -> bool:
         """Whether this worker is a member, as far as it knows."""
         return self._identity is not None and self._fence is None
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether the coordinator has declared this worker dead, or given its place to another."""
+        return self._fence is not None
 
     def described(self) -> dict[str, Any]:
         """Who this member is, for spans."""

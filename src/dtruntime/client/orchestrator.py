@@ -174,7 +174,13 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
 
     @awaitable
     async def deregister_worker(self, reason: str = "") -> None:
-        """Leave the job. Does nothing when this worker is not a member."""
+        """Leave the job. Does nothing when this worker is not a member.
+
+        Without a ``reason`` it waits for saves that were begun as a member: they are committed
+        through it.
+        """
+        if not reason and self.is_registered:
+            await self._let_saves_end()
         current.leave(self)
         await self._stop_heartbeats()
         await self._tell_the_last()

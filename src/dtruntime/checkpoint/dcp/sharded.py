@@ -43,7 +43,7 @@ def save_sharded(
             "CheckpointManager(..., sharded=True)"
         )
     wanted = found.wanted(step, epoch, is_full, metrics, metadata)
-    rank = found.coordinator.rank if found.shared and found.coordinator is not None else 0
+    rank = wanted.coordinator.rank if found.shared and wanted.coordinator is not None else 0
     plans = planning or Planning()
     handle = found.take(KIND, lambda: plans.plan(state, rank), wanted)
     manager.policy.saved(step)
