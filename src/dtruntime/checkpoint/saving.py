@@ -299,6 +299,7 @@ class Saver:
                 # Jobs report what fails; the next save must not wait for a thread that is gone.
                 log.error("checkpoint.job_failed", error=repr(exc))
             finally:
+                del job  # and what it refers to, while this waits for the next
                 shutdown.moved()
                 with self._idle:
                     self._pending -= 1
