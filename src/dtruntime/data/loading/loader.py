@@ -122,8 +122,8 @@ class Loader:
         - ``source``: files as `FileSource` (columns, shard size, samples to skip), an index,
           or a `Mixture`.
         - ``batch_size`` counts the samples of one rank, ``global_batch_size`` those of all.
-        - ``order``: ``global`` fixes one sequence of batches for the whole job, whatever its
-          size; ``affinity`` keeps each rank on the same shards in every epoch.
+        - ``order``: ``global`` fixes one sequence of batches for the whole job, in which any
+          number of ranks goes on; ``affinity`` keeps each rank on the same shards in every epoch.
         - ``last``: ``keep`` hands out every sample, ``drop`` leaves out what does not fill a
           batch, ``pad`` fills up with copies, marked by ``False`` in the column ``__valid__``.
           With ``drop`` and ``pad`` all ranks have the same number of steps and batch size.
@@ -138,7 +138,7 @@ class Loader:
         - ``prefetch_shards`` are read ahead (by default as many as are mixed, and more of small
           ones), ``window`` shards are mixed with each other, ``streams`` is in how many places
           the sequence is read side by side (by default ``world_size``, and from then on what the
-          state says).
+          state says: give a number to have the same batches in fresh starts at any world size).
         """
         self._source = FileSource(source) if isinstance(source, DatasetIndex) else source
         _check_source(self._source)
