@@ -132,8 +132,15 @@ def _gradients(
 ) -> Gradients | None:
     if options.process_group is None and "torch" not in sys.modules:
         return None
-    from .gradients import Gradients
-
+    try:
+        from .gradients import Gradients
+    except ModuleNotFoundError as exc:
+        if exc.name != "torch":
+            raise
+        raise ConfigError(
+            "process_group= is for programs with torch, which is not installed: pip install torch, "
+            "or leave it out"
+        ) from exc
     return Gradients(
         tracked,
         automatic=options.process_group is not None,
