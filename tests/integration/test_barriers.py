@@ -83,6 +83,21 @@ def test_worker_that_is_expected_but_never_came_is_named(
             orchestrator.barrier("step", timeout_ms=200)
 
 
+def test_wait_without_a_timeout_goes_on_and_the_log_names_the_missing(
+    coordinator: LocalCoordinator, job: str
+) -> None:
+    with remote_workers(1, coordinator, job=job, world_size=3) as (first,):
+        wait = first.begin("wait_barrier", "step")
+        told = eventually(lambda: first.events("barrier.waiting"))[0]
+        assert told["barrier"] == "step"
+        assert told["arrived"] == "1 of 3"
+        assert told["missing"] == "worker-1 (not registered yet), worker-2 (not registered yet)"
+        assert not wait.done()
+        with remote_workers(2, coordinator, job=job, world_size=3) as others:
+            for arrival in [wait, *(other.barrier("step") for other in others)]:
+                arrival.result(60)
+
+
 def test_round_completes_after_one_of_its_waits_has_timed_out(
     coordinator: LocalCoordinator, job: str, view: JobView
 ) -> None:

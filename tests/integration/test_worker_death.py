@@ -227,3 +227,17 @@ def test_pause_shorter_than_the_timeout_goes_unnoticed(
         workers[1].barrier("step").result(60)
         wait.result(60)
         assert view.status.generation == generation
+
+
+@pytest.mark.deaths
+def test_death_ends_a_wait_without_a_timeout(
+    coordinator: LocalCoordinator, job: str, view: JobView
+) -> None:
+    with remote_workers(2, coordinator, job=job) as (waiting, victim):
+        wait = waiting.begin("wait_barrier", "step")
+        eventually(lambda: view.waiting("step") == 1)
+        victim.kill()
+        with pytest.raises(SyncError) as caught:
+            wait.result(60)
+        assert caught.value.reason == "membership_changed"
+        assert list(caught.value.lost) == ["worker-1"]

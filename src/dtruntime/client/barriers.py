@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,10 +11,16 @@ from dataclasses import dataclass
 from .._loop import awaitable, blocking
 from ..errors import StrataError
 from ..rpc.gen import coordinator_pb2 as pb
-from ..telemetry import tracing
-from ..types import VALUE_BYTES, check_id, check_whole
+from ..telemetry import EventLog, tracing
+from ..types import LONGEST_WAIT_SECONDS, VALUE_BYTES, check_id, check_whole
 from . import wire
 from .member import Member, hold_seconds
+
+log = EventLog("worker")
+
+FIRST_TOLD_SECONDS = 5.0
+LAST_TOLD_SECONDS = 600.0
+"""After how long a wait without an end is first told of; the pauses double up to the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +39,10 @@ class BarrierCalls(Member):
     """A member's calls that wait for all others."""
 
     @awaitable
-    async def wait_barrier(self, barrier_id: str, timeout_ms: int = 30_000) -> None:
+    async def wait_barrier(self, barrier_id: str, timeout_ms: int | None = None) -> None:
         """Wait until every member of the job has reached this barrier.
+
+        Without ``timeout_ms`` for as long as its members live, while the log names who is missing.
 
         Raises `SyncError`: with reason ``"membership_changed"`` as soon as a member is lost,
         ``"timeout"`` when somebody has not come within ``timeout_ms``, ``"superseded"`` when
@@ -41,7 +51,11 @@ class BarrierCalls(Member):
         """
         await self._arrive(barrier_id, timeout_ms)
 
-    barrier = blocking(wait_barrier)
+    _wait_barrier = blocking(wait_barrier)
+
+    def barrier(self, name: str, timeout_ms: int | None = 30_000) -> None:
+        """As `wait_barrier`, for at most 30 s if nothing else is given."""
+        self._wait_barrier(name, timeout_ms)
 
     @awaitable
     async def exchange_async(
@@ -85,12 +99,12 @@ class BarrierCalls(Member):
     async def _arrive(
         self,
         barrier_id: str,
-        timeout_ms: int,
+        timeout_ms: int | None,
         payload: bytes | None = None,
         ranks: Iterable[int] | None = None,
     ) -> pb.BarrierResponse:
         check_id("barrier", barrier_id)
-        hold = hold_seconds(timeout_ms)
+        hold = LONGEST_WAIT_SECONDS if timeout_ms is None else hold_seconds(timeout_ms)
         identity = self.identity
         request = pb.BarrierRequest(
             barrier_id=barrier_id,
@@ -109,20 +123,49 @@ class BarrierCalls(Member):
             step=self._report.step,
             barrier_id=barrier_id,
         ):
-            reply = await self._wait(request, hold)
-            wire.raise_barrier_outcome(barrier_id, timeout_ms, reply)
+            reply = await self._wait(request, hold, names_missing=timeout_ms is None)
+            while timeout_ms is None and reply.outcome == pb.BARRIER_OUTCOME_TIMED_OUT:
+                request.ticket, request.generation = next(self._tickets), self._told
+                reply = await self._wait(request, hold, names_missing=True)
+            wire.raise_barrier_outcome(barrier_id, timeout_ms or 0, reply)
         return reply
 
-    async def _wait(self, request: pb.BarrierRequest, hold: float) -> pb.BarrierResponse:
+    async def _wait(
+        self, request: pb.BarrierRequest, hold: float, *, names_missing: bool
+    ) -> pb.BarrierResponse:
         self._waiting += 1
         began = time.monotonic()
+        telling = asyncio.ensure_future(self._name_missing(request)) if names_missing else None
         try:
             reply = await self._call("WaitBarrier", request, pb.BarrierResponse, hold=hold)
         finally:
+            if telling is not None:
+                telling.cancel()
             self._waiting -= 1
             self.waited_seconds += time.monotonic() - began
         self._told = max(self._told, reply.generation)
         return reply
+
+    async def _name_missing(self, request: pb.BarrierRequest) -> None:
+        """Log who is waited for, less and less often."""
+        asked = pb.StatusRequest(job=request.job, worker_id=request.worker_id)
+        waited, pause = 0.0, FIRST_TOLD_SECONDS
+        while True:
+            await asyncio.sleep(pause)
+            waited, pause = waited + pause, min(2 * pause, LAST_TOLD_SECONDS)
+            with contextlib.suppress(StrataError):
+                status = await self._call("GetStatus", asked, pb.JobStatus, patience=0.0)
+                for barrier in status.barriers:
+                    if barrier.barrier_id == request.barrier_id:
+                        log.warning(
+                            "barrier.waiting",
+                            barrier=barrier.barrier_id,
+                            seconds=round(waited),
+                            arrived=f"{barrier.arrived} of {barrier.expected}",
+                            missing=wire.named_missing(
+                                barrier.missing, barrier.expected - barrier.arrived
+                            ),
+                        )
 
 
 def _checked(value: bytes) -> bytes:

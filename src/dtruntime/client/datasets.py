@@ -46,15 +46,18 @@ class DatasetRegistry:
         coordinator_url: str | None = None,
         *,
         job: str | None = None,
-        patience: float = OUTAGE_SECONDS,
+        patience: float | None = None,
     ) -> None:
         """``job`` defaults to the registered worker's job, else ``STRATA_JOB``.
 
-        ``patience`` is how long a coordinator that is away is waited for, in seconds.
+        ``patience`` is how long a coordinator that is away is waited for, in seconds: by default
+        five minutes, and 10 s (``STRATA_CONNECT_TIMEOUT_MS``) if it has never answered.
         """
         self._given = WorkerConfig(coordinator_url=coordinator_url, job=job)
         self._channels: dict[str, Channel] = {}
-        self._patience = patience
+        self._hasty = patience is None
+        """Whether a coordinator that has never answered is given up early."""
+        self._patience = OUTAGE_SECONDS if patience is None else patience
         self._warned: set[tuple[str, int]] = set()
 
     @property
@@ -72,9 +75,14 @@ class DatasetRegistry:
     @property
     def _channel(self) -> Channel:
         """The line to the coordinator that is the right one at the moment."""
-        url = self._config.coordinator_url or ""
+        config = self._config
+        url = config.coordinator_url or ""
         if url not in self._channels:
-            self._channels[url] = Channel(url)
+            # One that this process is registered with has answered before.
+            new = self._hasty and current.current() is None
+            self._channels[url] = Channel(
+                url, connect_timeout=config.connect_seconds if new else None
+            )
         return self._channels[url]
 
     @property

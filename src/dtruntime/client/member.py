@@ -31,7 +31,9 @@ class Member:
     def __init__(self, config: WorkerConfig) -> None:
         self.config = config
         """The settings, with what the environment says."""
-        self._channel = Channel(config.coordinator_url or "")
+        self._channel = Channel(
+            config.coordinator_url or "", connect_timeout=config.connect_seconds
+        )
         self._identity: Identity | None = None
         self._fence: SyncError | None = None
         self._state_id = ""

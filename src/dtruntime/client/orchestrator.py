@@ -102,8 +102,9 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
     ) -> str:
         """Join the job and start heartbeats; returns the assigned worker id.
 
-        Waits up to ``connect_timeout_ms`` for the coordinator, and for a free rank when the
-        job is full. Registering again is how a worker that was declared dead comes back.
+        Waits for the coordinator (10 s for one that has never answered), and for a free rank when
+        the job is full (60 s); ``connect_timeout_ms`` sets both. Registering again is how a worker
+        that was declared dead comes back.
         """
         if self.is_registered:
             return self.identity.worker_id
@@ -125,9 +126,11 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
             attempt=config.attempt or 0,
             state_id=self._state_id,
         )
-        patience = config.connect_timeout_ms / 1000
         reply = await self._channel.call(
-            "RegisterWorker", request, pb.WorkerRegistration, patience=patience
+            "RegisterWorker",
+            request,
+            pb.WorkerRegistration,
+            patience=config.registration_seconds,
         )
         self._enter(reply)
         return reply.worker_id

@@ -26,10 +26,12 @@ from typing import Any
 
 from ..config import DEFAULT_URL, Config
 from ..errors import ConfigError
-from ..rpc.channel import target_of
+from ..rpc.channel import CONNECT_SECONDS, target_of
 from ..telemetry import tracing
 from ..types import DEFAULT_JOB, check_id, check_whole
 
+REGISTRATION_SECONDS = 60.0
+"""How long registration waits for a free rank, or for a coordinator that has answered before."""
 OUTAGE_SECONDS = 300.0
 """How long a coordinator that is away is waited for where nothing can go on without it."""
 
@@ -64,8 +66,9 @@ class WorkerConfig:
     attempt: int | None = None
     """How often the launcher has restarted the whole group; torchrun and Slurm say so."""
     memory_bytes: int = 0
-    connect_timeout_ms: int = 60_000
-    """How long registration waits for the coordinator and for a free rank."""
+    connect_timeout_ms: int | None = None
+    """How long registration waits. ``STRATA_CONNECT_TIMEOUT_MS``, else 10 s for a coordinator that
+    has never answered, and 60 s for one that has, or for a free rank."""
     outage_timeout_ms: int = 300_000
     """How long later calls ride through a coordinator that is away."""
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -106,10 +109,23 @@ class WorkerConfig:
             "rank": rank,
             "world_size": world_size,
             "job": env.get("STRATA_JOB") or DEFAULT_JOB,
+            "connect_timeout_ms": _number(env, "STRATA_CONNECT_TIMEOUT_MS"),
             "attempt": next((n for n in (_number(env, v) for v in _ATTEMPTS) if n is not None), 0),
         }
         known = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{k: v for k, v in found.items() if known[k] is None})
+
+    @property
+    def connect_seconds(self) -> float:
+        """How long a coordinator that has never answered is waited for."""
+        given = self.connect_timeout_ms
+        return CONNECT_SECONDS if given is None else given / 1000
+
+    @property
+    def registration_seconds(self) -> float:
+        """How long registration waits in all."""
+        given = self.connect_timeout_ms
+        return REGISTRATION_SECONDS if given is None else given / 1000
 
     def _place(self, env: Mapping[str, str]) -> tuple[int | None, int | None]:
         """Rank and world size: what is given, completed by the first launcher that agrees."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ..errors import SyncError
 from ..rpc.codes import CONDITION_CODES, MEMBERSHIPS, STATES
@@ -24,6 +24,7 @@ from ..types import (
 )
 
 DETAIL_LENGTH = 2000
+NAMED = 8
 
 
 def resources(usage: ResourceUsage) -> pb.ResourceUsage:
@@ -201,17 +202,22 @@ def raise_barrier_outcome(barrier_id: str, timeout_ms: float, reply: pb.BarrierR
             generation=reply.generation,
         )
     missing = _missing(reply.missing)
-    named = ", ".join(_describe(m) for m in reply.missing[:8])
-    more = f" and {reply.missing_count - 8} more" if reply.missing_count > 8 else ""
+    named = named_missing(reply.missing, reply.missing_count)
     raise SyncError(
         f"barrier {barrier_id!r} timed out after {timeout_ms:g} ms: {reply.missing_count} of "
-        f"{reply.missing_count + reply.participants} workers have not arrived: {named}{more}. "
+        f"{reply.missing_count + reply.participants} workers have not arrived: {named}. "
         "Check these workers ('strata status'), or give a larger timeout_ms",
         reason="timeout",
         missing=missing,
         missing_count=reply.missing_count,
         generation=reply.generation,
     )
+
+
+def named_missing(workers: Sequence[pb.MissingWorker], count: int) -> str:
+    """The first of ``count`` workers that have not arrived, for people."""
+    named = ", ".join(_describe(m) for m in workers[:NAMED])
+    return named + (f" and {count - NAMED} more" if count > NAMED else "")
 
 
 def _missing(workers: Iterable[pb.MissingWorker]) -> dict[str, int | None]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
@@ -11,7 +13,7 @@ import grpc
 from google.protobuf.message import Message
 
 from ..config import split_address
-from ..errors import ConfigError, ConnectionError
+from ..errors import ConfigError, ConnectionError, StrataError
 from ..retry import JITTER, Backoff
 from ..telemetry import EventLog, tracing
 from .methods import METHODS
@@ -23,12 +25,18 @@ R = TypeVar("R", bound=Message)
 
 ATTEMPT_SECONDS = 10.0
 """How long one attempt may take beyond the time that the coordinator may hold it."""
+CONNECT_SECONDS = 10.0
+"""How long a coordinator that has never answered is waited for, where nothing else is said."""
 HELD_A_WHILE = 1.0
 """A connection that broke after this long was good: the outage begins with its end."""
 SPREAD_SECONDS = 0.2
 """Within how long workers call after their connections are back, each at a random moment."""
 HURRY_SECONDS = 5.0
 """How often a call may come earlier than its back-off says, because there is a connection."""
+
+PROBE_SECONDS = 2.0
+PROBE_BYTES = 65536
+"""How long the answer of an HTTP port is waited for, and how much of it is read."""
 
 _OPTIONS = [
     ("grpc.enable_retries", 0),
@@ -63,6 +71,26 @@ async def _connected(channel: grpc.aio.Channel) -> None:
         await channel.wait_for_state_change(state)
 
 
+def _is_of_another_protocol(failure: Failure) -> bool:
+    """Whether somebody listens who does not speak HTTP/2, as gRPC's errors tell."""
+    return "http1" in failure.message or "parsing HTTP/2" in failure.message
+
+
+async def _asked_over_http(host: str, port: int) -> Any:
+    """What the HTTP side of a coordinator says of its process, if one is there."""
+    reader, writer = await asyncio.open_connection(host.strip("[]"), port)
+    try:
+        asked = f"GET /api/coordinator HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"
+        writer.write(asked.encode())
+        await writer.drain()
+        answer = b""
+        while len(answer) < PROBE_BYTES and (more := await reader.read(PROBE_BYTES)):
+            answer += more
+    finally:
+        writer.close()
+    return json.loads(answer.partition(b"\r\n\r\n")[2])
+
+
 def _checked(answer: object, reply: type[R]) -> R:
     if not isinstance(answer, reply):
         raise TypeError(f"expected a {reply.__name__}, got a {type(answer).__name__}")
@@ -76,8 +104,15 @@ class Channel:
     barriers a ticket, commits an id), so every call is retried. Use it on the I/O thread.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, connect_timeout: float | None = None) -> None:
+        """``connect_timeout`` is how many seconds one that has never answered is waited for.
+
+        By default as long as one that is away.
+        """
         self.url = url
+        self._connect_timeout = connect_timeout
+        self._reached = False
+        """Whether it has ever answered."""
         self._target = target_of(url)
         self._channel: grpc.aio.Channel | None = None
         self._stubs: dict[str, Callable[..., Any]] = {}
@@ -104,26 +139,35 @@ class Channel:
         """
         delays = Backoff().delays()
         trying_since: float | None = None
+        began = time.monotonic()
         while True:
             if hold is not None:
                 request.timeout_ms = round(hold * 1000)
             started = time.monotonic()
+            left = max(SPREAD_SECONDS, self._contact_left(started - began))
             try:
                 answer = await self._stub(method)(
-                    request, timeout=ATTEMPT_SECONDS + (hold or 0.0), metadata=tracing.outgoing()
+                    request,
+                    timeout=min(ATTEMPT_SECONDS + (hold or 0.0), left),
+                    metadata=tracing.outgoing(),
                 )
             except grpc.aio.AioRpcError as exc:
                 failure = failure_of(exc)
             else:
                 self._note_back()
                 return _checked(answer, reply)
+            self._reached = self._reached or self._was_reached(failure)
             now = time.monotonic()
             if hold is not None:
                 hold = max(0.0, hold - (now - started))
             first = trying_since is None
             if trying_since is None or (failure.broke_off and now - started > HELD_A_WHILE):
                 trying_since, delays = now, Backoff().delays()
+            if first and not self._reached:
+                await self._refuse_http_port(failure)
             delay = self._delay_before_retry(failure, next(delays), method, first)
+            if delay > self._contact_left(now - began):
+                raise self._never_reached(failure, now - began)
             if now + delay > trying_since + patience:
                 raise self._give_up(failure, patience)
             if failure.means_absent:
@@ -199,6 +243,45 @@ class Channel:
             say("call.postponed", method=method, reason=failure.message)
         return failure.retry_after + backoff
 
+    def _contact_left(self, passed: float) -> float:
+        """For how long a call may stay without any answer; endless once there was one."""
+        if self._reached or self._connect_timeout is None:
+            return math.inf
+        return self._connect_timeout - passed
+
+    def _was_reached(self, failure: Failure) -> bool:
+        """Whether a coordinator was there, however the call ended."""
+        if not failure.means_absent or failure.reason:
+            return True
+        ready = grpc.ChannelConnectivity.READY
+        return self._channel is not None and self._channel.get_state() is ready
+
+    async def _refuse_http_port(self, failure: Failure) -> None:
+        """Raise if the URL is that of the coordinator's HTTP side."""
+        if not _is_of_another_protocol(failure):
+            return
+        host, port = split_address(self.url)
+        try:
+            answer = await asyncio.wait_for(_asked_over_http(host, port), PROBE_SECONDS)
+            grpc_port = split_address(answer["grpc_address"])[1]
+        except (OSError, TimeoutError, ValueError, LookupError, TypeError, StrataError):
+            return
+        raise ConnectionError(
+            f"{self.url} is the HTTP port of a coordinator, for the dashboard and the API; "
+            f"workers and commands need its gRPC port, which is {grpc_port} there: give "
+            f"COORDINATOR_URL, or --url, as http://{host}:{grpc_port}"
+        )
+
+    def _never_reached(self, failure: Failure, passed: float) -> Exception:
+        foreign = "what listens there does not speak gRPC: " * _is_of_another_protocol(failure)
+        return ConnectionError(
+            f"the coordinator at {self.url} could not be reached within {round(passed, 1):g} "
+            f"s ({foreign}{failure.message}): start it (strata coordinator), or correct "
+            "COORDINATOR_URL. Where it starts later than its workers, give them more time "
+            "(STRATA_CONNECT_TIMEOUT_MS, connect_timeout_ms). "
+            f"'strata doctor --url {self.url}' checks the rest"
+        )
+
     def _give_up(self, failure: Failure, patience: float) -> Exception:
         if not failure.means_absent:
             return failure.error()
@@ -215,6 +298,7 @@ class Channel:
             log.warning("coordinator.unreachable", url=self.url, reason=failure.message)
 
     def _note_back(self) -> None:
+        self._reached = True
         if self._away_since is not None:
             away = time.monotonic() - self._away_since
             self._away_since = None

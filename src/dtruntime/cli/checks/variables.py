@@ -17,6 +17,7 @@ VARIABLES = frozenset(
         "STRATA_ATTEMPT",
         FILE_VARIABLE,
         "STRATA_CACHE_DIR",
+        "STRATA_CONNECT_TIMEOUT_MS",
         "STRATA_JOB",
         "STRATA_LOG",
         "STRATA_LOG_FORMAT",
