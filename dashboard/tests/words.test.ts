@@ -20,6 +20,7 @@ const full: Coverage = {
   complete: true,
   exact: true,
   workers: 4,
+  ended_incomplete: false,
 };
 
 describe("coverage in words", () => {
@@ -44,6 +45,11 @@ describe("coverage in words", () => {
       tone: "quiet",
       title: "40% read so far",
     });
+  });
+
+  it("calls an epoch incomplete that everybody has gone on from", () => {
+    const half = { ...full, covered: 40, missing: 60, complete: false, ended_incomplete: true };
+    expect(coverageVerdict(half)).toMatchObject({ tone: "bad", title: "60 samples missing" });
   });
 
   it("says what is assumed and dropped", () => {

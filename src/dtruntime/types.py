@@ -222,6 +222,8 @@ class EpochCoverage:
     """How many times the samples were dealt out, because membership changed."""
     suspect: tuple[tuple[int, int], ...] = ()
     """Ranges ``[start, stop)`` of samples in which some are missing or repeated."""
+    ended_incomplete: bool = False
+    """Whether everybody has gone on to other epochs, and samples are missing."""
 
     @property
     def exact(self) -> bool:
@@ -316,6 +318,17 @@ class BarrierStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class IncompleteEpoch:
+    """An epoch that everybody has gone on from, and that lacks samples."""
+
+    dataset_id: str
+    epoch: int
+    missing: int
+    expected: int
+    """How many samples it has."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """A job as the coordinator sees it."""
 
@@ -338,6 +351,8 @@ class JobStatus:
     """How many seconds ago each of the last 64 members was lost, the newest first."""
     checkpoints: tuple[CheckpointInfo, ...] = ()
     """The newest eight, newest first."""
+    incomplete_epochs: tuple[IncompleteEpoch, ...] = ()
+    """Those that ended with missing samples, the newest first, at most 16."""
 
     def recent_losses(self, seconds: float) -> int:
         """How many members were lost in the last ``seconds``, counted up to 64.

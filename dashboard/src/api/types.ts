@@ -89,6 +89,7 @@ export interface Coverage {
   complete: boolean;
   exact: boolean;
   workers: number;
+  ended_incomplete: boolean;
 }
 
 export interface RankShare {

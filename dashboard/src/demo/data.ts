@@ -77,5 +77,6 @@ function coverage(epoch: number, covered: number, workers: number): Coverage {
     complete,
     exact: true,
     workers,
+    ended_incomplete: false,
   };
 }

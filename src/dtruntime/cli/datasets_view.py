@@ -149,7 +149,8 @@ def _epoch(epoch: EpochCoverage) -> Iterator[RenderableType]:
     yield str(epoch.epoch)
     yield _state(epoch)
     yield f"{epoch.covered:,} of {epoch.total:,}"
-    yield Text(f"{epoch.missing:,}", "red" if epoch.complete and epoch.missing else "")
+    ended = epoch.complete or epoch.ended_incomplete
+    yield Text(f"{epoch.missing:,}", "red" if ended and epoch.missing else "")
     yield Text(f"{epoch.repeated:,}", "red" if epoch.repeated else "")
     yield Text(f"{epoch.assumed:,}", "yellow" if epoch.assumed else "")
     yield f"{epoch.dropped:,}"
@@ -172,6 +173,8 @@ def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 def _state(epoch: EpochCoverage) -> Text:
     if epoch.exact:
         return Text("exactly once", "green")
+    if epoch.ended_incomplete:
+        return Text("SAMPLES MISSING", "bold red")
     if not epoch.complete:
         return Text("running")
     if epoch.missing or epoch.repeated:

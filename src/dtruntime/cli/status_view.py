@@ -87,7 +87,7 @@ def hint(coordinator: CoordinatorReport) -> Text:
 
 def job_lines(job: JobStatus) -> list[Text]:
     """A job in a few lines: its membership, checkpoints, requests and open barriers."""
-    lines = [_job_headline(job), _newest_checkpoint(job)]
+    lines = [_job_headline(job), *_incomplete_epochs(job), _newest_checkpoint(job)]
     lines += [_action_line(action) for action in job.actions]
     lines += [_barrier_line(barrier) for barrier in job.barriers[:BARRIERS_SHOWN]]
     if len(job.barriers) > BARRIERS_SHOWN:
@@ -120,6 +120,19 @@ def _has_epochs(job: JobStatus) -> bool:
     """Whether anybody has said where it is: without a word everybody is in epoch 0."""
     steps = any(worker.step is not None for worker in job.workers)
     return bool(job.epoch or job.completed_epochs or steps)
+
+
+def _incomplete_epochs(job: JobStatus) -> list[Text]:
+    """A line for the newest epoch that ended with missing samples."""
+    if not job.incomplete_epochs:
+        return []
+    newest, more = job.incomplete_epochs[0], len(job.incomplete_epochs) - 1
+    text = (
+        f"epoch {newest.epoch} of {newest.dataset_id} ended with {newest.missing:,} of "
+        f"{count(newest.expected, 'sample')} missing"
+    )
+    text += f", and {count(more, 'epoch')} before it" if more else ""
+    return [Text(f"  SAMPLES     {text}", "bold red", no_wrap=True, overflow="ellipsis")]
 
 
 def _newest_checkpoint(job: JobStatus) -> Text:

@@ -53,8 +53,9 @@ class BarrierCalls(Member):
 
     _wait_barrier = blocking(wait_barrier)
 
-    def barrier(self, name: str, timeout_ms: int | None = 30_000) -> None:
+    def barrier(self, name: str, timeout_ms: int = 30_000) -> None:
         """As `wait_barrier`, for at most 30 s if nothing else is given."""
+        hold_seconds(timeout_ms)
         self._wait_barrier(name, timeout_ms)
 
     @awaitable

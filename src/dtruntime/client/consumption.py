@@ -127,6 +127,7 @@ class CoverageReports:
             expected=consumed.expected,
             generation=self._attempt[0],
             loads=self._attempt[1],
+            ended=consumed.ended,
         )
         await self._channel.call(
             "ReportCoverage", request, pb.CoverageReply, patience=OUTAGE_SECONDS

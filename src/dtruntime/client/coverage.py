@@ -38,4 +38,5 @@ def _verdict(total: int, epoch: pb.Coverage, expected: Digest) -> EpochCoverage:
         workers=epoch.workers,
         segments=epoch.segments,
         suspect=() if clean else verdict.suspect,
+        ended_incomplete=epoch.ended_incomplete,
     )

@@ -166,6 +166,7 @@ class DatasetRegistry:
             job=self.job,
             world_size=self._config.world_size or 0,
         )
+        self._listen_for_others()
         reply = await self._channel.call("ListFiles", request, pb.FileList, patience=self._patience)
         if not reply.file_paths:
             self._warn_without_files(request, reply)
@@ -180,6 +181,7 @@ class DatasetRegistry:
         A shard is a range of rows: of each of its ``file_paths`` read the rows that ``row_ranges``
         names, not the whole file, which may hold rows of other shards too.
         """
+        self._listen_for_others()
         return await self._shards(dataset_id, self._rank() or 0, epoch)
 
     get_shards = blocking(get_shards_async, brief=True)
@@ -441,6 +443,11 @@ class DatasetRegistry:
                 "'strata datasets ls', or call DatasetRegistry.register() first"
             )
         return description
+
+    def _listen_for_others(self) -> None:
+        worker = current.current()
+        if worker is not None and worker.job == self.job:
+            worker.listen_for_others()
 
     def _rank(self) -> int | None:
         """This worker's rank; none for a process that is no worker."""

@@ -30,6 +30,7 @@ async def open_loader(
     if worker is not None:
         defaults["progress"] = CoverageReports(worker, channel, summary.dataset_id)
         defaults["rank"], defaults["world_size"] = _place(worker, summary)
+        worker.listen_for_others()
     source = await open_source(registry, summary, options)
     if worker is None and not {"rank", "world_size"} & options.keys():
         return LoaderOfNoWorker(registry, source, **{**defaults, **options})

@@ -27,6 +27,7 @@ from .actions import ActionCalls
 from .barriers import BarrierCalls
 from .commits import CommitCalls
 from .membership import Identity, heartbeat_delays
+from .processes import LocalProcess, report_ended
 from .resources import ResourceProbe
 from .settings import WorkerConfig, trace_worker
 
@@ -85,6 +86,10 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
         self._reported = self._report
         """What the coordinator knows of it."""
         self._heartbeats: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
+        """Looks for members that are not heard."""
+        self._silent_after = 0.0
+        """A live member is heard at least once in this many seconds."""
         self._probe: ResourceProbe | None = None
         self._listeners: list[Callable[[], None]] = []
 
@@ -110,7 +115,7 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
             return self.identity.worker_id
         await self._stop_heartbeats()
         trace_worker()
-        config = self.config
+        config, own = self.config, LocalProcess.own()
         request = pb.WorkerInfo(
             worker_id=config.worker_id or "",
             hostname=ip or socket.gethostname(),
@@ -125,7 +130,11 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
             process=f"{os.getpid()}@{socket.gethostname()}",
             attempt=config.attempt or 0,
             state_id=self._state_id,
+            machine=own.machine,
+            pid=own.pid,
+            process_started=own.started,
         )
+        await report_ended(self._channel, self.job, own, config.registration_seconds)
         reply = await self._channel.call(
             "RegisterWorker",
             request,
@@ -155,6 +164,7 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
             interval / 1000,
         )
         self._process = os.getpid()
+        self._silent_after = reply.heartbeat_timeout_ms / 2000 + interval / 1000
         self._fence = None
         self._state_id = reply.state_id
         self._told = self._seen = reply.generation
@@ -316,10 +326,50 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
             await asyncio.sleep(interval * JITTER.uniform(0.9, 1.0))
 
     async def _stop_heartbeats(self) -> None:
-        task, self._heartbeats = self._heartbeats, None
-        if task is not None and task is not asyncio.current_task():
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        tasks = self._heartbeats, self._listening
+        self._heartbeats = self._listening = None
+        for task in tasks:
+            if task is not None and task is not asyncio.current_task():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    def listen_for_others(self) -> None:
+        """Warn of members that share the data with this one and are silent.
+
+        On the I/O thread; once per registration. A member that was killed counts until its
+        heartbeats are missed, and what is its part is read by nobody.
+        """
+        if self._listening is None:
+            self._listening = asyncio.get_running_loop().create_task(
+                self._warn_of_silence(), context=contextvars.Context()
+            )
+
+    async def _warn_of_silence(self) -> None:
+        identity = self.identity
+        request = pb.StatusRequest(job=identity.job, worker_id=identity.worker_id)
+        while True:
+            await asyncio.sleep(identity.heartbeat_interval)
+            try:
+                reply = await self._call("GetStatus", request, pb.JobStatus, patience=0.0)
+            except ConnectionError:
+                continue
+            except StrataError:
+                return
+            late = [x for x in reply.silent_workers if self._is_late(x)]
+            if late:
+                log.warning(
+                    "worker.shares_with_silent_members",
+                    worker=identity.worker_id,
+                    silent=wire.named_silent(late),
+                    remedy="they were not heard since this worker registered, and their part of "
+                    "the data is read by nobody: if they are gone, samples are missed; 'strata "
+                    "status' shows them",
+                )
+            if late or not reply.silent_workers:
+                return
+
+    def _is_late(self, member: pb.SilentWorker) -> bool:
+        return member.heartbeat_age_seconds > self._silent_after
 
     # Observation
 

@@ -15,6 +15,7 @@ from ..types import (
     CheckpointInfo,
     DatasetSummary,
     GpuUsage,
+    IncompleteEpoch,
     JobStatus,
     ResourceUsage,
     ShardInfo,
@@ -182,6 +183,10 @@ def job_status(message: pb.JobStatus, workers: list[WorkerStatus]) -> JobStatus:
         actions=tuple(action(a) for a in message.actions),
         loss_ages=tuple(message.loss_ages_seconds),
         checkpoints=tuple(checkpoint(one) for one in message.checkpoints),
+        incomplete_epochs=tuple(
+            IncompleteEpoch(one.dataset_id, one.epoch, one.missing, one.expected)
+            for one in message.incomplete_epochs
+        ),
     )
 
 
@@ -218,6 +223,16 @@ def named_missing(workers: Sequence[pb.MissingWorker], count: int) -> str:
     """The first of ``count`` workers that have not arrived, for people."""
     named = ", ".join(_describe(m) for m in workers[:NAMED])
     return named + (f" and {count - NAMED} more" if count > NAMED else "")
+
+
+def named_silent(workers: Sequence[pb.SilentWorker]) -> str:
+    """The first of some workers that are silent, for people."""
+    named = ", ".join(
+        f"{w.worker_id} (rank {w.rank}, process {w.process}, silent for "
+        f"{w.heartbeat_age_seconds:.0f} s)"
+        for w in workers[:NAMED]
+    )
+    return named + (f" and {len(workers) - NAMED} more" if len(workers) > NAMED else "")
 
 
 def _missing(workers: Iterable[pb.MissingWorker]) -> dict[str, int | None]:

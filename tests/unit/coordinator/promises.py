@@ -172,6 +172,9 @@ class Promises:
         for who in sorted(lost, key=lambda x: generations[x]):
             model.losses.append((generations[who], who, model.heard[who]))
         del model.losses[:-LOSSES_KEPT]
+        if isinstance(applied.command, c.ReportEnded):
+            told = set(applied.command.incarnations)
+            demand(told.issuperset(lost), "declared dead, and nobody said so", lost, told)
         if isinstance(applied.command, c.Tick):
             for who in lost:
                 silent = now - model.heard_at[who]

@@ -6,6 +6,7 @@ task yields what it waits for, a number of seconds or an `Attempt`, and is resum
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,7 @@ class Process:
         self.sim = launcher.sim
         self.launcher = launcher
         self.name = f"{launcher.job}/p{number}"
+        self.machine = f"host-{number % 3}" if number % 3 else ""
         self.rank = rank
         self.attempt = attempt
         self.alive = True
@@ -141,6 +143,9 @@ class Process:
     def _register(self) -> Task:
         self._registrations += 1
         launcher = self.launcher
+        gone = launcher.ended_on(self.machine)
+        if gone:
+            yield from self._call(c.ReportEnded(launcher.job, self.machine, gone))
         command = c.Register(
             job=launcher.job,
             worker_id=f"node-{self.rank}" if launcher.named and self.rank is not None else "",
@@ -149,6 +154,7 @@ class Process:
             world_size=launcher.world_size,
             attempt=self.attempt,
             process=self.name,
+            machine=self.machine,
         )
         self.identity = yield from self._call(command)
         self.told = self.identity.generation
@@ -371,6 +377,7 @@ class Launcher:
         self.attempt = 0
         self.slots: list[Process | None] = [None] * self.size
         self._everyone: list[Process] = []
+        self._started: deque[Process] = deque(maxlen=64)
         self._numbers = 0
 
     def describe(self) -> str:
@@ -384,6 +391,11 @@ class Launcher:
     def wants(self, process: Process) -> bool:
         """Whether a process that lost its membership should join again."""
         return process in self.slots
+
+    def ended_on(self, machine: str) -> tuple[int, ...]:
+        """The members whose processes are gone, as somebody on their machine can see."""
+        there = [p for p in self._started if machine and p.machine == machine and not p.alive]
+        return tuple(p.identity.incarnation for p in there if p.identity is not None)
 
     def hurt_one(self) -> None:
         """Kill, pause or cut off one process."""
@@ -463,6 +475,7 @@ class Launcher:
         process = self.process_type(self, self._numbers, rank, self.attempt)
         self.slots[slot] = process
         self._everyone.append(process)
+        self._started.append(process)
         process.start()
 
     def _reconnect(self, process: Process) -> None:

@@ -183,3 +183,89 @@ def test_share_without_its_epoch_is_left_out_at_the_start(bench: Bench) -> None:
     machine = type(bench.machine)(3.0)
     left_out = machine.restore([(*key, row) for key, row in rows.items()], bench.now)
     assert left_out == ["share 0:0:corpus of job job"]
+
+
+def incomplete(bench: Bench) -> list[tuple[str, str]]:
+    """Epochs that the journal calls incomplete, and how many samples they lack."""
+    found = [event.fields for event in bench.events if event.kind == "epoch.incomplete"]
+    return [(fields["epoch"], fields["missing"]) for fields in found]
+
+
+def test_epochs_of_which_a_ghost_had_half_are_told_of_when_it_is_dead(bench: Bench) -> None:
+    ghost, reader = bench.elastic(2)
+    report(bench, reader, range(50, 100), epoch=0, ended=True)
+    report(bench, reader, range(50, 100), epoch=1, ended=True)
+    assert incomplete(bench) == [], "the other one may still read"
+    bench.kill(ghost, among=[ghost, reader])
+    report(bench, reader, range(50, 100), epoch=2, ended=True)
+    assert incomplete(bench) == [("0", "50"), ("1", "50")]
+    assert covered(bench, 0).ended_incomplete
+    assert not covered(bench, 2).ended_incomplete
+    bench.restart()
+    report(bench, reader, range(50, 100), epoch=3, ended=True)
+    assert incomplete(bench)[2:] == [("2", "50")], "each is told of once"
+
+
+@pytest.mark.parametrize("order", ["ghost first", "reader first"])
+def test_last_epoch_of_a_job_that_ended_is_told_of_too(bench: Bench, order: str) -> None:
+    ghost, reader = bench.elastic(2)
+    report(bench, reader, range(50, 100), ended=True)
+    if order == "ghost first":
+        bench.kill(ghost, among=[ghost, reader])
+        bench.leave(reader)
+    else:
+        bench.leave(reader)
+        assert incomplete(bench) == []
+        bench.kill(ghost, among=[ghost])
+    assert incomplete(bench) == [("0", "50")]
+
+
+def test_epoch_that_was_broken_off_is_not_one_that_ended(bench: Bench) -> None:
+    a, b = bench.world(2)
+    report(bench, a, range(10))
+    report(bench, b, range(50, 60))
+    bench.leave(a)
+    bench.leave(b)
+    assert incomplete(bench) == []
+
+
+def test_workers_that_died_may_come_back_to_the_epoch(bench: Bench) -> None:
+    a, b = bench.world(2)
+    report(bench, a, range(50), ended=True)
+    report(bench, b, range(50, 60))
+    bench.kill(a, b, among=[a, b])
+    assert bench.roster.live_count == 0
+    assert incomplete(bench) == []
+
+
+def test_worker_that_failed_may_come_back_to_the_epoch(bench: Bench) -> None:
+    a, b = bench.world(2)
+    report(bench, a, range(50), ended=True)
+    bench.kill(b, among=[a, b])
+    bench.apply(c.Deregister(JOB, a.worker_id, a.incarnation, "failed: SyncError"))
+    assert incomplete(bench) == []
+
+
+def test_rank_that_has_not_come_yet_is_waited_for(bench: Bench) -> None:
+    first = bench.register(world_size=2, rank=0)
+    report(bench, first, range(50), epoch=0, ended=True)
+    report(bench, first, range(50), epoch=1, ended=True)
+    assert incomplete(bench) == []
+    second = bench.register(world_size=2, rank=1)
+    report(bench, second, range(50, 100), epoch=0, ended=True)
+    report(bench, second, range(50, 100), epoch=1, ended=True)
+    bench.leave(first)
+    bench.leave(second)
+    assert incomplete(bench) == []
+
+
+def test_missing_samples_that_come_after_all_take_the_alarm_back(bench: Bench) -> None:
+    ghost, reader = bench.elastic(2)
+    report(bench, reader, range(50, 100), epoch=0, ended=True)
+    bench.kill(ghost, among=[ghost, reader])
+    report(bench, reader, range(50, 100), epoch=1, ended=True)
+    assert [a.record.epoch for a in bench.job.coverages.incomplete()] == [0]
+    again = bench.register()
+    report(bench, again, range(50), epoch=0, ended=True, generation=reader.generation)
+    assert bench.job.coverages.incomplete() == []
+    assert covered(bench, 0).complete

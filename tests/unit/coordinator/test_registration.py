@@ -295,3 +295,63 @@ def test_failure_inside_a_command_leaves_no_effects_to_the_next(bench: Bench) ->
     with pytest.raises(Refused):
         bench.register()
     assert bench.machine.apply(c.Tick(), bench.now)[1] == ()
+
+
+def on(bench: Bench, machine: str, pid: int, **fields: object) -> c.Registered:
+    return bench.register(machine=machine, pid=pid, process_started=7, **fields)
+
+
+def ended(bench: Bench, machine: str, *members: c.Registered) -> int:
+    told = c.ReportEnded(JOB, machine, tuple(m.incarnation for m in members))
+    reply = bench.apply(told)
+    assert isinstance(reply, c.Ended)
+    return reply.count
+
+
+def test_member_whose_process_is_gone_is_dead_at_once(bench: Bench) -> None:
+    ghost = on(bench, "m", 1)
+    survivor = on(bench, "m", 2)
+    bench.beat(ghost, survivor)
+    waiting = bench.arrive(survivor)
+    assert ended(bench, "m", ghost) == 1
+    assert isinstance(waiting.reply, c.MembershipChanged)
+    assert bench.events[-1].kind == "worker.dead"
+    assert "has ended" in bench.events[-1].fields["reason"]
+    assert on(bench, "m", 3).rank == 0
+    assert bench.roster.present_ranks() == [0, 1]
+
+
+def test_only_exact_incarnations_of_the_same_machine_are_declared_dead(bench: Bench) -> None:
+    here, there = on(bench, "m", 1), on(bench, "other", 1)
+    unknown = bench.register()
+    stranger = c.Registered(JOB, "x", 9, 99, 1, 0, 0)
+    assert ended(bench, "other", here) == 0
+    assert ended(bench, "m", there, unknown, stranger) == 0
+    assert bench.roster.live_count == 3
+    assert bench.apply(c.ReportEnded("no such job", "m", (1,))) == c.Ended(0)
+
+
+def test_report_that_comes_late_does_not_reach_the_successor(bench: Bench) -> None:
+    ghost = on(bench, "m", 1)
+    assert ended(bench, "m", ghost) == 1
+    successor = on(bench, "m", 2)
+    assert ended(bench, "m", ghost) == 0
+    assert bench.beat(successor).live_workers == 1
+
+
+def test_machines_of_members_are_known_after_a_restart(bench: Bench) -> None:
+    ghost = on(bench, "m", 1)
+    bench.restart()
+    assert [m.record.pid for m in bench.roster.on_machine("m")] == [1]
+    assert ended(bench, "m", ghost) == 1
+    assert bench.roster.on_machine("m") == []
+
+
+def test_members_not_heard_since_one_registered_are_silent_for_it(bench: Bench) -> None:
+    ghost, other = bench.elastic(2)
+    newcomer = bench.register()
+    bench.beat(other, newcomer)
+    member = bench.roster.by_id[newcomer.worker_id]
+    assert [m.worker_id for m in bench.roster.silent_for(member)] == [ghost.worker_id]
+    bench.beat(ghost)
+    assert bench.roster.silent_for(member) == []

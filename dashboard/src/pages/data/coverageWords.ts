@@ -9,7 +9,7 @@ export interface Verdict {
 
 /** What the digest of an epoch proves, in words. */
 export function coverageVerdict(coverage: Coverage): Verdict {
-  const { total, covered, missing, repeated, assumed, dropped, complete, exact, workers } = coverage;
+  const { total, covered, missing, repeated, assumed, dropped, complete, exact, workers, ended_incomplete } = coverage;
   const by = plural(workers, "worker");
   const asides = [
     assumed > 0 ? `${count(assumed)} before a resumed position are assumed` : "",
@@ -37,7 +37,7 @@ export function coverageVerdict(coverage: Coverage): Verdict {
       text: `The counts add up to all ${count(total)} samples over ${by}; the digest was not compared.${aside}`,
     };
   }
-  if (complete) {
+  if (complete || ended_incomplete) {
     return {
       tone: "bad",
       title: `${plural(missing, "sample")} missing`,

@@ -29,6 +29,7 @@ class Reported(NamedTuple):
     workers: int
     complete: bool | None
     """None: that follows from the sum."""
+    ended_incomplete: bool = False
 
 
 def collect(job: Job, dataset_id: str, total: int) -> list[Reported]:
@@ -54,6 +55,7 @@ def collect(job: Job, dataset_id: str, total: int) -> list[Reported]:
                 base.dropped,
                 len(shares),
                 None,
+                base.lacking > 0,
             )
         )
     return sorted(found, key=lambda reported: reported.epoch)
@@ -82,6 +84,7 @@ def judge(reported: Reported) -> tuple[views.Coverage, int]:
         complete=complete,
         exact=complete and clean and total <= PROVABLE,
         workers=reported.workers,
+        ended_incomplete=reported.ended_incomplete or (complete and missing > 0),
     )
     return coverage, count
 

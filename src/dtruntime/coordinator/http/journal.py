@@ -62,6 +62,10 @@ _SENTENCES: dict[str, Callable[[_Fields], str]] = {
     "checkpoint.removed": lambda f: (
         f"checkpoint {_of(f, 'checkpoint')} of step {_of(f, 'step')} was deleted{_why(f)}"
     ),
+    "epoch.incomplete": lambda f: (
+        f"epoch {_of(f, 'epoch')} of dataset {_of(f, 'dataset')} ended with {_of(f, 'missing')} of "
+        f"{_of(f, 'expected')} samples missing: {_of(f, 'workers')} workers reported"
+    ),
     "dataset.registered": lambda f: (
         f"dataset {_of(f, 'dataset')} was registered: {_of(f, 'samples')} samples in "
         f"{_of(f, 'shards')} shards"

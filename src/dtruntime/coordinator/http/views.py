@@ -120,6 +120,8 @@ class Coverage(View, frozen=True):
     complete: bool
     exact: bool
     workers: int
+    ended_incomplete: bool
+    """Everybody has gone on, and samples are missing."""
 
 
 class Dataset(View, frozen=True):

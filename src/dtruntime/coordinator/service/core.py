@@ -82,6 +82,7 @@ class CoordinatorService:
             "RegisterWorker": self._register_worker,
             "Heartbeat": self._heartbeat,
             "DeregisterWorker": self._deregister_worker,
+            "ReportEndedProcesses": self._report_ended_processes,
             "RegisterDataset": self._register_dataset,
             "ClaimSamples": self._claim_samples,
             "CommitSamples": self._commit_samples,
@@ -303,6 +304,9 @@ class CoordinatorService:
 
     def _deregister_worker(self, request: pb.DeregisterRequest, now: float) -> Answer:
         return encode.reply(self._apply(decode.deregister(request), now))
+
+    def _report_ended_processes(self, request: pb.EndedProcesses, now: float) -> Answer:
+        return encode.reply(self._apply(decode.report_ended(request), now))
 
     # Datasets
 

@@ -27,6 +27,7 @@ PATH_LENGTH = 4096
 TEXT_LENGTH = 512
 DETAIL_LENGTH = 2048
 MAX_COUNT = 2**63 - 1
+PROCESSES_CUT = 1024
 
 
 def refuse(message: str) -> Refused:
@@ -69,6 +70,25 @@ def register(request: pb.WorkerInfo, max_workers: int) -> c.Register:
         gpu_count=_at_most("gpu_count", request.gpu_count, 1024),
         memory_bytes=_at_most("memory_bytes", request.memory_bytes, MAX_COUNT),
         metadata=_metadata(request.metadata),
+        machine=machine(request.machine) if request.machine else "",
+        pid=_at_most("pid", request.pid, MAX_COUNT),
+        process_started=_at_most("process_started", request.process_started, MAX_COUNT),
+    )
+
+
+def machine(value: str) -> str:
+    """A checked name of a machine."""
+    return identifier("machine", value)
+
+
+def report_ended(request: pb.EndedProcesses) -> c.ReportEnded:
+    """Processes that are gone."""
+    if len(request.incarnations) > PROCESSES_CUT:
+        raise refuse(f"report at most {PROCESSES_CUT} processes at once")
+    return c.ReportEnded(
+        job=job_name(request.job),
+        machine=machine(request.machine),
+        incarnations=tuple(request.incarnations),
     )
 
 
@@ -299,6 +319,7 @@ def report_coverage(request: pb.CoverageReport) -> c.ReportCoverage:
         expected=request.expected,
         generation=_at_most("generation", request.generation, MAX_COUNT),
         loads=request.loads,
+        ended=request.ended,
     )
 
 

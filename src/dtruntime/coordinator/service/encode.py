@@ -23,6 +23,7 @@ from ..state.records import ActionRecord, CheckpointRecord, DatasetRecord, Segme
 from . import layouts
 
 SEGMENTS_CACHED = 512
+INCOMPLETE_SHOWN = 16
 CHECKPOINTS_SHOWN = 8
 
 
@@ -173,6 +174,11 @@ def rebalanced(reply: c.Rebalanced) -> pb.RebalanceResponse:
     return pb.RebalanceResponse(segment=reply.segment, weights=reply.weights)
 
 
+def ended(reply: c.Ended) -> pb.EndedProcessesReported:
+    """So many members were live."""
+    return pb.EndedProcessesReported(count=reply.count)
+
+
 def requested(reply: c.Requested) -> pb.Action:
     """What is asked of a job."""
     return _action(reply.action)
@@ -197,6 +203,7 @@ _ENCODERS: dict[type[c.Reply], Callable[[Any], Message]] = {
     c.Consumed: consumed,
     c.Rebalanced: rebalanced,
     c.Requested: requested,
+    c.Ended: ended,
 }
 
 
@@ -297,6 +304,7 @@ def coverage(covered: Covered) -> pb.Coverage:
         complete=covered.complete,
         workers=covered.workers,
         segments=covered.segments,
+        ended_incomplete=covered.ended_incomplete,
     )
 
 
@@ -368,6 +376,15 @@ def job_status(
         checkpoint_count=job.checkpoints.history.present,
         actions=actions(roster.actions),
         loss_ages_seconds=[max(0.0, now - at) for at in reversed(roster.losses.times)],
+        incomplete_epochs=[
+            pb.IncompleteEpoch(
+                dataset_id=attempt.record.dataset_id,
+                epoch=attempt.record.epoch,
+                missing=attempt.record.lacking,
+                expected=attempt.record.expected,
+            )
+            for attempt in job.coverages.incomplete()[:INCOMPLETE_SHOWN]
+        ],
     )
     for record in islice(job.checkpoints.history.newest(), CHECKPOINTS_SHOWN):
         shown = checkpoint(record, job.name, fates.will_be_dropped(record))
@@ -376,6 +393,16 @@ def job_status(
         shown = checkpoint(latest, job.name, fates.will_be_dropped(latest))
         status.latest_checkpoint.CopyFrom(shown)
     return status
+
+
+def silent(member: Member, now: float) -> pb.SilentWorker:
+    """A member that was not heard for a while."""
+    return pb.SilentWorker(
+        worker_id=member.worker_id,
+        rank=member.rank,
+        heartbeat_age_seconds=max(0.0, now - member.last_seen),
+        process=member.record.process,
+    )
 
 
 @lru_cache(maxsize=SEGMENTS_CACHED)

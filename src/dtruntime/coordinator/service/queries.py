@@ -15,6 +15,7 @@ from ...rpc.gen import coordinator_pb2 as pb
 from ...telemetry import MethodStats
 from ...types import DEFAULT_JOB
 from ..state import Job, Machine, Refused
+from ..state.barriers import NAMES_CUT
 from ..state.datasets import Dataset, View
 from ..state.fates import FateBook
 from ..store import SqliteStore
@@ -52,6 +53,7 @@ class Queries:
             "ListCheckpoints": self._list_checkpoints,
             "ListActions": self._list_actions,
             "GetStatus": self._get_status,
+            "ListProcesses": self._list_processes,
             "ListJobs": self._list_jobs,
         }
 
@@ -207,7 +209,11 @@ class Queries:
                     "unknown_worker",
                     f"worker {request.worker_id!r} is not a member of job {job.name!r}",
                 )
-            return encode.job_status(job, [(known.rank, known)], 0, now, self._fates.of(job))
+            status = encode.job_status(job, [(known.rank, known)], 0, now, self._fates.of(job))
+            if known.live:
+                silent = job.roster.silent_for(known)[:NAMES_CUT]
+                status.silent_workers.extend(encode.silent(member, now) for member in silent)
+            return status
         first = request.from_rank
         last = first + min(request.limit or PAGE, PAGE)
         page = [(rank, slots[rank]) for rank in range(first, min(last, len(slots)))]
@@ -215,6 +221,24 @@ class Queries:
             page = [(rank, member) for rank, member in page if member is not None]
         following = last if last < len(slots) else 0
         return encode.job_status(job, page, following, now, self._fates.of(job))
+
+    def _list_processes(self, request: pb.ProcessesRequest, now: float) -> Answer:
+        job = self._machine.jobs.get(decode.job_name(request.job))
+        found = job.roster.on_machine(decode.machine(request.machine)) if job else []
+        own = request.pid, request.process_started
+        others = [m for m in found if (m.record.pid, m.record.process_started) != own]
+        return pb.ProcessList(
+            processes=[
+                pb.MemberProcess(
+                    worker_id=member.worker_id,
+                    rank=member.rank,
+                    incarnation=member.incarnation,
+                    pid=member.record.pid,
+                    process_started=member.record.process_started,
+                )
+                for member in others[: decode.PROCESSES_CUT]
+            ]
+        )
 
     def _list_jobs(self, request: pb.ListJobsRequest, now: float) -> Answer:
         return pb.JobList(

@@ -29,6 +29,18 @@ class Register(Command, frozen=True):
     gpu_count: int = 0
     memory_bytes: int = 0
     metadata: dict[str, str] = {}
+    machine: str = ""
+    """The place that the next two are of; empty: not known."""
+    pid: int = 0
+    process_started: int = 0
+
+
+class ReportEnded(Command, frozen=True):
+    """Somebody on a machine says which members' processes are gone there."""
+
+    job: str
+    machine: str
+    incarnations: tuple[int, ...]
 
 
 class Heartbeat(Command, frozen=True):
@@ -222,6 +234,8 @@ class ReportCoverage(Command, frozen=True):
     expected: int = 0
     generation: int = 0
     loads: int = 0
+    ended: bool = False
+    """Whether the worker has finished its part."""
 
 
 class RequestAction(Command, frozen=True):
@@ -279,6 +293,12 @@ class Registered(Reply, frozen=True):
     generation: int
     world_size: int
     live_workers: int
+
+
+class Ended(Reply, frozen=True):
+    """So many members were live until their processes were reported as gone."""
+
+    count: int
 
 
 class Pulse(Reply, frozen=True):

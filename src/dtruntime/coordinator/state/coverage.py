@@ -14,6 +14,7 @@ from __future__ import annotations
 import msgspec
 
 from ...sharding.coverage import Digest
+from ...types import Membership
 from .commands import DONE, Done, Refused, ReportCoverage
 from .datasets import Datasets
 from .epochs import EPOCHS_KEPT
@@ -36,6 +37,8 @@ class Covered(msgspec.Struct, frozen=True):
     """0: there is no ledger."""
     assumed: int = 0
     dropped: int = 0
+    ended_incomplete: bool = False
+    """Whether everybody has gone on, and samples are missing."""
 
 
 class Attempt:
@@ -48,6 +51,12 @@ class Attempt:
         self.shares: dict[int, ShareRecord] = {}
         """By slot."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody has not finished its part, and that was not said."""
+        finished = sum(share.ended for share in self.shares.values())
+        return finished < self.record.world_size and not self.record.lacking
+
     def is_of(self, c: ReportCoverage) -> bool:
         """Whether a report is of this attempt."""
         return (self.record.base, self.record.world_size) == (c.base, c.world_size)
@@ -57,16 +66,20 @@ class Attempt:
         record, digest = self.record, Digest(samples, self.record.base)
         for share in self.shares.values():
             digest.merge(Digest(samples, share.digest))
-        accounted = digest.count + record.assumed + record.dropped
         return Covered(
             epoch=record.epoch,
             digest=digest.to_bytes(),
             expected=record.expected,
-            complete=accounted >= record.expected,
+            complete=self.missing(digest.count) == 0,
             workers=len(self.shares),
             assumed=record.assumed,
             dropped=record.dropped,
+            ended_incomplete=record.lacking > 0,
         )
+
+    def missing(self, count: int) -> int:
+        """How many samples are not accounted for, when so many were consumed."""
+        return max(0, self.record.expected - count - self.record.assumed - self.record.dropped)
 
 
 class Coverages:
@@ -95,7 +108,26 @@ class Coverages:
         else:
             self._renew(attempt, c, out)
         self._take(attempt, c, member, out)
+        if attempt.record.lacking:
+            self._mark(attempt, self._missing(attempt), out)
+        if c.ended:
+            self._close_passed(c.dataset_id, c.epoch, out)
         return DONE
+
+    def membership_changed(self, out: Outbox) -> None:
+        """Members are gone: when nobody is left, what has ended incomplete stays so."""
+        if self._roster.live_count:
+            return
+        for attempts in self.attempts.values():
+            for attempt in attempts.values():
+                if any(self._is_of_one_that_left(share) for share in attempt.shares.values()):
+                    self._close(attempt, out)
+
+    def incomplete(self) -> list[Attempt]:
+        """Epochs that ended with missing samples, the newest first."""
+        found = [a for kept in self.attempts.values() for a in kept.values()]
+        ended = [attempt for attempt in found if attempt.record.lacking]
+        return sorted(ended, key=lambda attempt: -attempt.record.sequence)
 
     def of(self, dataset_id: str, ledgers: dict[int, Ledger]) -> list[Covered]:
         """What is consumed of each epoch of a dataset, by epoch."""
@@ -175,11 +207,72 @@ class Coverages:
             digest=c.digest,
             generation=c.generation,
             loads=c.loads,
+            ended=c.ended,
         )
         samples = self._datasets.get(c.dataset_id).record.total_samples
         if known is None or _age(known, samples) < _age(share, samples):
             attempt.shares[member.rank] = share
             out.put("share", self._roster.job, share_key(share), share)
+
+    def _close_passed(self, dataset_id: str, epoch: int, out: Outbox) -> None:
+        """Close the epochs before one that a worker has finished, if all others passed them too.
+
+        A whole epoch later nobody goes back to one that lacks samples: whoever was lost in it was
+        not waited for.
+        """
+        attempts = self.attempts[dataset_id]
+        before = [number for number in attempts if number < epoch and attempts[number].is_open]
+        if not before:
+            return
+        present = set(self._roster.present_ranks())
+        passed: set[int] = set()
+        ended = []
+        for number in sorted(attempts, reverse=True):
+            if number in before and present <= passed:
+                ended.append(attempts[number])
+            shares = attempts[number].shares.values()
+            passed |= {share.slot for share in shares if share.ended and self._holder(share)}
+        for attempt in reversed(ended):
+            self._close(attempt, out)
+
+    def _holder(self, share: ShareRecord) -> Member | None:
+        """The member that a part is of, if it holds its slot, or was the last to hold it."""
+        holder = self._roster.slots[share.slot] if share.slot < len(self._roster.slots) else None
+        same = holder is not None and holder.incarnation == share.incarnation
+        return holder if same else None
+
+    def _is_of_one_that_left(self, share: ShareRecord) -> bool:
+        """Whether a finished part is of a worker that left by itself, and not after a failure."""
+        holder = self._holder(share)
+        if not share.ended or holder is None:
+            return False
+        record = holder.record
+        return record.membership == Membership.LEFT and not record.detail.startswith("failed")
+
+    def _missing(self, attempt: Attempt) -> int:
+        samples = self._datasets.get(attempt.record.dataset_id).record.total_samples
+        return attempt.missing(Digest(samples, attempt.covered(samples).digest).count)
+
+    def _mark(self, attempt: Attempt, lacking: int, out: Outbox) -> None:
+        if lacking != attempt.record.lacking:
+            attempt.record = msgspec.structs.replace(attempt.record, lacking=lacking)
+            out.put("coverage", self._roster.job, coverage_key(attempt.record), attempt.record)
+
+    def _close(self, attempt: Attempt, out: Outbox) -> None:
+        """Say that an epoch has ended with missing samples, once, if it has."""
+        missing = self._missing(attempt) if attempt.is_open else 0
+        if not missing:
+            return
+        self._mark(attempt, missing, out)
+        out.emit(
+            self._roster.job,
+            "epoch.incomplete",
+            dataset=attempt.record.dataset_id,
+            epoch=attempt.record.epoch,
+            missing=missing,
+            expected=attempt.record.expected,
+            workers=f"{len(attempt.shares)} of {attempt.record.world_size}",
+        )
 
     def _delete_shares(self, attempt: Attempt, out: Outbox) -> None:
         for share in attempt.shares.values():
@@ -194,10 +287,10 @@ class Coverages:
             del kept[oldest.record.epoch]
 
 
-def _age(share: ShareRecord, samples: int) -> tuple[int, int, int, int]:
+def _age(share: ShareRecord, samples: int) -> tuple[int, int, int, int, bool]:
     """Orders what one slot reports: sums only grow within one attempt of one incarnation."""
     count = Digest(samples, share.digest).count
-    return share.incarnation, share.generation, share.loads, count
+    return share.incarnation, share.generation, share.loads, count, share.ended
 
 
 def _of_ledger(ledger: Ledger) -> Covered:

@@ -188,6 +188,12 @@ def _roster_indexes(roster: Roster, members: list[Member], live: list[Member]) -
             yield f"id {worker_id} leads to a member without a slot"
     if roster._by_session != {m.record.session: m for m in live if m.record.session}:
         yield "sessions do not lead to the live members"
+    by_machine: dict[str, dict[int, Member]] = {}
+    for member in live:
+        if member.record.machine:
+            by_machine.setdefault(member.record.machine, {})[member.incarnation] = member
+    if roster._by_machine != by_machine:
+        yield "machines do not lead to the live members"
     free = set(roster._free)
     for rank, holder in enumerate(roster.slots):
         if (holder is None or not holder.live) and rank not in free:

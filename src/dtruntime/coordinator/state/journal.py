@@ -15,6 +15,7 @@ ALARMS: Mapping[str, Literal["warning", "error"]] = {
     "barrier.timed_out": "warning",
     "checkpoint.aborted": "warning",
     "checkpoint.damaged": "error",
+    "epoch.incomplete": "error",
     "coordinator.stalled": "warning",
     "coordinator.state_lost": "error",
     "journal.entry_damaged": "error",

@@ -122,6 +122,7 @@ class Machine:
             c.ReportLostState: self._report_lost_state,
             c.Register: self._register,
             c.Deregister: self._deregister,
+            c.ReportEnded: self._report_ended,
             c.RegisterDataset: self._register_dataset,
             c.BeginCheckpoint: self._begin_checkpoint,
             c.AbandonCheckpoints: self._abandon_checkpoints,
@@ -242,6 +243,18 @@ class Machine:
         if not job.roster.live_count:
             job.actions.job_ended(self._out)
         return c.Pulse(job.roster.generation, job.roster.live_count)
+
+    def _report_ended(self, command: c.ReportEnded) -> Reply:
+        job = self.jobs.get(command.job)
+        if job is None:
+            return c.Ended(0)
+        gone, lost = set(command.incarnations), []
+        for member in job.roster.on_machine(command.machine):
+            if member.incarnation in gone:
+                reason = f"its process {member.record.process or member.record.pid} has ended"
+                lost.append(job.roster.lose(member, Membership.DEAD, reason, self._out))
+        self._spread_loss(job, lost)
+        return c.Ended(len(lost))
 
     def _arrive(self, command: c.Arrive) -> Reply:
         job, member = self.member(command.job, command.worker_id, command.incarnation)
@@ -433,3 +446,4 @@ class Machine:
             job.checkpoints.lose(lost, self._out)
             job.actions.lose(lost, self._out)
             job.epochs.membership_changed(self._out)
+            job.coverages.membership_changed(self._out)

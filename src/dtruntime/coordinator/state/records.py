@@ -54,6 +54,10 @@ class WorkerRecord(Record, frozen=True):
     metadata: dict[str, str] = {}
     last_heard: int = 0
     """The job's next incarnation when it was last heard; set when it is gone."""
+    machine: str = ""
+    """The place that the next two are of; empty: not known."""
+    pid: int = 0
+    process_started: int = 0
 
 
 class DatasetRecord(Record, frozen=True):
@@ -282,6 +286,8 @@ class CoverageRecord(Record, frozen=True):
     generation: int = 0
     """With ``loads``: how new that state is."""
     loads: int = 0
+    lacking: Count = 0
+    """How many samples were missing when everybody had gone on; 0: none, or nobody has."""
 
 
 class ShareRecord(Record, frozen=True):
@@ -294,6 +300,8 @@ class ShareRecord(Record, frozen=True):
     digest: bytes
     generation: int = 0
     loads: int = 0
+    ended: bool = False
+    """Whether the slot has finished its part."""
 
 
 class Event(Record, frozen=True):

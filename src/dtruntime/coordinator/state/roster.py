@@ -51,6 +51,8 @@ class Roster:
         self._oldest: list[tuple[int, Member]] = []
         self._gone: list[tuple[int, int, Member]] = []
         self._by_session: dict[str, Member] = {}
+        self._by_machine: dict[str, dict[int, Member]] = {}
+        """The live members that told their machine, by incarnation."""
         self._ended_sessions: OrderedDict[str, str] = OrderedDict()
         self._free: list[int] = list(range(self.world_size))
         self._superseded: OrderedDict[str, str] = OrderedDict()
@@ -105,6 +107,14 @@ class Roster:
             count = present[-1] + 1 if present else 0
             self._view = count, frozenset(range(count)).difference(present)
         return self._view
+
+    def on_machine(self, machine: str) -> list[Member]:
+        """The live members that registered on a machine."""
+        return list(self._by_machine.get(machine, {}).values()) if machine else []
+
+    def silent_for(self, member: Member) -> list[Member]:
+        """Live members that were not heard since one registered, by rank."""
+        return [m for m in self.slots if m is not None and m.live and not member.knew(m)]
 
     def find(self, worker_id: str, incarnation: int) -> Member:
         """The live member that a call names, or a refusal that says what became of it."""
@@ -198,6 +208,9 @@ class Roster:
             heapq.heappush(self._oldest, (member.incarnation, member))
             if record.session:
                 self._by_session[record.session] = member
+            if record.machine:
+                here = self._by_machine.setdefault(record.machine, {})
+                here[member.incarnation] = member
         else:
             self._bury(member)
         self._changed()
@@ -278,6 +291,9 @@ class Roster:
             gpu_count=c.gpu_count,
             memory_bytes=c.memory_bytes,
             metadata=c.metadata,
+            machine=c.machine,
+            pid=c.pid,
+            process_started=c.process_started,
         )
         self.next_incarnation += 1
         member = self.restore(record, out.now)
@@ -333,6 +349,7 @@ class Roster:
         self.live_count -= 1
         self._count_epoch(member, -1)
         self._by_session.pop(member.record.session, None)
+        self._leave_machine(member)
         heapq.heappush(self._free, member.rank)
         if max(len(self._free), len(self._oldest), len(self._gone)) > 2 * len(self.slots) + 64:
             self._compact()
@@ -348,6 +365,13 @@ class Roster:
             reason=reason,
         )
         return loss
+
+    def _leave_machine(self, member: Member) -> None:
+        here = self._by_machine.get(member.record.machine)
+        if here is not None:
+            here.pop(member.incarnation, None)
+            if not here:
+                del self._by_machine[member.record.machine]
 
     def _bury(self, member: Member) -> None:
         if self.world_size:

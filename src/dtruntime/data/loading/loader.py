@@ -73,6 +73,8 @@ class Consumed:
     """What all ranks leave out at the end of the epoch."""
     expected: int
     """How many samples the epoch has."""
+    ended: bool = False
+    """Whether this rank has finished its part."""
 
 
 class Progress(Protocol):
@@ -290,11 +292,14 @@ class Loader:
 
     def end_epoch(self) -> None:
         """Report the epoch as consumed, and go to the next."""
-        self.commit()
+        self._report(ended=True)
         self._goto(Place(self.epoch + 1))
 
     def commit(self) -> None:
         """Report what was handed out as consumed for good, where there is a coordinator."""
+        self._report(ended=False)
+
+    def _report(self, *, ended: bool) -> None:
         if self._progress is None:
             return
         track = self._program.track(self._here())
@@ -307,6 +312,7 @@ class Loader:
                 assumed=self._assumed,
                 dropped=0 if track.steps else track.dropped,
                 expected=len(self._source),
+                ended=ended,
             )
         )
 

@@ -86,7 +86,7 @@ MEMBERSHIP_DEAD: Membership
 MEMBERSHIP_LEFT: Membership
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "hostname", "port", "gpu_count", "memory_bytes", "metadata", "job", "rank", "world_size", "session", "process", "attempt", "state_id")
+    __slots__ = ("worker_id", "hostname", "port", "gpu_count", "memory_bytes", "metadata", "job", "rank", "world_size", "session", "process", "attempt", "state_id", "machine", "pid", "process_started")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +107,9 @@ class WorkerInfo(_message.Message):
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STATE_ID_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_STARTED_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     hostname: str
     port: int
@@ -120,7 +123,58 @@ class WorkerInfo(_message.Message):
     process: str
     attempt: int
     state_id: str
-    def __init__(self, worker_id: _Optional[str] = ..., hostname: _Optional[str] = ..., port: _Optional[int] = ..., gpu_count: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., session: _Optional[str] = ..., process: _Optional[str] = ..., attempt: _Optional[int] = ..., state_id: _Optional[str] = ...) -> None: ...
+    machine: str
+    pid: int
+    process_started: int
+    def __init__(self, worker_id: _Optional[str] = ..., hostname: _Optional[str] = ..., port: _Optional[int] = ..., gpu_count: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., session: _Optional[str] = ..., process: _Optional[str] = ..., attempt: _Optional[int] = ..., state_id: _Optional[str] = ..., machine: _Optional[str] = ..., pid: _Optional[int] = ..., process_started: _Optional[int] = ...) -> None: ...
+
+class ProcessesRequest(_message.Message):
+    __slots__ = ("job", "machine", "pid", "process_started")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_STARTED_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    machine: str
+    pid: int
+    process_started: int
+    def __init__(self, job: _Optional[str] = ..., machine: _Optional[str] = ..., pid: _Optional[int] = ..., process_started: _Optional[int] = ...) -> None: ...
+
+class MemberProcess(_message.Message):
+    __slots__ = ("worker_id", "rank", "incarnation", "pid", "process_started")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_STARTED_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    rank: int
+    incarnation: int
+    pid: int
+    process_started: int
+    def __init__(self, worker_id: _Optional[str] = ..., rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., pid: _Optional[int] = ..., process_started: _Optional[int] = ...) -> None: ...
+
+class ProcessList(_message.Message):
+    __slots__ = ("processes",)
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    processes: _containers.RepeatedCompositeFieldContainer[MemberProcess]
+    def __init__(self, processes: _Optional[_Iterable[_Union[MemberProcess, _Mapping]]] = ...) -> None: ...
+
+class EndedProcesses(_message.Message):
+    __slots__ = ("job", "machine", "incarnations")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    machine: str
+    incarnations: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, job: _Optional[str] = ..., machine: _Optional[str] = ..., incarnations: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class EndedProcessesReported(_message.Message):
+    __slots__ = ("count",)
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    def __init__(self, count: _Optional[int] = ...) -> None: ...
 
 class WorkerRegistration(_message.Message):
     __slots__ = ("worker_id", "rank", "incarnation", "generation", "world_size", "live_workers", "heartbeat_interval_ms", "heartbeat_timeout_ms", "job", "state_id")
@@ -560,7 +614,7 @@ class RebalanceResponse(_message.Message):
     def __init__(self, segment: _Optional[int] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CoverageReport(_message.Message):
-    __slots__ = ("job", "worker_id", "incarnation", "dataset_id", "epoch", "base", "assumed", "world_size", "digest", "dropped", "expected", "generation", "loads")
+    __slots__ = ("job", "worker_id", "incarnation", "dataset_id", "epoch", "base", "assumed", "world_size", "digest", "dropped", "expected", "generation", "loads", "ended")
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -574,6 +628,7 @@ class CoverageReport(_message.Message):
     EXPECTED_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LOADS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker_id: str
     incarnation: int
@@ -587,7 +642,8 @@ class CoverageReport(_message.Message):
     expected: int
     generation: int
     loads: int
-    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., dataset_id: _Optional[str] = ..., epoch: _Optional[int] = ..., base: _Optional[bytes] = ..., assumed: _Optional[int] = ..., world_size: _Optional[int] = ..., digest: _Optional[bytes] = ..., dropped: _Optional[int] = ..., expected: _Optional[int] = ..., generation: _Optional[int] = ..., loads: _Optional[int] = ...) -> None: ...
+    ended: bool
+    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., dataset_id: _Optional[str] = ..., epoch: _Optional[int] = ..., base: _Optional[bytes] = ..., assumed: _Optional[int] = ..., world_size: _Optional[int] = ..., digest: _Optional[bytes] = ..., dropped: _Optional[int] = ..., expected: _Optional[int] = ..., generation: _Optional[int] = ..., loads: _Optional[int] = ..., ended: bool = ...) -> None: ...
 
 class CoverageReply(_message.Message):
     __slots__ = ()
@@ -604,7 +660,7 @@ class CoverageRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ..., dataset_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Coverage(_message.Message):
-    __slots__ = ("epoch", "digest", "assumed", "dropped", "expected", "complete", "workers", "segments")
+    __slots__ = ("epoch", "digest", "assumed", "dropped", "expected", "complete", "workers", "segments", "ended_incomplete")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     ASSUMED_FIELD_NUMBER: _ClassVar[int]
@@ -613,6 +669,7 @@ class Coverage(_message.Message):
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_INCOMPLETE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     digest: bytes
     assumed: int
@@ -621,7 +678,8 @@ class Coverage(_message.Message):
     complete: bool
     workers: int
     segments: int
-    def __init__(self, epoch: _Optional[int] = ..., digest: _Optional[bytes] = ..., assumed: _Optional[int] = ..., dropped: _Optional[int] = ..., expected: _Optional[int] = ..., complete: bool = ..., workers: _Optional[int] = ..., segments: _Optional[int] = ...) -> None: ...
+    ended_incomplete: bool
+    def __init__(self, epoch: _Optional[int] = ..., digest: _Optional[bytes] = ..., assumed: _Optional[int] = ..., dropped: _Optional[int] = ..., expected: _Optional[int] = ..., complete: bool = ..., workers: _Optional[int] = ..., segments: _Optional[int] = ..., ended_incomplete: bool = ...) -> None: ...
 
 class CoverageList(_message.Message):
     __slots__ = ("epochs",)
@@ -1008,7 +1066,7 @@ class BarrierStatus(_message.Message):
     def __init__(self, barrier_id: _Optional[str] = ..., round: _Optional[int] = ..., arrived: _Optional[int] = ..., expected: _Optional[int] = ..., open_seconds: _Optional[float] = ..., missing: _Optional[_Iterable[_Union[MissingWorker, _Mapping]]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "generation", "world_size", "live_workers", "workers", "next_rank", "barriers", "latest_checkpoint", "epoch", "completed_epochs", "dataset_count", "checkpoint_count", "dead_workers", "actions", "loss_ages_seconds", "checkpoints")
+    __slots__ = ("job", "generation", "world_size", "live_workers", "workers", "next_rank", "barriers", "latest_checkpoint", "epoch", "completed_epochs", "dataset_count", "checkpoint_count", "dead_workers", "actions", "loss_ages_seconds", "checkpoints", "silent_workers", "incomplete_epochs")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -1025,6 +1083,8 @@ class JobStatus(_message.Message):
     ACTIONS_FIELD_NUMBER: _ClassVar[int]
     LOSS_AGES_SECONDS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    SILENT_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    INCOMPLETE_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     world_size: int
@@ -1041,7 +1101,33 @@ class JobStatus(_message.Message):
     actions: _containers.RepeatedCompositeFieldContainer[Action]
     loss_ages_seconds: _containers.RepeatedScalarFieldContainer[float]
     checkpoints: _containers.RepeatedCompositeFieldContainer[CheckpointInfo]
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., world_size: _Optional[int] = ..., live_workers: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., next_rank: _Optional[int] = ..., barriers: _Optional[_Iterable[_Union[BarrierStatus, _Mapping]]] = ..., latest_checkpoint: _Optional[_Union[CheckpointInfo, _Mapping]] = ..., epoch: _Optional[int] = ..., completed_epochs: _Optional[int] = ..., dataset_count: _Optional[int] = ..., checkpoint_count: _Optional[int] = ..., dead_workers: _Optional[int] = ..., actions: _Optional[_Iterable[_Union[Action, _Mapping]]] = ..., loss_ages_seconds: _Optional[_Iterable[float]] = ..., checkpoints: _Optional[_Iterable[_Union[CheckpointInfo, _Mapping]]] = ...) -> None: ...
+    silent_workers: _containers.RepeatedCompositeFieldContainer[SilentWorker]
+    incomplete_epochs: _containers.RepeatedCompositeFieldContainer[IncompleteEpoch]
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., world_size: _Optional[int] = ..., live_workers: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., next_rank: _Optional[int] = ..., barriers: _Optional[_Iterable[_Union[BarrierStatus, _Mapping]]] = ..., latest_checkpoint: _Optional[_Union[CheckpointInfo, _Mapping]] = ..., epoch: _Optional[int] = ..., completed_epochs: _Optional[int] = ..., dataset_count: _Optional[int] = ..., checkpoint_count: _Optional[int] = ..., dead_workers: _Optional[int] = ..., actions: _Optional[_Iterable[_Union[Action, _Mapping]]] = ..., loss_ages_seconds: _Optional[_Iterable[float]] = ..., checkpoints: _Optional[_Iterable[_Union[CheckpointInfo, _Mapping]]] = ..., silent_workers: _Optional[_Iterable[_Union[SilentWorker, _Mapping]]] = ..., incomplete_epochs: _Optional[_Iterable[_Union[IncompleteEpoch, _Mapping]]] = ...) -> None: ...
+
+class SilentWorker(_message.Message):
+    __slots__ = ("worker_id", "rank", "heartbeat_age_seconds", "process")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    rank: int
+    heartbeat_age_seconds: float
+    process: str
+    def __init__(self, worker_id: _Optional[str] = ..., rank: _Optional[int] = ..., heartbeat_age_seconds: _Optional[float] = ..., process: _Optional[str] = ...) -> None: ...
+
+class IncompleteEpoch(_message.Message):
+    __slots__ = ("dataset_id", "epoch", "missing", "expected")
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    dataset_id: str
+    epoch: int
+    missing: int
+    expected: int
+    def __init__(self, dataset_id: _Optional[str] = ..., epoch: _Optional[int] = ..., missing: _Optional[int] = ..., expected: _Optional[int] = ...) -> None: ...
 
 class ListJobsRequest(_message.Message):
     __slots__ = ()
