@@ -317,3 +317,24 @@ def test_second_restart_in_a_row_loses_nothing(own_coordinator: LocalCoordinator
             waits.append(workers[1].barrier("step"))
             for wait in waits:
                 wait.result(60)
+
+
+@pytest.mark.long
+def test_history_of_a_quiet_job_outlives_the_flood_of_another_and_a_restart(
+    own_coordinator: LocalCoordinator, own_view: JobView
+) -> None:
+    """Two processes that take one rank from each other register without an end."""
+    with RawClient(own_coordinator.url, "quiet") as raw:
+        raw.register().leave()
+    quiet = own_view.observer.events("quiet")
+    assert [event.kind for event in quiet] == ["worker.registered", "worker.left"]
+    with RawClient(own_coordinator.url, "loud") as raw:
+        request = pb.WorkerInfo(job="loud", rank=0)
+        for call in [raw.begin("RegisterWorker", request, 60) for _ in range(5500)]:
+            call.result(60)
+    assert own_view.observer.events("quiet") == quiet
+    assert len(own_view.observer.events("loud")) == 10_000
+    own_coordinator.kill()
+    own_coordinator.start()
+    assert own_view.observer.events("quiet") == quiet
+    assert len(own_view.observer.events("loud")) <= 10_000

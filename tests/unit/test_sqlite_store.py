@@ -4,6 +4,7 @@ import asyncio
 import os
 import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ from dtruntime.coordinator.state.records import (
     TakenBack,
     WorkerRecord,
 )
-from dtruntime.coordinator.store.integrity import SCHEMA_VERSION, record_digest
+from dtruntime.coordinator.store.integrity import SCHEMA_VERSION, examine, record_digest
 from dtruntime.coordinator.store.sqlite import WAL_PAGES, SqliteStore
 from dtruntime.errors import StorageError
 
@@ -290,11 +291,14 @@ async def test_events_alone_wait_for_the_next_flush(tmp_path: Path) -> None:
     await again.close()
 
 
-async def test_journal_is_trimmed(store: SqliteStore) -> None:
-    store.submit([put("checkpoint"), *[event(n) for n in range(1, 10_101)]])
+async def test_events_that_made_room_are_forgotten(store: SqliteStore, tmp_path: Path) -> None:
+    store.submit([put("checkpoint"), *[event(n) for n in range(1, 11)]])
+    store.submit([Emit(event(11).event, forgotten=(2, 5))])
     await store.flush()
-    kept = [e.id for e in store.events()]
-    assert (kept[0], kept[-1], len(kept)) == (101, 10_100, 10_000)
+    store.flush_events()
+    assert [e.id for e in store.events()] == [1, 3, 4, 6, 7, 8, 9, 10, 11]
+    with closing(sqlite3.connect(tmp_path / "state.db")) as db:
+        assert examine(db).journal == []
 
 
 async def test_event_with_unreadable_fields_is_kept_without_them(store: SqliteStore) -> None:

@@ -9,9 +9,9 @@ from dtruntime.coordinator.state import datasets as datasets_module
 from dtruntime.coordinator.state import machine as machine_module
 from dtruntime.coordinator.state.barriers import ROUNDS_KEPT
 from dtruntime.coordinator.state.invariants import durable_rows, snapshot, violations
-from dtruntime.coordinator.state.journal import JOURNAL_LENGTH, Journal
+from dtruntime.coordinator.state.journal import JOB_EVENTS_KEPT, Journal
 from dtruntime.coordinator.state.machine import WAITS_SLACK
-from dtruntime.coordinator.state.records import READ_ON_DEMAND, JobRecord
+from dtruntime.coordinator.state.records import READ_ON_DEMAND, Event, JobRecord
 from tests.unit.coordinator.bench import DATASET, JOB, SAMPLES, TIMEOUT, Bench, digest_of, refusal
 
 
@@ -125,16 +125,58 @@ def test_journal_keeps_the_newest_events_and_numbers_them_without_gaps() -> None
     assert journal.after(12) == []
     assert journal.last_id == 12
     continued = Journal(journal.after(0), length=5)
-    assert continued.append(0.0, "a", "k", {}).id == 13
+    assert continued.append(0.0, "a", "k", {})[0].id == 13
 
 
 def test_journal_of_the_machine_is_bounded() -> None:
     bench = Bench(checked=False)
-    for _ in range(JOURNAL_LENGTH // 2 + 10):
+    for _ in range(JOB_EVENTS_KEPT // 2 + 10):
         bench.leave(bench.register())
     events = bench.machine.journal.after(0)
-    assert len(events) == JOURNAL_LENGTH
-    assert events[-1].id == bench.machine.journal.last_id == events[0].id + JOURNAL_LENGTH - 1
+    assert len(events) == JOB_EVENTS_KEPT
+    assert events[-1].id == bench.machine.journal.last_id == events[0].id + JOB_EVENTS_KEPT - 1
+
+
+def test_flood_of_one_job_leaves_the_history_of_the_others() -> None:
+    journal = Journal(length=100, per_job=60)
+    quiet = [journal.append(0.0, "quiet", "k", {})[0] for _ in range(10)]
+    for number in range(1000):
+        journal.append(float(number), "loud", "worker.registered", {})
+    assert journal.after(0, "quiet") == quiet
+    assert len(journal.after(0, "loud")) == 60
+    for number in range(1000):
+        journal.append(float(number), f"loud-{number % 3}", "k", {})
+    assert journal.after(0, "quiet") == quiet
+    assert len(journal.after(0)) <= 100
+    lengths = [len(journal.after(0, job)) for job in ("loud", "loud-0", "loud-1", "loud-2")]
+    assert max(lengths) - min(lengths) <= 2
+
+
+def test_flood_of_one_kind_leaves_the_other_events_of_its_job() -> None:
+    journal = Journal(length=100, per_job=20)
+    saved = journal.append(0.0, "a", "checkpoint.committed", {})[0]
+    for number in range(500):
+        journal.append(float(number), "a", "worker.registered", {})
+        journal.append(float(number), "a", "worker.dead", {})
+    kept = journal.after(0)
+    assert kept[0] == saved
+    assert len(kept) == 20
+    assert kept[-1].id == journal.last_id == 1001
+
+
+def test_what_made_room_is_told_once_also_after_a_restart() -> None:
+    journal, stored = Journal(length=10, per_job=10), dict[int, Event]()
+    for number in range(50):
+        event, forgotten = journal.append(0.0, f"job-{number % 4}", "k", {})
+        stored[event.id] = event
+        for gone in forgotten:
+            del stored[gone]
+    assert list(stored.values()) == journal.after(0)
+    smaller = Journal(stored.values(), length=4)
+    event, forgotten = smaller.append(0.0, "job-1", "k", {})
+    left = [*(event for number, event in stored.items() if number not in forgotten), event]
+    assert smaller.after(0) == left
+    assert len(left) == 4
 
 
 def test_completed_rounds_are_kept_for_the_newest_barriers(bench: Bench) -> None:
@@ -193,7 +235,7 @@ def test_dataset_registered_again_is_a_no_op_and_another_one_a_conflict(bench: B
 
 def test_dataset_alone_makes_a_job_that_workers_join_later(bench: Bench) -> None:
     bench.apply(c.RegisterDataset(JOB, "data", 1000, 10))
-    assert bench.rows["job", JOB, ""] == JobRecord(0, 0, 0, 1)
+    assert bench.rows["job", JOB, ""] == JobRecord(0, 0, 0, 1, created_at=bench.now)
     bench.restart()
     assert bench.register(world_size=2).incarnation == 1
 

@@ -132,7 +132,7 @@ BOUNDS = {
     "datasets": ["DATASETS_LIMIT", "SHARDS_LIMIT"],
     "epochs kept": ["EPOCHS_KEPT"],
     "segments of an epoch": ["SEGMENTS_LIMIT", "SEGMENT_SLOTS_LIMIT"],
-    "journal": ["JOURNAL_LENGTH"],
+    "journal": ["JOURNAL_LENGTH", "JOB_EVENTS_KEPT"],
     "names in one answer": ["NAMES_CUT", "RANKS_CUT", "SLOTS_CUT"],
 }
 """Rows of the table of bounds, and the constants of the state machine that they give."""

@@ -58,11 +58,11 @@ class Jobs:
         self._sampler = sampler
         self._dead: dict[str, tuple[tuple[int, int, int], int]] = {}
         self._created: dict[str, float] = {}
-        for event in machine.journal.after(0):
-            if event.id == 1 or self._created:
+        """Of jobs whose records do not say it, by the journal."""
+        events = machine.journal.after(0)
+        if len(events) == machine.journal.last_id:
+            for event in events:
                 self._created.setdefault(event.job, event.at)
-        self._complete = bool(self._created) or machine.journal.last_id == 0
-        self._known = machine.journal.last_id
 
     def latest(self) -> str:
         """The job that was active last; empty when there is none."""
@@ -78,7 +78,6 @@ class Jobs:
 
     def show(self) -> list[views.Job]:
         """All of them, those active last first."""
-        self._follow_journal()
         rows = [self._show(job) for job in self._machine.jobs.values()]
         return sorted(rows, key=lambda row: (-row.last_active_at, row.job))
 
@@ -91,7 +90,7 @@ class Jobs:
             live_workers=roster.live_count,
             dead_workers=self.dead(job),
             epoch=roster.epoch,
-            created_at=self._created.get(job.name),
+            created_at=roster.created_at or self._created.get(job.name),
             last_active_at=self.last_active_at(job.name),
         )
 
@@ -104,14 +103,6 @@ class Jobs:
             dead = sum(m is not None and m.record.membership == "dead" for m in roster.slots)
             known = self._dead[job.name] = key, dead
         return known[1]
-
-    def _follow_journal(self) -> None:
-        """A job's first event is its beginning, unless older ones have been forgotten."""
-        journal = self._machine.journal
-        if journal.last_id > self._known and self._complete:
-            for event in journal.after(self._known):
-                self._created.setdefault(event.job, event.at)
-        self._known = journal.last_id
 
 
 def checkpoint(

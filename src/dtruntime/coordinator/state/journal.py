@@ -1,14 +1,19 @@
-"""The bounded journal of what happened."""
+"""The bounded journal of what happened, in which no job can push out another's history."""
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import takewhile
 from typing import Literal
 
 from .records import Event
 
-JOURNAL_LENGTH = 10_000
+JOURNAL_LENGTH = 20_000
+"""So many events are kept in all."""
+JOB_EVENTS_KEPT = 10_000
+"""And so many of one job."""
 ALARMS: Mapping[str, Literal["warning", "error"]] = {
     "worker.dead": "error",
     "worker.slow": "warning",
@@ -23,29 +28,103 @@ ALARMS: Mapping[str, Literal["warning", "error"]] = {
 """How grave each kind of event is that somebody should look at; the others are news."""
 
 
+class _Entries:
+    """The numbers of one job's events, by kind."""
+
+    __slots__ = ("count", "kinds")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.kinds: dict[str, deque[int]] = {}
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Who has the lowest gives way: the longest history, and of equal ones the oldest."""
+        return -self.count, min(numbers[0] for numbers in self.kinds.values())
+
+    def add(self, event: Event) -> None:
+        self.kinds.setdefault(event.kind, deque()).append(event.id)
+        self.count += 1
+
+    def take_oldest(self) -> int:
+        """The oldest of the kind that there are most of: a flood washes out itself alone."""
+        kind = max(self.kinds, key=lambda kind: (len(self.kinds[kind]), -self.kinds[kind][0]))
+        oldest = self.kinds[kind].popleft()
+        if not self.kinds[kind]:
+            del self.kinds[kind]
+        self.count -= 1
+        return oldest
+
+
 class Journal:
-    """The newest events, numbered without gaps from the first one kept."""
+    """The newest events of each job, numbered in the order in which they happened.
 
-    def __init__(self, events: Iterable[Event] = (), length: int = JOURNAL_LENGTH) -> None:
-        self._events: deque[Event] = deque(events, maxlen=length)
-        self._next_id = self._events[-1].id + 1 if self._events else 1
+    When there is no more room, the job with the most events gives up one of those that it has
+    most of. So a job that floods the journal loses its own floods, and a quiet one keeps its
+    history. Events that concern no job count as those of one.
+    """
 
-    def append(self, at: float, job: str, kind: str, fields: dict[str, str]) -> Event:
-        """Number and keep an event."""
+    def __init__(
+        self,
+        events: Iterable[Event] = (),
+        length: int = JOURNAL_LENGTH,
+        per_job: int = JOB_EVENTS_KEPT,
+    ) -> None:
+        self._length = length
+        self._per_job = per_job
+        self._events: dict[int, Event] = {}
+        """By number, ascending."""
+        self._jobs: dict[str, _Entries] = {}
+        self._next_id = 1
+        self._forgotten: list[int] = []
+        """Numbers of events that were kept and that nobody has been told of."""
+        for event in events:
+            self._keep(event)
+
+    def append(
+        self, at: float, job: str, kind: str, fields: dict[str, str]
+    ) -> tuple[Event, tuple[int, ...]]:
+        """Number and keep an event; also returns the numbers of those that made room."""
         event = Event(id=self._next_id, at=at, job=job, kind=kind, fields=fields)
-        self._next_id += 1
-        self._events.append(event)
-        return event
+        self._keep(event)
+        forgotten, self._forgotten = tuple(self._forgotten), []
+        return event, forgotten
 
     def after(self, event_id: int, job: str = "") -> list[Event]:
         """Events newer than ``event_id``, of one job when given."""
-        if not self._events:
-            return []
-        skip = max(0, event_id + 1 - self._events[0].id)
-        kept = [self._events[i] for i in range(skip, len(self._events))]
-        return [event for event in kept if not job or event.job == job]
+        newer: Iterator[Event] = takewhile(
+            lambda event: event.id > event_id, reversed(self._events.values())
+        )
+        return [event for event in newer if not job or event.job == job][::-1]
 
     @property
     def last_id(self) -> int:
         """The number of the newest event, 0 when there is none."""
         return self._next_id - 1
+
+    def _keep(self, event: Event) -> None:
+        self._next_id = event.id + 1
+        self._events[event.id] = event
+        entries = self._jobs.setdefault(event.job, _Entries())
+        entries.add(event)
+        if entries.count > self._per_job:
+            self._forget(event.job)
+        elif len(self._events) > self._length:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Take from the longest histories, some at once since looking for them takes time."""
+        largest = [(entries.rank, job) for job, entries in self._jobs.items()]
+        heapq.heapify(largest)
+        for _ in range(max(1, self._length // 200)):
+            job = heapq.heappop(largest)[1]
+            self._forget(job)
+            if job in self._jobs:
+                heapq.heappush(largest, (self._jobs[job].rank, job))
+
+    def _forget(self, job: str) -> None:
+        oldest = self._jobs[job].take_oldest()
+        del self._events[oldest]
+        self._forgotten.append(oldest)
+        if not self._jobs[job].count:
+            del self._jobs[job]

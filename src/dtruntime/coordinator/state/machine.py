@@ -438,7 +438,10 @@ class Machine:
                 f"this coordinator remembers {JOBS_LIMIT} jobs and takes no new name: use one of "
                 "them again, or start a coordinator with another --data-dir",
             )
-        return job or Job(name, None, self._max_workers, self._timer)
+        if job is None:
+            job = Job(name, None, self._max_workers, self._timer)
+            job.roster.created_at = self._out.now
+        return job
 
     def _spread_loss(self, job: Job, lost: list[Lost]) -> None:
         if lost:

@@ -33,7 +33,7 @@ class Outbox:
     def emit(self, job: str, kind: str, **fields: object) -> None:
         """Append to the journal."""
         texts = {key: str(value) for key, value in fields.items()}
-        self._effects.append(Emit(self._journal.append(self.now, job, kind, texts)))
+        self._effects.append(Emit(*self._journal.append(self.now, job, kind, texts)))
 
     def take(self) -> tuple[Effect, ...] | list[Effect]:
         """Hand over what was collected."""

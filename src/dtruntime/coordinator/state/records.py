@@ -34,6 +34,8 @@ class JobRecord(Record, frozen=True):
     """The highest number that an action was given."""
     lost_at: tuple[float, ...] = ()
     """When the newest losses were, in order."""
+    created_at: float = 0.0
+    """0: before this was recorded."""
 
 
 class WorkerRecord(Record, frozen=True):
@@ -373,6 +375,8 @@ class Emit(Effect, frozen=True):
     """Append an event to the journal."""
 
     event: Event
+    forgotten: tuple[int, ...] = ()
+    """The numbers of events that made room for it."""
 
 
 class Release(Effect, frozen=True):

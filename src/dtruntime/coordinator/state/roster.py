@@ -42,6 +42,8 @@ class Roster:
         self.completed_epochs = start.completed_epochs
         self.attempts_begun = start.attempts_begun
         self.actions_requested = start.actions_requested
+        self.created_at = start.created_at
+        """When the job was first heard of; 0: not known."""
         self.actions: tuple[ActionRecord, ...] = ()
         """What heartbeats tell the members of."""
         self.slots: list[Member | None] = [None] * self.world_size
@@ -75,6 +77,7 @@ class Roster:
             attempts_begun=self.attempts_begun,
             actions_requested=self.actions_requested,
             lost_at=tuple(self.losses.times),
+            created_at=self.created_at,
         )
 
     def pulse(self) -> Pulse:

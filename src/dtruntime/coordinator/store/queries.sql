@@ -74,8 +74,8 @@ INSERT OR REPLACE INTO journal (id, at, job, kind, fields, digest) VALUES (?, ?,
 -- name: delete_event
 DELETE FROM journal WHERE id = ?
 
--- name: trim_journal
-DELETE FROM journal WHERE id <= ? RETURNING digest
+-- name: forget_event
+DELETE FROM journal WHERE id = ? RETURNING digest
 
 -- name: schema_1_tables
 SELECT name FROM sqlite_master WHERE name IN ('records', 'journal', 'quarantine', 'meta')

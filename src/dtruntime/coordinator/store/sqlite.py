@@ -21,7 +21,6 @@ import msgspec
 
 from ...errors import StorageError
 from ...telemetry import EventLog
-from ..state.journal import JOURNAL_LENGTH
 from ..state.records import (
     CRASH_SAFE_KINDS,
     READ_ON_DEMAND,
@@ -394,7 +393,7 @@ class SqliteStore:
         before = self._summary
         records = Tally(before.records, before.record_sum)
         events = Tally(before.events, before.event_sum)
-        last_event = before.last_event
+        last_event, forgotten = before.last_event, list[int]()
         # Within one commit only the last word on a record counts.
         changes: dict[tuple[str, str, str], Put | Delete] = {}
         for effect in batch:
@@ -403,13 +402,14 @@ class SqliteStore:
             elif isinstance(effect, Emit):
                 last_event = effect.event.id
                 self._append(effect.event, events)
+                forgotten += effect.forgotten
+        for number in forgotten:
+            self._delete(QUERIES["forget_event"], (number,), events)
         for place, change in changes.items():
             if isinstance(change, Put):
                 self._put(place, change.record, records)
             else:
                 self._delete(QUERIES["delete_record"], place, records)
-        if last_event > JOURNAL_LENGTH:
-            self._delete(QUERIES["trim_journal"], (last_event - JOURNAL_LENGTH,), events)
         return msgspec.structs.replace(
             before,
             sequence=before.sequence + 1,
