@@ -65,7 +65,7 @@ class Places:
 
         Whoever began anew here would go over what was trained there.
         """
-        latest = self._latest(self._worker.config.connect_timeout_ms / 1000)
+        latest = self._latest(self._worker.config.registration_seconds)
         if latest is None or _place_of(latest) in ("", self.identity):
             return
         if any(one.checkpoint_id == latest.checkpoint_id for one in self._manager.checkpoints()):
