@@ -1,6 +1,7 @@
 """A worker that reads with a live loader and writes down what it has committed."""
 
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,14 @@ with TrainingOrchestrator(worker_id=name) as worker:
     sys.stdin.readline()
     loader = DatasetRegistry().live_loader("rows", 20, window=2)
     pending: list[int] = []
+    claim = loader._ledger.claim
+
+    def claim_aloud(*question: Any) -> Any:
+        if question[5]:
+            print("waits for the others", flush=True)
+        return claim(*question)
+
+    loader._ledger.claim = claim_aloud  # type: ignore[method-assign]
     with open(output, "ab", buffering=0) as committed:
 
         def commit() -> None:

@@ -105,6 +105,24 @@ def test_survivors_read_what_a_killed_worker_left_and_a_newcomer_gets_its_share(
     assert proof.segments >= 3
 
 
+@pytest.mark.deaths
+def test_worker_killed_while_it_waits_for_the_others_has_committed_nothing_by_that(
+    own_coordinator: LocalCoordinator, job: str, rows: Path, readers: Readers
+) -> None:
+    registry = DatasetRegistry(own_coordinator.url, job=job)
+    registry.register("rows", rows, "parquet", shard_size=50, shuffle=True, seed=3)
+    slow, eager = readers.start("slow"), readers.start("eager", commit_every=10**6)
+    slow.send("begin")
+    slow.expect("committed")
+    eager.send("begin")
+    eager.expect("waits for the others")
+    eager.kill()
+    run_to_the_end([slow])
+    assert readers.committed() == list(range(ROWS))
+    (proof,) = registry.coverage("rows")
+    assert (proof.covered, proof.missing, proof.repeated) == (ROWS, 0, 0)
+
+
 def test_coordinator_killed_in_the_middle_of_an_epoch_loses_no_claim(
     own_coordinator: LocalCoordinator, job: str, rows: Path, readers: Readers
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from .._loop import awaitable, blocking
-from ..data.loading.live import Claim
+from ..data.loading.live import Claim, Offer
 from ..data.loading.loader import Consumed
 from ..data.order import Segment, TakenBack
 from ..rpc.channel import Channel
@@ -36,7 +36,14 @@ class EpochLedger:
 
     @awaitable
     async def claim_async(
-        self, epoch: int, plan: str, segment: int, upto: int, length: int, wait: float
+        self,
+        epoch: int,
+        plan: str,
+        segment: int,
+        upto: int,
+        length: int,
+        wait: float,
+        offer: Offer | None = None,
     ) -> Claim:
         """Take a lane up to a place, or learn where to go on."""
         identity = self._worker.identity
@@ -52,6 +59,8 @@ class EpochLedger:
             length=length,
             known=len(self._ended[1]) if self._ended[0] == epoch else 0,
         )
+        if offer is not None:
+            request.commit_segment, request.commit_position, request.commit_digest = offer
         reply = await self._channel.call(
             "ClaimSamples", request, pb.ClaimResponse, patience=OUTAGE_SECONDS, hold=wait or None
         )

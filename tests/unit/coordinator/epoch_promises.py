@@ -30,6 +30,9 @@ KINDS = ("epoch", "segment", "reader")
 class EpochPromises:
     """Checks on the ledgers, from their records alone."""
 
+    def __init__(self, readings: Readings) -> None:
+        self._readings = readings
+
     def after(self, machine: Machine, effects: Iterable[Any]) -> None:
         """A command was applied."""
         changed = {
@@ -39,6 +42,10 @@ class EpochPromises:
         }
         if changed:
             self.check(durable_rows(machine), changed)
+        for effect in effects:
+            record = effect.record if isinstance(effect, Put) else None
+            if isinstance(record, EpochRecord) and record.complete:
+                self._readings.complete(effect.job, record.epoch, record.samples)
 
     def check(self, rows: Rows, only: set[Epoch] | None = None) -> None:
         """Look at the ledgers that these rows hold."""
@@ -87,6 +94,7 @@ class Readings:
         self._jobs = jobs
         self._consumers: dict[Epoch, dict[int, int]] = defaultdict(dict)
         self._committing: dict[Epoch, set[int]] = defaultdict(set)
+        self._offering: dict[Epoch, dict[int, set[int]]] = defaultdict(dict)
         self._committed: dict[Epoch, dict[int, int]] = defaultdict(dict)
         self.completed: Counter[str] = Counter()
         """How many epochs of each job programs were told to be complete."""
@@ -102,6 +110,19 @@ class Readings:
     def committing(self, job: str, epoch: int, incarnation: int, samples: list[int]) -> None:
         """A program sends a commit."""
         self._committing[job, epoch].update(samples)
+
+    def offering(self, job: str, epoch: int, incarnation: int, samples: list[int]) -> None:
+        """A program waits for the end of the epoch, which is to count for it as a commit."""
+        self._offering[job, epoch].setdefault(incarnation, set()).update(samples)
+
+    def complete(self, job: str, epoch: int, samples: int) -> None:
+        """An epoch becomes complete: whoever has not committed is there and has offered to."""
+        counted = self._committing[job, epoch]
+        for incarnation, offered in self._offering[job, epoch].items():
+            if incarnation in self._jobs[job].live:
+                counted |= offered
+        lacking = set(range(samples)) - counted
+        demand(not lacking, "complete, but nobody who is there read", job, epoch, lacking)
 
     def committed(self, job: str, epoch: int, incarnation: int, samples: list[int]) -> None:
         """A program is told that its commit counts."""

@@ -141,6 +141,33 @@ def segments_are_replaced(patch: Patch) -> None:
     patch(Ledger, "cut", broken)
 
 
+def offers_are_commits(patch: Patch) -> None:
+    after_claim = epochs.Epochs._after_claim
+
+    def broken(self: epochs.Epochs, ledger: Ledger, reader: Any, c_: c.Claim, *rest: Any) -> Any:
+        offer = claims.offered(ledger, reader, c_, rest[-1].now)
+        if offer is not None:
+            ledger.keep(offer)
+            rest[-1].put("reader", self._roster.job, epochs.reader_key(offer), offer)
+            reader = offer
+        return after_claim(self, ledger, reader, c_, *rest)
+
+    patch(epochs.Epochs, "_after_claim", broken)
+
+
+def offers_outlive_calls(patch: Patch) -> None:
+    hang_up = epochs.Epochs.hang_up
+
+    def broken(self: epochs.Epochs, call: int) -> None:
+        ledger = self._calls.get(call)
+        offers = {} if ledger is None else dict(ledger.offers)
+        hang_up(self, call)
+        if ledger is not None and not ledger.record.complete:
+            ledger.offers.update(offers)
+
+    patch(epochs.Epochs, "hang_up", broken)
+
+
 LEDGER_BUGS: dict[str, Callable[[Patch], None]] = {
     "the lost keep what they claimed": _after_cut(_lost_keep_claims),
     "the lost keep nothing": _after_cut(_lost_keep_nothing),
@@ -156,6 +183,8 @@ LEDGER_BUGS: dict[str, Callable[[Patch], None]] = {
     "claimed is finished": claimed_is_finished,
     "older segments are finished": older_segments_are_finished,
     "segments are replaced in place": segments_are_replaced,
+    "offers are commits": offers_are_commits,
+    "offers outlive their calls": offers_outlive_calls,
     "waits outlive the segment": lambda patch: patch(
         epochs.Epochs, "membership_changed", lambda *_: None
     ),

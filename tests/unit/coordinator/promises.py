@@ -51,7 +51,7 @@ class Promises:
         self.programs = Programs(self.jobs)
         self.readings = Readings(self.jobs)
         self._barriers = BarrierPromises(self.programs)
-        self._epochs = EpochPromises()
+        self._epochs = EpochPromises(self.readings)
         self._attempts = AttemptPromises()
         self._actions = ActionPromises()
         self._timeout = heartbeat_timeout

@@ -38,6 +38,8 @@ class Reader:
         self._epoch = epoch
         self._samples = samples
         self._step = self._rng.randint(1, max(1, samples // 6))
+        self._offers = bool((me.incarnation + epoch) % 3)
+        """Whether it leaves the last commit to the end of the epoch, as the real loader does."""
         self._forget()
 
     def _forget(self) -> None:
@@ -65,12 +67,17 @@ class Reader:
                 outcome = yield from self._claim(min(self._claimed + self._step, self._length))
             else:
                 self._consume(self._samples)
-                yield from self._commit()
+                if not self._offers:
+                    yield from self._commit()
                 hold = self._rng.choice([0.0, HOLD_SECONDS])
                 outcome = yield from self._claim(self._length, hold)
                 if isinstance(outcome, c.Waiting):
                     yield self._rng.uniform(0.1, 0.5)
             if isinstance(outcome, c.Complete):
+                if self._offers and self._uncommitted:
+                    who = self._me.job, self._epoch, self._me.incarnation
+                    self._readings.committed(*who, self._uncommitted)
+                    self._uncommitted = []
                 demand(not self._uncommitted, "complete without a commit", self._me)
                 self._readings.told_complete(self._me.job, self._epoch, self._samples)
                 return
@@ -89,6 +96,7 @@ class Reader:
             known=self._rng.choice([0, max(0, len(self._segments) - 1)]),
             upto=upto,
             length=self._length if self._segments else 0,
+            **self._offer(upto),
         )
         outcome = yield from self._process._call(command, hold)
         if isinstance(outcome, c.Granted):
@@ -96,6 +104,20 @@ class Reader:
         elif isinstance(outcome, c.Moved):
             self._adopt(outcome, (*self._segments[: command.known], *outcome.segments))
         return outcome
+
+    def _offer(self, upto: int) -> dict[str, Any]:
+        """What it would commit, at the end of its lane."""
+        at_end = self._segments and upto == self._length and not self._has_something()
+        if not (self._offers and at_end and self._uncommitted):
+            return {}
+        who = self._me.job, self._epoch, self._me.incarnation
+        self._readings.offering(*who, self._uncommitted)
+        segment, position = self._place
+        return {
+            "commit_segment": segment,
+            "commit_position": position,
+            "commit_digest": self._digest.to_bytes(),
+        }
 
     def _commit(self) -> Task:
         if not self._uncommitted:

@@ -5,7 +5,9 @@ import threading
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
+from dtruntime.coordinator.state import Release
 from dtruntime.coordinator.state import commands as c
 from dtruntime.coordinator.state.machine import Machine
 from dtruntime.data.loading.live import Claim, LiveLoader
@@ -14,6 +16,7 @@ from dtruntime.data.order import Segment, TakenBack
 from dtruntime.sharding import coverage
 
 JOB, DATASET = "job", "numbers"
+OFFER = ("commit_segment", "commit_position", "commit_digest")
 
 
 class Killed(Exception):
@@ -27,14 +30,24 @@ class Office:
         self.machine = Machine(heartbeat_timeout=1e9)
         self.changed = threading.Condition()
         self.now = 0.0
+        self.calls = 0
+        self.answers: dict[int, object] = {}
+        """Of held calls, by number."""
         self.call(c.RegisterDataset(JOB, DATASET, samples, shard_size))
 
     def call(self, command):
         with self.changed:
             self.now += 0.001
-            reply, _ = self.machine.apply(command, self.now)
+            reply, effects = self.machine.apply(command, self.now)
+            self.answers |= {e.call: e.reply for e in effects if isinstance(e, Release)}
             self.changed.notify_all()
             return reply
+
+    def hold(self, command):
+        """The number of a call that may be held, and its answer so far."""
+        with self.changed:
+            self.calls += 1
+            return self.calls, self.call(replace(command, call=self.calls, timeout=1e9))
 
     def register(self, worker: str):
         return self.call(c.Register(JOB, worker))
@@ -52,18 +65,49 @@ class Desk:
         self.incarnation = office.register(worker).incarnation
         self.dead = False
         self.committed = 0
+        self.dies_waiting = False
+        """Whether it is killed as soon as it has to wait at the end of its lane."""
+        self.waits = threading.Event()
 
-    def claim(self, epoch, plan, segment, upto, length, wait):
-        while True:
-            reply = self._call(
-                c.Claim(
-                    JOB, self.worker, self.incarnation, DATASET, epoch, plan, segment, upto, length
-                )
-            )
-            if not wait or not isinstance(reply, c.Waiting):
-                return answer(reply)
+    def claim(self, epoch, plan, segment, upto, length, wait, offer=None):
+        place = {} if offer is None else dict(zip(OFFER, offer, strict=True))
+        command = c.Claim(
+            JOB,
+            self.worker,
+            self.incarnation,
+            DATASET,
+            epoch,
+            plan,
+            segment,
+            upto,
+            length,
+            **place,
+        )
+        if not wait:
+            return answer(self._call(command))
+        return answer(self._held(command))
+
+    def _held(self, command):
+        """Wait for the answer, as a call does that the coordinator holds."""
+        self._check_alive()
+        call, reply = self.office.hold(command)
+        while reply is c.HELD:
+            self.waits.set()
+            if self.dies_waiting:
+                self.die()
             with self.office.changed:
-                self.office.changed.wait(0.01)
+                if self.dead:
+                    raise Killed
+                reply = self.office.answers.pop(call, reply)
+                if reply is c.HELD:
+                    self.office.changed.wait(0.01)
+        if isinstance(reply, c.Refused):
+            raise Killed from reply
+        return reply
+
+    def die(self) -> None:
+        self.dead = True
+        self.office.lose(self.worker, self.incarnation)
 
     def commit(self, epoch, segment, position, digest):
         self._call(
@@ -71,9 +115,12 @@ class Desk:
         )
         self.committed = coverage.Digest(2000, digest).count
 
-    def _call(self, command):
+    def _check_alive(self) -> None:
         if self.dead:
             raise Killed
+
+    def _call(self, command):
+        self._check_alive()
         try:
             return self.office.call(command)
         except c.Refused as refusal:
@@ -119,6 +166,8 @@ class Worker(threading.Thread):
         self.batches = batches
         """After so many it dies; ``None``: it lives."""
         self.delivered: list[int] = []
+        self.committed: list[int] = []
+        """What counts for the program: it called `commit`, or its loop came to its end."""
         self.failure: BaseException | None = None
 
     def run(self) -> None:
@@ -129,13 +178,11 @@ class Worker(threading.Thread):
         except BaseException as exc:
             self.failure = exc
 
-    @property
-    def committed(self) -> list[int]:
-        return self.delivered[: self.desk.committed]
-
     def read(self) -> None:
         while self.read_some():
-            self.delivered = self.committed
+            self.delivered = self.committed.copy()
+        if not self.desk.dead:
+            self.committed = self.delivered
 
     def read_some(self) -> bool:
         """Whether the loader is to be made again, in the same process."""
@@ -145,11 +192,11 @@ class Worker(threading.Thread):
         for seen, batch in enumerate(loader, 1):
             self.delivered += batch["sample"].tolist()
             if self.batches is not None and seen > self.batches:
-                self.desk.dead = True
-                self.desk.office.lose(self.name, self.desk.incarnation)
+                self.desk.die()
                 return False
             if self.dice.random() < 0.3:
                 loader.commit()
+                self.committed = self.delivered.copy()
             if self.batches is None and self.dice.random() < 0.02:
                 return True
         return False
@@ -169,6 +216,7 @@ def test_every_sample_is_committed_once_whoever_dies_or_joins(seed):
             last = round_ == 2 and name == names[0]
             dies = None if last or dice.random() < 0.4 else dice.randint(0, 40)
             workers.append(Worker(office, name, dice.randrange(10**6), dies))
+            workers[-1].desk.dies_waiting = dies is not None and dice.random() < 0.5
             workers[-1].start()
             if dice.random() < 0.5:
                 workers[-1].join(dice.random() * 0.02)
@@ -186,6 +234,61 @@ def test_every_sample_is_committed_once_whoever_dies_or_joins(seed):
     ledger = office.machine.jobs[JOB].epochs.ledgers[DATASET][0]
     digest = coverage.Digest(2000, ledger.record.digest)
     assert digest == coverage.whole(2000)
+
+
+@pytest.mark.parametrize("commits", [0, 1])
+def test_what_was_not_committed_is_read_again_when_a_worker_dies_at_the_end_of_its_lane(commits):
+    """Waiting for others inside ``next`` is no commit: the program has not said that it is done."""
+    office = Office(1000, 10)
+    source = NumberSource(1000, 10)
+    first, second = Desk(office, "first"), Desk(office, "second")
+    first.dies_waiting = True
+    got: list[int] = []
+    counts: list[int] = []
+
+    def read() -> None:
+        loader = LiveLoader(source, 10, ledger=first, window=2)
+        for number, batch in enumerate(loader):
+            got.extend(batch["sample"].tolist())
+            if number < commits:
+                loader.commit()
+                counts.extend(batch["sample"].tolist())
+
+    def be_killed() -> None:
+        with pytest.raises(Killed):
+            read()
+
+    slow = iter(LiveLoader(source, 10, ledger=second, window=2))
+    rest = next(slow)["sample"].tolist()
+    reading = threading.Thread(target=be_killed)
+    reading.start()
+    reading.join(60)
+    assert first.waits.is_set()
+    assert len(got) > 400
+    for batch in slow:
+        rest += batch["sample"].tolist()
+    assert sorted(counts + rest) == list(range(1000))
+    ledger = office.machine.jobs[JOB].epochs.ledgers[DATASET][0]
+    assert coverage.Digest(1000, ledger.record.digest) == coverage.whole(1000)
+
+
+def test_end_of_the_epoch_counts_what_was_handed_out():
+    office = Office(1000, 10)
+    source = NumberSource(1000, 10)
+    seen: dict[str, list[int]] = {"a": [], "b": []}
+
+    def read(name: str) -> None:
+        for batch in LiveLoader(source, 10, ledger=Desk(office, name), window=2):
+            seen[name].extend(batch["sample"].tolist())
+
+    threads = [threading.Thread(target=read, args=(name,)) for name in seen]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(seen["a"] + seen["b"]) == list(range(1000))
+    ledger = office.machine.jobs[JOB].epochs.ledgers[DATASET][0]
+    assert ledger.record.complete
 
 
 def test_slow_workers_shards_are_given_away():

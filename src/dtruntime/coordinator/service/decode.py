@@ -274,6 +274,9 @@ def claim(request: pb.ClaimRequest, call: int) -> c.Claim:
         call=call,
         timeout=_seconds(request.timeout_ms),
         known=request.known,
+        commit_segment=request.commit_segment,
+        commit_position=request.commit_position,
+        commit_digest=request.commit_digest,
     )
 
 

@@ -76,6 +76,24 @@ def committed(ledger: Ledger, reader: ReaderRecord, c: Commit, now: float) -> Re
     )
 
 
+def offered(ledger: Ledger, reader: ReaderRecord, c: Claim, now: float) -> ReaderRecord | None:
+    """The reader with everything committed that it took, if that is what a claim offers."""
+    if not c.commit_digest or c.upto < c.length:
+        return None
+    commit = Commit(
+        job=c.job,
+        worker_id=c.worker_id,
+        incarnation=c.incarnation,
+        dataset_id=c.dataset_id,
+        epoch=c.epoch,
+        segment=c.commit_segment,
+        position=c.commit_position,
+        digest=c.commit_digest,
+    )
+    after = committed(ledger, reader, commit, now)
+    return after if after is not reader and ledger.has_finished(after) else None
+
+
 def check_taken(ledger: Ledger, reader: ReaderRecord | None, c: Commit) -> None:
     """Refuse a commit of more than was claimed; one that never claimed can commit nothing."""
     exists = 0 < c.segment <= ledger.current

@@ -193,6 +193,10 @@ class Claim(Command, frozen=True):
     timeout: float = 0.0
     known: int = 0
     """How many ended segments the worker has kept and need not be told again."""
+    commit_segment: int = 0
+    commit_position: int = 0
+    commit_digest: bytes = b""
+    """What it would commit, if the epoch became complete while the call is held."""
 
 
 class Commit(Command, frozen=True):

@@ -22,7 +22,7 @@ from .commands import (
     Waiting,
 )
 from .datasets import Datasets
-from .ledger import Ledger, Wait
+from .ledger import Ledger, Offer, Wait
 from .member import Member
 from .outbox import Outbox
 from .records import EpochRecord, ReaderRecord, SegmentRecord
@@ -71,7 +71,7 @@ class Epochs:
         if reader is not ledger.readers.get(reader.incarnation):
             ledger.keep(reader)
             out.put("reader", self._roster.job, reader_key(reader), reader)
-        return self._after_claim(ledger, c, member, out)
+        return self._after_claim(ledger, reader, c, member, out)
 
     def commit(self, c: Commit, member: Member, out: Outbox) -> Consumed:
         """Count what a member took up to a place as consumed for good."""
@@ -117,10 +117,14 @@ class Epochs:
                 out.release(call, self._waiting(ledger, member))
 
     def hang_up(self, call: int) -> None:
-        """The caller is gone; what it claimed stays."""
+        """The caller is gone; what it claimed stays, what it offered does not."""
         ledger = self._calls.pop(call, None)
-        if ledger is not None:
-            del ledger.calls[call]
+        if ledger is None:
+            return
+        incarnation = ledger.calls.pop(call).member.incarnation
+        offer = ledger.offers.get(incarnation)
+        if offer is not None and offer.call == call:
+            del ledger.offers[incarnation]
 
     def membership_changed(self, out: Outbox) -> None:
         """Send those who wait to the next segment, and those who were lost away.
@@ -166,14 +170,24 @@ class Epochs:
                 left_out.append(f"reader {reader_key(reader)}")
         return left_out
 
-    def _after_claim(self, ledger: Ledger, c: Claim, member: Member, out: Outbox) -> Reply:
+    def _after_claim(
+        self, ledger: Ledger, reader: ReaderRecord, c: Claim, member: Member, out: Outbox
+    ) -> Reply:
+        offer = claims.offered(ledger, reader, c, out.now)
+        before = ledger.offers.get(reader.incarnation)
+        if before is not None:
+            # What the same reader offered with an earlier call, it may not mean any more.
+            self.time_out([before.call], out)
+        if offer is not None:
+            ledger.offers[reader.incarnation] = Offer(c.call, offer)
         if self._complete_if_finished(ledger, out):
             return Complete(self._roster.generation, member.rank)
-        if ledger.finished and self._deal_to_the_idle(ledger, out):
+        if ledger.idle and self._deal_to_the_idle(ledger, out):
             return self._moved(ledger, Wait(member, c.known))
-        if c.upto < c.length or member.rank not in ledger.finished:
+        if c.upto < c.length or not (offer or member.rank in ledger.finished):
             return Granted(self._roster.generation, member.rank)
         if c.timeout <= 0 or not c.call:
+            ledger.offers.pop(reader.incarnation, None)
             return self._waiting(ledger, member)
         ledger.calls[c.call] = Wait(member, c.known)
         self._calls[c.call] = ledger
@@ -254,9 +268,9 @@ class Epochs:
         self._release_all(ledger, lambda wait: self._moved(ledger, wait), out)
 
     def _complete_if_finished(self, ledger: Ledger, out: Outbox) -> bool:
-        """Close the ledger if every slot has finished; whether it is closed."""
+        """Close the ledger if every slot has finished, or offers to; whether it is closed."""
         count, dead = ledger.view
-        if len(ledger.finished) < count - len(dead):
+        if ledger.idle < count - len(dead):
             return False
         job, generation = self._roster.job, self._roster.generation
         self._delete_parts(ledger, out)

@@ -4,6 +4,9 @@ Each slot of a segment reads a lane, a sequence of samples that workers compute 
 segments before. Here lanes are only lengths. A reader first *claims* its lane up to a place and
 later *commits* what it has consumed. When a segment ends, live readers keep what they claimed,
 lost ones what they committed; all the rest is dealt anew in the next segment.
+
+A reader that waits at the end of its lane *offers* what it has not committed. Offers become commits
+all at once, when with them the epoch is complete; until then they are nothing but claims.
 """
 
 from __future__ import annotations
@@ -27,6 +30,13 @@ class Wait(NamedTuple):
     known: int
 
 
+class Offer(NamedTuple):
+    """What a reader would be with everything committed, as long as its call is held."""
+
+    call: int
+    reader: ReaderRecord
+
+
 class Ledger:
     """The segments and readers of one epoch; `Epochs` decides what happens to them."""
 
@@ -42,6 +52,8 @@ class Ledger:
         """The largest single claim so far."""
         self.finished: set[int] = set()
         """Slots whose readers have claimed and committed their whole lane."""
+        self.offers: dict[int, Offer] = {}
+        """By incarnation, of readers that have not finished."""
         self.calls: dict[int, Wait] = {}
         """Held calls, by number."""
         self.generation = -1
@@ -93,7 +105,13 @@ class Ledger:
     def unfinished(self) -> list[int]:
         """Slots of the current segment that still read, or have not begun."""
         count, dead = self.view
-        return [s for s in range(count) if s not in dead and s not in self.finished]
+        idle = self.finished | {offer.reader.slot for offer in self.offers.values()}
+        return [s for s in range(count) if s not in dead and s not in idle]
+
+    @property
+    def idle(self) -> int:
+        """How many slots have nothing to read: they have finished, or offer to."""
+        return len(self.finished) + len(self.offers)
 
     def largest_rest(self) -> int:
         """The most that one reader has still to claim, of those that said so."""
@@ -117,6 +135,7 @@ class Ledger:
         self.step = max(self.step, reader.step)
         if self.has_finished(reader):
             self.finished.add(reader.slot)
+            self.offers.pop(reader.incarnation, None)
 
     def _has(self, reader: ReaderRecord) -> int:
         return reader.count + sum(part.stop - part.start for part in self.uncommitted(reader))
@@ -156,10 +175,13 @@ class Ledger:
         self.segments[-1:] = [ended, begun]
         self.record = replace(self.record, segment_count=begun.number)
         self.finished.clear()
+        self.offers.clear()
         return sum(part.stop - part.start for part in back)
 
     def close(self) -> None:
-        """Everything is committed: keep only the sum."""
+        """Everything is committed or offered: keep only the sum."""
+        for offer in list(self.offers.values()):
+            self.keep(offer.reader)
         self._retire(list(self.readers.values()))
         self.record = replace(self.record, complete=True)
         self.segments.clear()

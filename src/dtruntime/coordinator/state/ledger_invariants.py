@@ -31,7 +31,7 @@ def problems(epochs: Epochs, roster: Roster) -> Iterator[str]:
 
 
 def _complete(ledger: Ledger) -> Iterator[str]:
-    if ledger.segments or ledger.readers or ledger.calls or ledger.finished:
+    if ledger.segments or ledger.readers or ledger.calls or ledger.finished or ledger.offers:
         yield "is complete, and keeps more than its sum"
 
 
@@ -46,6 +46,7 @@ def _open(ledger: Ledger, roster: Roster) -> Iterator[str]:
     finished = {slot for slot, reader in by_slot.items() if ledger.has_finished(reader)}
     if finished != ledger.finished:
         yield f"slots {finished} have finished, not {ledger.finished}"
+    yield from _offers(ledger)
     if not ledger.unfinished():
         yield "is open, and everybody has finished"
     yield from _balance(ledger)
@@ -120,11 +121,19 @@ def _balance(ledger: Ledger) -> Iterator[str]:
         yield f"the digest is of {digest.count} samples, {committed} are committed"
 
 
+def _offers(ledger: Ledger) -> Iterator[str]:
+    for incarnation, (call, reader) in ledger.offers.items():
+        if call not in ledger.calls or ledger.calls[call].member.incarnation != incarnation:
+            yield f"reader {incarnation} offers to finish, and does not wait"
+        if reader.slot in ledger.finished or not ledger.has_finished(reader):
+            yield f"reader {incarnation} offers what is not all that it took"
+
+
 def _calls(ledger: Ledger, roster: Roster) -> Iterator[str]:
     for call, (member, _) in ledger.calls.items():
         if not member.live or roster.slots[member.rank] is not member:
             yield f"call {call} of {member.worker_id} is held, which is no member"
-        if member.rank not in ledger.finished:
+        if member.rank not in ledger.finished and member.incarnation not in ledger.offers:
             yield f"call {call} of {member.worker_id} is held, which has not finished"
     ledger.generation = -1
     if ledger.calls and is_stale(ledger, roster):

@@ -27,8 +27,14 @@ from .source import Source
 from .state import Plan
 from .turns import Turns
 
-WAIT_SECONDS = 30.0
-"""How long the coordinator is asked to hold the call of a worker that has nothing to read."""
+WAIT_SECONDS = 5.0
+"""How long the coordinator is asked to hold the call of a worker that has nothing to read.
+
+What the worker offers counts for as long, should its machine vanish meanwhile.
+"""
+
+Offer = tuple[int, int, bytes]
+"""A segment, a place in it, and the digest of what was handed out up to there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +57,19 @@ class Ledger(Protocol):
     """The coordinator's account of who reads what."""
 
     def claim(
-        self, epoch: int, plan: str, segment: int, upto: int, length: int, wait: float
+        self,
+        epoch: int,
+        plan: str,
+        segment: int,
+        upto: int,
+        length: int,
+        wait: float,
+        offer: Offer | None = None,
     ) -> Claim:
-        """Take a lane of ``length`` samples up to a place."""
+        """Take a lane of ``length`` samples up to a place.
+
+        An ``offer`` is committed if the epoch becomes complete during the call.
+        """
 
     def commit(self, epoch: int, segment: int, position: int, digest: bytes) -> None:
         """Say that what was taken up to a place is consumed for good."""
@@ -79,7 +95,9 @@ class LiveLoader:
 
     Use it where workers are independent of each other between commits, as in inference,
     preprocessing or asynchronous training. What this worker was given counts for good when
-    `commit` returns, and at the end of an epoch; if it dies before, others read it again.
+    `commit` returns, and when the epoch is complete on all workers, which ends the iteration; if
+    it dies before, others read it again. Waiting for the others at the end of its own samples is
+    no commit.
     """
 
     def __init__(
@@ -154,14 +172,13 @@ class LiveLoader:
 
     def commit(self) -> None:
         """Count everything handed out as consumed for good."""
-        last = next((s for s in reversed(self._stretches) if s.at), None)
-        if last is None:
+        place = self._place()
+        if place is None:
             return
-        place = last.number, last.at
         if place != self._committed:
             self._ledger.commit(self._epoch, *place, self._seen.to_bytes())
             self._committed = place
-        while self._stretches[0] is not last:
+        while self._stretches[0].number < place[0]:
             self._stretches.popleft()
 
     def close(self) -> None:
@@ -263,17 +280,32 @@ class LiveLoader:
         """Wait for more to read; whether the epoch is complete."""
         if not self._stretches:
             return True
-        self.commit()
         current = self._stretches[-1]
         length = len(current.lane)
-        answer = self._ask(current.number, length, length, WAIT_SECONDS)
+        question = self._epoch, self._plan, current.number, length, length
+        answer = self._ledger.claim(*question, WAIT_SECONDS, self._offer())
         if answer.outcome == "complete":
             return True
+        if answer.outcome == "granted":
+            # A coordinator of an older version, which takes no offers and waits for a commit.
+            self.commit()
         self._follow(answer)
         return False
 
-    def _ask(self, segment: int, upto: int, length: int, wait: float = 0.0) -> Claim:
-        return self._ledger.claim(self._epoch, self._plan, segment, upto, length, wait)
+    def _offer(self) -> Offer | None:
+        """What was handed out, if not all of it is committed."""
+        place = self._place()
+        if place is None or place == self._committed:
+            return None
+        return (*place, self._seen.to_bytes())
+
+    def _place(self) -> tuple[int, int] | None:
+        """The segment and place up to which samples were handed out, if any were."""
+        last = next((s for s in reversed(self._stretches) if s.at), None)
+        return None if last is None else (last.number, last.at)
+
+    def _ask(self, segment: int, upto: int, length: int) -> Claim:
+        return self._ledger.claim(self._epoch, self._plan, segment, upto, length, 0.0)
 
     def _follow(self, answer: Claim) -> bool:
         """Go on in the current segment; whether there may be something to read in it."""

@@ -511,7 +511,7 @@ class TakenBack(_message.Message):
     def __init__(self, segment: _Optional[int] = ..., slot: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class ClaimRequest(_message.Message):
-    __slots__ = ("job", "worker_id", "incarnation", "dataset_id", "epoch", "plan", "segment", "upto", "length", "timeout_ms", "known")
+    __slots__ = ("job", "worker_id", "incarnation", "dataset_id", "epoch", "plan", "segment", "upto", "length", "timeout_ms", "known", "commit_segment", "commit_position", "commit_digest")
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -523,6 +523,9 @@ class ClaimRequest(_message.Message):
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_POSITION_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker_id: str
     incarnation: int
@@ -534,7 +537,10 @@ class ClaimRequest(_message.Message):
     length: int
     timeout_ms: int
     known: int
-    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., dataset_id: _Optional[str] = ..., epoch: _Optional[int] = ..., plan: _Optional[str] = ..., segment: _Optional[int] = ..., upto: _Optional[int] = ..., length: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., known: _Optional[int] = ...) -> None: ...
+    commit_segment: int
+    commit_position: int
+    commit_digest: bytes
+    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., dataset_id: _Optional[str] = ..., epoch: _Optional[int] = ..., plan: _Optional[str] = ..., segment: _Optional[int] = ..., upto: _Optional[int] = ..., length: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., known: _Optional[int] = ..., commit_segment: _Optional[int] = ..., commit_position: _Optional[int] = ..., commit_digest: _Optional[bytes] = ...) -> None: ...
 
 class ClaimResponse(_message.Message):
     __slots__ = ("outcome", "segments", "generation", "unfinished", "slot", "claimed", "committed_segment", "committed_position", "committed_digest")
