@@ -13,9 +13,12 @@ import warnings
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
+from torch.distributed.checkpoint.metadata import StorageMeta
 
 from dtruntime.checkpoint import CheckpointManager
 from dtruntime.checkpoint.boxes import pieces_of, steps_of
@@ -223,8 +226,50 @@ class Unplain:
     """A value that only an unrestricted unpickler can make."""
 
 
+@pytest.mark.parametrize("value", [Unplain(), np.arange(3)], ids=["class", "numpy"])
+def test_values_that_could_not_be_loaded_are_refused_when_they_are_saved(tmp_path, value):
+    state = {"model": torch.arange(3), "extra": {"step": 7, "rng": value}}
+    with pytest.raises(dcp.api.CheckpointException, match=r"'extra.rng' is neither a tensor") as no:
+        dcp.save(state, storage_writer=StrataWriter(tmp_path, 1))
+    for remedy in ("convert it", "add_safe_globals", "weights_only=False"):
+        assert remedy in str(no.value)
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.steps() == []
+
+
+def test_plain_values_are_saved_and_loaded(tmp_path):
+    state = {"step": 7, "lr": 0.1, "name": "a", "sizes": [1, 2], "none": None, "flags": {"x": True}}
+    dcp.save(state, storage_writer=StrataWriter(tmp_path, 1))
+    target = {"step": 0, "lr": 0.0, "name": "", "sizes": [0, 0], "none": 1, "flags": {"x": False}}
+    dcp.load(target, storage_reader=StrataReader(tmp_path))
+    assert target == state
+
+
+def test_metadata_has_what_torch_and_the_planner_put_into_it(tmp_path):
+    dcp.save({"x": torch.arange(3)}, storage_writer=StrataWriter(tmp_path), checkpoint_id="5")
+    found = StrataReader(tmp_path).read_metadata()
+    assert found.version == CURRENT_DCP_VERSION
+    assert found.storage_meta.checkpoint_id == "5"
+    assert found.storage_meta.save_id
+    assert found.storage_meta.load_id
+
+    class Named(dcp.DefaultSavePlanner):
+        def create_global_plan(self, all_plans):
+            plans, metadata = super().create_global_plan(all_plans)
+            metadata.version = "planner's"
+            metadata.storage_meta = StorageMeta(checkpoint_id="a", save_id="b", modules=["c"])
+            return plans, metadata
+
+    dcp.save({"x": torch.arange(3)}, storage_writer=StrataWriter(tmp_path, 6), planner=Named())
+    found = StrataReader(tmp_path, 6).read_metadata()
+    assert found.version == "planner's"
+    kept = found.storage_meta
+    assert (kept.checkpoint_id, kept.save_id, kept.modules) == ("a", "b", ["c"])
+
+
 def test_values_that_would_run_code_are_refused_unless_asked_for(tmp_path):
-    dcp.save({"rng": Unplain()}, storage_writer=StrataWriter(tmp_path, 1))
+    writer = StrataWriter(tmp_path, 1, weights_only=False)
+    dcp.save({"rng": Unplain()}, storage_writer=writer)
     with pytest.raises(dcp.api.CheckpointException, match=r"'rng' of .*weights_only=False"):
         dcp.load({"rng": None}, storage_reader=StrataReader(tmp_path))
     target = {"rng": None}

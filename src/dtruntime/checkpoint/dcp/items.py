@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from math import prod
 from typing import Any
 
@@ -21,9 +22,13 @@ class BytesSource:
 
     dtype = "uint8"
 
-    def __init__(self, item: Any, planner: Any) -> None:
+    def __init__(self, item: Any, planner: Any, weights_only: bool) -> None:
+        """``TypeError`` when ``weights_only`` loads would refuse it."""
         self.key: str = item.index.fqn
-        self._data = planner.resolve_data(item).getbuffer()
+        value = planner.resolve_data(item)
+        if weights_only:
+            _check_loadable(value, self.key)
+        self._data = value.getbuffer()
         self.nbytes: int = self._data.nbytes
 
     def memory(self) -> memoryview:
@@ -60,11 +65,33 @@ class TensorSource(DeviceSource):
         return _in_order(self._item, self._planner).view(-1).view(torch.uint8)
 
 
-def source_of(item: Any, planner: Any) -> BytesSource | TensorSource:
-    """The bytes of an item."""
+def source_of(item: Any, planner: Any, weights_only: bool) -> BytesSource | TensorSource:
+    """The bytes of an item; ``TypeError`` when ``weights_only`` loads would refuse it."""
     if item.type == WriteItemType.BYTE_IO:
-        return BytesSource(item, planner)
+        return BytesSource(item, planner, weights_only)
     return TensorSource(item, planner)
+
+
+def _check_loadable(value: Any, key: str) -> None:
+    """Make sure that torch's restricted unpickler takes a value."""
+    at = value.tell()
+    value.seek(0)
+    try:
+        torch.load(value, weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError) as exc:
+        raise TypeError(
+            f"{key!r} is neither a tensor nor a plain value, and StrataReader would refuse to load "
+            "it: convert it (to a tensor, a number, text, or lists and dicts of those), allow its "
+            "type by torch.serialization.add_safe_globals here and where it is loaded, or, if only "
+            "people you trust can write to that place, use StrataWriter(..., weights_only=False) "
+            f"and StrataReader(..., weights_only=False): {_first_line(exc)}"
+        ) from exc
+    finally:
+        value.seek(at)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def check_item(item: Any) -> None:

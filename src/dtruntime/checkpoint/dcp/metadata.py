@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from math import prod
 from typing import Annotated, Any, Literal
@@ -9,11 +10,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 import torch
 from msgspec import Meta, Struct
+from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
+    StorageMeta,
     TensorProperties,
     TensorStorageMetadata,
 )
@@ -22,6 +25,8 @@ from ...errors import CheckpointDamagedError, StorageError
 from ..trees.torch_leaves import DTYPES
 
 FORMAT = 1
+VERSION: str | None = getattr(filesystem, "CURRENT_DCP_VERSION", None)
+"""What torch's own writer puts into DCP's metadata."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _MEMORY_FORMATS = {
     "contiguous": torch.contiguous_format,
@@ -67,14 +72,25 @@ class Placed(Struct, frozen=True, array_like=True):
     extent: Count
 
 
-class Index(Struct, frozen=True, forbid_unknown_fields=True):
+class StorageEntry(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What DCP's ``StorageMeta`` says of a save."""
+
+    checkpoint_id: str | None = None
+    save_id: str | None = None
+    modules: tuple[str, ...] = ()
+
+
+class Index(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a distributed checkpoint consists of."""
 
     entries: tuple[TensorEntry | BytesEntry, ...]
     placed: tuple[Placed, ...]
     paths: dict[str, tuple[str | int, ...]] | None
     """The planner's data: where in a nested state the flat names belong."""
-    format: int = FORMAT
+    format: int
+    version: str | None = None
+    """That of DCP's own format."""
+    storage_meta: StorageEntry | None = None
 
 
 Location = tuple[int, int]
@@ -94,8 +110,22 @@ def encode(metadata: Any, placed: Iterable[tuple[Any, Location]]) -> Any:
             for item, location in placed
         ),
         _encode_paths(metadata.planner_data),
+        FORMAT,
+        getattr(metadata, "version", None) or VERSION,
+        _encode_storage(getattr(metadata, "storage_meta", None)),
     )
     return msgspec.to_builtins(index)
+
+
+def _encode_storage(storage: Any) -> StorageEntry | None:
+    if storage is None:
+        return None
+    named = storage.checkpoint_id
+    return StorageEntry(
+        None if named is None else os.fspath(named),
+        storage.save_id,
+        tuple(getattr(storage, "modules", ())),
+    )
 
 
 def _encode_entry(name: str, entry: Any) -> TensorEntry | BytesEntry:
@@ -155,7 +185,18 @@ def decode(skeleton: Any, where: str) -> Any:
     stored = {
         MetadataIndex(item.name, item.offsets): (item.rank, item.extent) for item in index.placed
     }
-    return Metadata(state_dict_metadata=entries, planner_data=index.paths, storage_data=stored)
+    found = Metadata(state_dict_metadata=entries, planner_data=index.paths, storage_data=stored)
+    found.version = index.version
+    found.storage_meta = _decode_storage(index.storage_meta)
+    return found
+
+
+def _decode_storage(entry: StorageEntry | None) -> Any:
+    if entry is None:
+        return StorageMeta()
+    found = StorageMeta(checkpoint_id=entry.checkpoint_id, save_id=entry.save_id)
+    found.modules = list(entry.modules)
+    return found
 
 
 def _decode_entry(entry: TensorEntry | BytesEntry) -> Any:

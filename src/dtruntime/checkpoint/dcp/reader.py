@@ -69,6 +69,7 @@ class StrataReader(StorageReader):
         """Find the checkpoint, and describe it to DCP."""
         self._copy, self._parts = None, {}
         self._metadata = self._access.load(self._step, _is_one, self._described)
+        self._metadata.storage_meta.load_id = os.urandom(16).hex()
         return self._metadata
 
     def set_up_storage_reader(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
@@ -67,6 +68,7 @@ class StrataWriter(StorageWriter):
         is_full: bool | None = None,
         metrics: Mapping[str, float] | None = None,
         metadata: Mapping[str, str] | None = None,
+        weights_only: bool = True,
         **options: Any,
     ) -> None:
         """``place`` is a manager, or a path or URL with a manager's ``options``.
@@ -74,6 +76,9 @@ class StrataWriter(StorageWriter):
         ``step`` can also be given to ``dcp.save`` as its ``checkpoint_id``. With
         ``is_full=False`` chunks that the newest checkpoint has are not stored again; by default
         the manager decides. A writer may be used again, for one save at a time.
+
+        Values that are no tensors are serialised by torch. What a `StrataReader` would refuse is
+        refused here, unless both are told ``weights_only=False``.
         """
         super().__init__()
         self._arguments: tuple[Any, dict[str, Any]] = place, options
@@ -84,6 +89,8 @@ class StrataWriter(StorageWriter):
         self._is_full = not self._access.incremental if is_full is None else is_full
         self._metrics = check_named("metrics", metrics, float)
         self._metadata = check_named("metadata", metadata, str)
+        self._weights_only = weights_only
+        self._save_id = _save_id()
         self._session: Session | None = None
         self._is_coordinator = False
         self._own: tuple[Part, int] | None = None
@@ -94,6 +101,13 @@ class StrataWriter(StorageWriter):
         """Take the step of the next save."""
         if checkpoint_id is not None:
             self._step = step_of(checkpoint_id)
+        self._save_id = _save_id()
+
+    def storage_meta(self) -> StorageMeta | None:
+        """What DCP notes of a save: its step as the id, and a token of its own."""
+        return StorageMeta(
+            checkpoint_id=None if self._step is None else str(self._step), save_id=self._save_id
+        )
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Begin a save."""
@@ -138,6 +152,8 @@ class StrataWriter(StorageWriter):
         if self._own is None or self._session is None:
             raise StorageError("finish() was called before this rank had written its own part")
         told = [result for rank in results for result in rank]
+        if metadata.storage_meta is None:
+            metadata.storage_meta = self.storage_meta()
         skeleton = encode(
             metadata, ((r.index, (r.storage_data.rank, r.storage_data.extent)) for r in told)
         )
@@ -170,6 +186,7 @@ class StrataWriter(StorageWriter):
             "is_full": self._is_full,
             "metrics": self._metrics,
             "metadata": self._metadata,
+            "weights_only": self._weights_only,
             **options,
         }
         return _made, (os.fspath(place), self._step, settings)
@@ -188,7 +205,7 @@ class StrataWriter(StorageWriter):
     def _write(self, plan: Any, planner: Any) -> list[Any]:
         assert self._session is not None
         rank: int = plan.storage_data
-        sources = [source_of(item, planner) for item in plan.items]
+        sources = [source_of(item, planner, self._weights_only) for item in plan.items]
         if not sources and not self._is_coordinator:
             return []
         part, written = self._store(rank, sources)
@@ -296,6 +313,10 @@ def step_of(checkpoint_id: str | os.PathLike[str] | int) -> int:
     if not (text.isascii() and text.isdigit()):
         raise ValueError(f"the checkpoint_id of a Strata checkpoint is its step, not {text!r}")
     return int(text)
+
+
+def _save_id() -> str:
+    return os.urandom(16).hex()
 
 
 def _made(place: str, step: int | None, settings: dict[str, Any]) -> StrataWriter:
