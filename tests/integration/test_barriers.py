@@ -11,6 +11,7 @@ from dtruntime import TrainingOrchestrator
 from dtruntime.errors import SyncError
 from dtruntime.rpc.gen import coordinator_pb2 as pb
 from dtruntime.testing import LocalCoordinator, WorkerProcess, eventually
+from dtruntime.types import WorkerState
 from tests.integration.conftest import JobView
 from tests.integration.raw import RawClient, Refusal
 from tests.integration.workers import remote_workers
@@ -127,7 +128,7 @@ def test_two_threads_of_one_worker_count_once(coordinator: LocalCoordinator, job
         one.register()
         other.register()
         twice = [threads.submit(one.barrier, "step", 60_000) for _ in range(2)]
-        eventually(lambda: one._waiting == 2)
+        eventually(lambda: one.activity.under_way(WorkerState.WAITING) == 2)
         # Answered on the same connection: both arrivals were heard before.
         asyncio.run(one.heartbeat())
         other.barrier("step", 60_000)

@@ -28,7 +28,7 @@ from .format import (
     seal,
 )
 from .place import Place
-from .retention import FINISHED_KEY, PLACE_KEY, RETENTION_KEY, WRITTEN_KEY, Retention
+from .retention import FINISHED_KEY, PLACE_KEY, RETENTION_KEY, SECONDS_KEY, WRITTEN_KEY, Retention
 
 log = EventLog("checkpoint")
 
@@ -95,6 +95,8 @@ class Wanted:
     metadata: dict[str, str] = field(default_factory=dict)
     coordinator: Coordinator | None = None
     """Through whom it is committed: the one there was when the save was asked for."""
+    began: float = field(default_factory=time.perf_counter, compare=False)
+    """When the save was called, by the clock that measures it."""
 
 
 class Commits(ABC):
@@ -170,7 +172,9 @@ class SingleCommits(Commits):
         )
         coordinator = wanted.coordinator or self.find()
         if coordinator is not None:
-            told = {**told_of(self._place, self.retention, wanted), WRITTEN_KEY: str(written)}
+            seconds = time.perf_counter() - wanted.began
+            told = told_of(self._place, self.retention, wanted)
+            told |= {WRITTEN_KEY: str(written), SECONDS_KEY: f"{seconds:.6f}"}
             announce(self._place, manifest, coordinator, told)
         return manifest
 

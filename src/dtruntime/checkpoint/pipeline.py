@@ -19,6 +19,7 @@ from ..client import current
 from ..client.commits import CommitCalls
 from ..errors import CheckpointAbortedError, StorageError, StrataError
 from ..telemetry import EventLog, tracing
+from ..types import WorkerState
 from .catalog import files_removed
 from .codecs import Compressor
 from .commits import Commits, Wanted
@@ -125,7 +126,8 @@ class Pipeline:
 
     def wait_for_saves(self, timeout: float | None = None) -> bool:
         """Wait until no save is under way; whether that is so."""
-        return self._saver.wait(timeout)
+        with current.doing(WorkerState.CHECKPOINTING):
+            return self._saver.wait(timeout)
 
     def close(self) -> None:
         """Wait, and end the thread."""
@@ -447,7 +449,11 @@ def _span(wanted: Wanted) -> tracing.Span:
 def _staging(handle: SaveHandle) -> Iterator[None]:
     """The part of a save that keeps the caller; what fails here ends the save."""
     try:
-        with handle.span.current(), tracing.span("save.stage", step=handle.step):
+        with (
+            current.doing(WorkerState.CHECKPOINTING),
+            handle.span.current(),
+            tracing.span("save.stage", step=handle.step),
+        ):
             yield
     except BaseException as exc:
         handle.span.fail(exc)

@@ -14,8 +14,9 @@ RETENTION_KEY = "strata.retention"
 PLACE_KEY = "strata.place"
 WRITTEN_KEY = "strata.written_bytes"
 IDENTITY_KEY = "strata.place_id"
+SECONDS_KEY = "strata.seconds"
 """What a coordinator is told with a commit, beside the user's metadata: who keeps what, where, how
-much was stored, and the identity of a run's place."""
+much was stored, the identity of a run's place, and how long the save took."""
 FINISHED_KEY = "finished"
 """The metadata of the last checkpoint of a run has this."""
 

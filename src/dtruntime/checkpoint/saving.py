@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .._shutdown import shutdown
+from ..client import current
 from ..errors import StorageError
 from ..telemetry import EventLog
 from ..telemetry.tracing import NO_SPAN, Span
+from ..types import WorkerState
 from .deadlines import deadline_after, time_left
 from .format import digest_of
 from .layout import CHUNK, grouped
@@ -102,7 +104,8 @@ class SaveHandle:
     def wait(self, timeout: float | None = None) -> Saved:
         """Wait until it is committed; ``TimeoutError`` when it takes longer."""
         try:
-            saved = self.future.result(timeout)
+            with current.doing(WorkerState.CHECKPOINTING):
+                saved = self.future.result(timeout)
         except TimeoutError:
             if not self.future.done():
                 raise TimeoutError(

@@ -97,7 +97,7 @@ _COLUMNS = (
     _Column("state", 10, lambda row: _state(row)),
     _Column("step", 9, lambda row: _reported(row, row.worker.step), "right"),
     _Column("step time", 6, lambda row: _step_time(row.worker), "right"),
-    _Column("epoch", 6, lambda row: _reported(row, row.worker.epoch), "right"),
+    _Column("epoch", 6, lambda row: _epoch(row), "right"),
     _Column("heartbeat", 8, lambda row: _age(row), "right"),
     _Column("CPU", 4, lambda row: _cpu(_used(row)), "right"),
     _Column("memory", 4, lambda row: _memory(_used(row)), "right"),
@@ -171,6 +171,12 @@ def _state(row: WorkerRow) -> str:
 
 def _reported(row: WorkerRow, value: int | None) -> str:
     return "" if value is None or not row.worker.incarnation else f"{value:,}"
+
+
+def _epoch(row: WorkerRow) -> str:
+    """Where somebody is that has said so: without a word everybody is in epoch 0."""
+    worker = row.worker
+    return f"{worker.epoch:,}" if worker.epoch or worker.step is not None else ""
 
 
 def _step_time(worker: WorkerStatus) -> str:

@@ -12,7 +12,7 @@ from .._loop import awaitable, blocking
 from ..errors import StrataError
 from ..rpc.gen import coordinator_pb2 as pb
 from ..telemetry import EventLog, tracing
-from ..types import LONGEST_WAIT_SECONDS, VALUE_BYTES, check_id, check_whole
+from ..types import LONGEST_WAIT_SECONDS, VALUE_BYTES, WorkerState, check_id, check_whole
 from . import wire
 from .member import Member, hold_seconds
 
@@ -134,15 +134,14 @@ class BarrierCalls(Member):
     async def _wait(
         self, request: pb.BarrierRequest, hold: float, *, names_missing: bool
     ) -> pb.BarrierResponse:
-        self._waiting += 1
         began = time.monotonic()
         telling = asyncio.ensure_future(self._name_missing(request)) if names_missing else None
         try:
-            reply = await self._call("WaitBarrier", request, pb.BarrierResponse, hold=hold)
+            with self.activity.doing(WorkerState.WAITING):
+                reply = await self._call("WaitBarrier", request, pb.BarrierResponse, hold=hold)
         finally:
             if telling is not None:
                 telling.cancel()
-            self._waiting -= 1
             self.waited_seconds += time.monotonic() - began
         self._told = max(self._told, reply.generation)
         return reply

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Literal
 
 from .._loop import awaitable, blocking
@@ -10,6 +11,7 @@ from ..data.loading.loader import Consumed
 from ..data.order import Segment, TakenBack
 from ..rpc.channel import Channel
 from ..rpc.gen import coordinator_pb2 as pb
+from ..types import WorkerState
 from .settings import OUTAGE_SECONDS
 
 if TYPE_CHECKING:
@@ -61,9 +63,16 @@ class EpochLedger:
         )
         if offer is not None:
             request.commit_segment, request.commit_position, request.commit_digest = offer
-        reply = await self._channel.call(
-            "ClaimSamples", request, pb.ClaimResponse, patience=OUTAGE_SECONDS, hold=wait or None
-        )
+        # With nothing left to read it waits for what others give back, or finish.
+        waits = self._worker.activity.doing(WorkerState.WAITING) if wait else nullcontext()
+        with waits:
+            reply = await self._channel.call(
+                "ClaimSamples",
+                request,
+                pb.ClaimResponse,
+                patience=OUTAGE_SECONDS,
+                hold=wait or None,
+            )
         return Claim(
             outcome=_OUTCOMES[reply.outcome],
             slot=reply.slot,

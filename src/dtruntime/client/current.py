@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from .._shutdown import shutdown
+from ..types import WorkerState
 
 if TYPE_CHECKING:
     from .orchestrator import TrainingOrchestrator
@@ -52,6 +54,12 @@ def responsible() -> TrainingOrchestrator | None:
     if this process had never had any.
     """
     return _latest
+
+
+def doing(state: WorkerState) -> AbstractContextManager[None]:
+    """A block that keeps the program, for the next heartbeat of the current orchestrator."""
+    worker = current()
+    return nullcontext() if worker is None else worker.activity.doing(state)
 
 
 def _forget_all() -> None:

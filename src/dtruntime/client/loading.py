@@ -34,7 +34,8 @@ async def open_loader(
     source = await open_source(registry, summary, options)
     if worker is None and not {"rank", "world_size"} & options.keys():
         return LoaderOfNoWorker(registry, source, **{**defaults, **options})
-    return Loader(source, **{**defaults, **options})
+    loader = Loader(source, **{**defaults, **options})
+    return loader if worker is None else loader.watched_by(worker.activity)
 
 
 class LoaderOfNoWorker(Loader):
@@ -83,7 +84,7 @@ async def open_live_loader(
         "ledger": EpochLedger(worker, channel, summary.dataset_id),
     }
     source = await open_source(registry, summary, options)
-    return LiveLoader(source, **{**defaults, **options})
+    return LiveLoader(source, **{**defaults, **options}).watched_by(worker.activity)
 
 
 async def open_source(

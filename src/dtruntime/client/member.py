@@ -17,7 +17,7 @@ from ..errors import StrataError, SyncError
 from ..rpc.channel import Channel
 from ..telemetry import EventLog
 from ..types import LONGEST_WAIT_SECONDS, Action
-from .membership import Identity, Report
+from .membership import Activity, Identity, Report
 from .settings import WorkerConfig
 
 log = EventLog("worker")
@@ -42,8 +42,8 @@ class Member:
         """The newest generation that the program was told of."""
         self._seen = 0
         self._lost = 0
-        self._waiting = 0
-        """Calls that wait for other workers."""
+        self.activity = Activity()
+        """What the program does, as far as its calls show it."""
         self.waited_seconds = 0.0
         """How long calls have waited for other workers, in all."""
         self._actions: tuple[Action, ...] = ()

@@ -26,7 +26,7 @@ from . import current, wire
 from .actions import ActionCalls
 from .barriers import BarrierCalls
 from .commits import CommitCalls
-from .membership import Identity, heartbeat_delays
+from .membership import Identity, Report, heartbeat_delays
 from .processes import LocalProcess, report_ended
 from .resources import ResourceProbe
 from .settings import WorkerConfig, trace_worker
@@ -83,8 +83,8 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
         super().__init__(replace(config or WorkerConfig(), **chosen).resolved())
         self._heard = 0
         """The generation that the last heartbeat, or the registration, told of."""
-        self._reported = self._report
-        """What the coordinator knows of it."""
+        self._told_last = self._to_tell()
+        """What the coordinator knows of that."""
         self._heartbeats: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
         """Looks for members that are not heard."""
@@ -208,7 +208,7 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
 
     async def _tell_the_last(self) -> None:
         """Send what was reported since the last heartbeat: nobody asks for it later."""
-        if self._identity is None or self._fence is not None or self._report is self._reported:
+        if self._identity is None or self._fence is not None or self._to_tell() == self._told_last:
             return
         with contextlib.suppress(StrataError, TimeoutError):
             await asyncio.wait_for(self.heartbeat(), LAST_REPORT_SECONDS)
@@ -251,12 +251,16 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
     ) -> None:
         """Say how far this worker is; the next heartbeat carries it, at no cost here.
 
-        ``step_seconds`` is how long one of the last steps took; by it the coordinator tells who is
-        slower than the others. ``samples_used`` is how many were since the last report; from
-        their sum the coordinator tells how many the job uses in a second.
+        Where ``state`` is not given, the calls of this worker tell it: waiting in barriers, saving,
+        loading, else training from the first step or batch on. ``step_seconds`` is how long one
+        of the last steps took; by it the coordinator tells who is slower than the others.
+        ``samples_used`` is how many were since the last report; from their sum the coordinator
+        tells how many the job uses in a second, else from what loaders hand out.
         """
         if loss is not None:
             metrics["loss"] = loss
+        if step is not None:
+            self.activity.trains()
         self._report = self._report.updated(
             step, epoch, state, metrics, step_seconds, int(samples_used)
         )
@@ -271,28 +275,35 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
     @awaitable
     async def heartbeat(self) -> None:
         """Send a heartbeat at once; they are sent by themselves in the background too."""
-        identity, report = self.identity, self._report
+        identity, told = self.identity, self._to_tell()
+        report, epoch, samples = told
         if self._probe is None:
             self._probe = ResourceProbe()
         request = pb.HeartbeatRequest(
             worker_id=identity.worker_id,
             job=identity.job,
             incarnation=identity.incarnation,
-            state=STATE_CODES[WorkerState.WAITING if self._waiting else report.state],
+            state=STATE_CODES[self.activity.state(report.state)],
             step=report.step,
-            epoch=report.epoch,
+            epoch=epoch,
             resources=wire.resources(self._probe.sample()),
             metrics=dict(report.metrics),
             step_seconds=report.step_seconds,
-            samples=report.samples,
+            samples=samples,
             state_id=self._state_id,
         )
         reply = await self._call("Heartbeat", request, pb.HeartbeatResponse, patience=0.0)
-        self._reported = report
+        self._told_last = told
         if self._identity is identity:
             self._hear(reply)
 
     beat = blocking(heartbeat, brief=True)
+
+    def _to_tell(self) -> tuple[Report, int, int]:
+        """What the program reports, its epoch, and its samples: by loaders where it says none."""
+        report, seen = self._report, self.activity
+        epoch = seen.epoch if report.epoch is None else report.epoch
+        return report, epoch or 0, report.samples or seen.samples
 
     def _hear(self, reply: pb.HeartbeatResponse) -> None:
         before = self._heard, self._actions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import cast
 
@@ -14,6 +14,7 @@ from ...rpc.gen import coordinator_pb2 as pb
 from ...types import Membership, WorkerState
 from ..state import Event, Job
 from ..state.commands import Heartbeat
+from ..state.fates import seconds_taken
 from ..state.member import Member
 from ..state.records import CheckpointRecord
 from .history import Rings, Stored
@@ -268,11 +269,17 @@ def milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1000
 
 
+def duration_of(record: CheckpointRecord, durations: Mapping[str, float]) -> float | None:
+    """How long a checkpoint took: from its beginning by all ranks, or as its one writer says."""
+    begun = durations.get(record.checkpoint_id)
+    return seconds_taken(record) if begun is None else begun
+
+
 def checkpoint_rate(
     latest: CheckpointRecord | None, durations: dict[str, float], now: float
 ) -> float | None:
-    """Bytes per second of the newest checkpoint; none if it is old, or nobody said it began."""
+    """Bytes per second of the newest checkpoint; none if it is old, or nobody said how long."""
     if latest is None or now - latest.committed_at > RECENT:
         return None
-    seconds = durations.get(latest.checkpoint_id)
+    seconds = duration_of(latest, durations)
     return latest.size_bytes / seconds if seconds else None

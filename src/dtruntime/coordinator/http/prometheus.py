@@ -21,7 +21,7 @@ from ..._version import __version__
 from ...telemetry import Histogram
 from ..state import Job
 from .feeds import Feeds
-from .figures import JobFigures
+from .figures import JobFigures, duration_of
 from .looks import Lookout
 
 JOBS_MOST = 100
@@ -211,7 +211,7 @@ class Exporter(Collector):
             ((job, record.committed_at) for job, record in latest),
         )
         durations = self._lookout.sampler.durations
-        took = ((job, durations.get(job, {}).get(r.checkpoint_id)) for job, r in latest)
+        took = ((job, duration_of(r, durations.get(job, {}))) for job, r in latest)
         yield _gauges(
             "strata_checkpoint_last_duration_seconds",
             "How long the newest checkpoint took from its beginning to its commit.",

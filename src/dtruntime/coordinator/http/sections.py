@@ -16,7 +16,7 @@ from ..state import Job, Machine
 from ..state.fates import FateBook, Fates, users_metadata, written_bytes
 from ..state.records import ActionRecord, CheckpointRecord
 from . import views
-from .figures import HOUR, JobFigures, losses_last_hour, milliseconds
+from .figures import HOUR, JobFigures, duration_of, losses_last_hour, milliseconds
 from .ports import Service, totals
 from .sampling import Sampler
 
@@ -119,7 +119,7 @@ def checkpoint(
         parts=record.parts,
         worker_id=record.worker_id,
         committed_at=record.committed_at,
-        duration_seconds=durations.get(record.checkpoint_id),
+        duration_seconds=duration_of(record, durations),
         written_bytes=written_bytes(record),
         verified=record.verified,
         verified_at=record.verified_at if record.verified is not None else None,

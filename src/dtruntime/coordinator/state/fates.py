@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from ...checkpoint.retention import (
     IDENTITY_KEY,
     PLACE_KEY,
     RETENTION_KEY,
+    SECONDS_KEY,
     WRITTEN_KEY,
     Kept,
     Retention,
@@ -15,7 +17,7 @@ from ...checkpoint.retention import (
 from .machine import Job
 from .records import CheckpointRecord
 
-_TOLD = frozenset({RETENTION_KEY, PLACE_KEY, WRITTEN_KEY, IDENTITY_KEY})
+_TOLD = frozenset({RETENTION_KEY, PLACE_KEY, WRITTEN_KEY, IDENTITY_KEY, SECONDS_KEY})
 
 
 class Fates:
@@ -63,6 +65,15 @@ def written_bytes(record: CheckpointRecord) -> int | None:
     """How much had to be stored, where one writer told."""
     told = record.metadata.get(WRITTEN_KEY, "")
     return int(told) if told.isascii() and told.isdigit() and len(told) < 20 else None
+
+
+def seconds_taken(record: CheckpointRecord) -> float | None:
+    """How long it took from the call of a single writer to its commit, where that one told."""
+    try:
+        seconds = float(record.metadata.get(SECONDS_KEY, ""))
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < math.inf else None
 
 
 def users_metadata(metadata: Mapping[str, str]) -> dict[str, str]:

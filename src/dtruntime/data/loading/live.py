@@ -25,7 +25,7 @@ from .prefetch import LaneReader, ShardFetcher
 from .program import AffinityProgram, Share
 from .source import Source
 from .state import Plan
-from .turns import Turns
+from .turns import Turns, Watch
 
 WAIT_SECONDS = 5.0
 """How long the coordinator is asked to hold the call of a worker that has nothing to read.
@@ -168,6 +168,7 @@ class LiveLoader:
             for stretch in self._stretches:
                 stretch.reader = None
             yield from turn.through(self._made(fetcher))
+        self._turns.watch.ended(self._epoch)
         self._goto(self._epoch + 1)
 
     def commit(self) -> None:
@@ -180,6 +181,11 @@ class LiveLoader:
             self._committed = place
         while self._stretches[0].number < place[0]:
             self._stretches.popleft()
+
+    def watched_by(self, watch: Watch) -> Self:
+        """Tell ``watch`` when the program waits for a batch, gets one, and has got all."""
+        self._turns.watch = watch
+        return self
 
     def close(self) -> None:
         """End the iteration that is going on; what was claimed stays this worker's."""
@@ -212,6 +218,7 @@ class LiveLoader:
                     return
                 batch = self._batches.make(block, 0, None)
                 self._seen.add(block.numbers)
+            self._turns.watch.handed_out(self._epoch, len(block))
             yield batch
 
     @contextmanager

@@ -27,7 +27,7 @@ from .sequences import ORIGIN
 from .source import FileSource, Source
 from .state import LoaderState, Plan, pack, unpack
 from .tracks import Last, Track
-from .turns import Turn, Turns
+from .turns import Turn, Turns, Watch
 
 Ints = NDArray[np.int64]
 T = TypeVar("T")
@@ -289,10 +289,12 @@ class Loader:
         self._batches.check_row_shapes(step.row_shapes)
         self._position = step.position
         self._note(step.numbers)
+        self._turns.watch.handed_out(self.epoch, len(step.numbers))
 
     def end_epoch(self) -> None:
         """Report the epoch as consumed, and go to the next."""
         self._report(ended=True)
+        self._turns.watch.ended(self.epoch)
         self._goto(Place(self.epoch + 1))
 
     def commit(self) -> None:
@@ -315,6 +317,11 @@ class Loader:
                 ended=ended,
             )
         )
+
+    def watched_by(self, watch: Watch) -> Self:
+        """Tell ``watch`` when the program waits for a batch, gets one, and has got all."""
+        self._turns.watch = watch
+        return self
 
     def close(self) -> None:
         """End the iteration that is going on, and stop reading ahead."""

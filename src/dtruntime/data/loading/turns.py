@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
-from typing import Any, Protocol, TypeVar
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from typing import Any, Protocol, TypeVar, cast
 
 from ...errors import StrataError, without_frames
 
 T = TypeVar("T")
+_END = object()
 
 
 class Closeable(Protocol):
@@ -22,10 +23,38 @@ class Closeable(Protocol):
 C = TypeVar("C", bound=Closeable)
 
 
+class Watch(Protocol):
+    """Is told what iterations do with the time of the program."""
+
+    def fetching(self) -> AbstractContextManager[None]:
+        """A block in which a batch is waited for."""
+
+    def handed_out(self, epoch: int, samples: int) -> None:
+        """The program got a batch of an epoch."""
+
+    def ended(self, epoch: int) -> None:
+        """There are no more batches of an epoch."""
+
+
+class Unwatched:
+    """Nobody is told."""
+
+    def fetching(self) -> AbstractContextManager[None]:
+        """Nothing happens."""
+        return nullcontext()
+
+    def handed_out(self, epoch: int, samples: int) -> None:
+        """Nothing happens."""
+
+    def ended(self, epoch: int) -> None:
+        """Nothing happens."""
+
+
 class Turn:
     """One iteration, and what it uses until it ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
         self._used = ExitStack()
         self._process = os.getpid()
         self._is_over = False
@@ -40,9 +69,14 @@ class Turn:
         Errors of our own come without the frames of the threads and generators that they passed.
         """
         try:
-            for item in items:
-                yield item
-                self.check()
+            with closing(_generated(items)) as made:
+                while True:
+                    with self._watch.fetching():
+                        item = next(made, _END)
+                    if item is _END:
+                        break
+                    yield cast("T", item)
+                    self.check()
         except StrataError as exc:
             raise without_frames(exc)  # noqa: B904 - it is the same error
         self.check()
@@ -68,12 +102,13 @@ class Turns:
 
     def __init__(self) -> None:
         self._running: Turn | None = None
+        self.watch: Watch = Unwatched()
 
     @contextmanager
     def begin(self) -> Iterator[Turn]:
         """An iteration, which ends the one before it."""
         self.end()
-        turn = self._running = Turn()
+        turn = self._running = Turn(self.watch)
         try:
             yield turn
         finally:
@@ -86,4 +121,9 @@ class Turns:
             running.end()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_running": None}
+        return {"_running": None, "watch": Unwatched()}
+
+
+def _generated(items: Iterable[T]) -> Generator[T, None, None]:
+    """The items as something that can be closed."""
+    yield from items
