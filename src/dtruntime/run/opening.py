@@ -56,6 +56,8 @@ class Opened:
         else:
             self.formation.disband()
         self.manager.close()
+        if not give_up:
+            self.saves.check_last()
 
 
 def worker_of(

@@ -158,6 +158,8 @@ class Saves:
             if crew.leads:
                 state["shared"] = self._tracked.capture()
             handle = self._manager.save(state, step, self._stream.epoch, **options)
+        # It is looked at here: the next save must not raise what became of this one.
+        handle.looked_at = True
         self._under_way.append(handle)
         self._saved(step)
         return handle
@@ -178,6 +180,15 @@ class Saves:
                 log.error("run.save_failed", step=handle.step, reason=str(exc))
                 if self._failed >= FAILED_SAVES:
                     raise
+
+    def check_last(self) -> None:
+        """Look at all saves, which have ended; raises when storing one has failed."""
+        for handle in self._under_way:
+            try:
+                handle.wait()
+            except CheckpointAbortedError as exc:
+                log.warning("run.save_aborted", step=handle.step, reason=str(exc))
+        self._under_way.clear()
 
     @property
     def committed_step(self) -> int:
