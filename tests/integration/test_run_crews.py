@@ -1,6 +1,7 @@
 """Who trains together when workers are lost, come back and join: everybody who is there."""
 
 import re
+import signal
 
 import pytest
 
@@ -88,3 +89,45 @@ def test_waiting_for_the_first_workers_reads_as_waiting(coordinator, job, tmp_pa
         assert "timed out" not in waiting.log
         crew.start(2)
         eventually(lambda: crew.last_step > 2, within=60)
+
+
+def superseded(coordinator: LocalCoordinator, job: str) -> int:
+    """How often somebody was registered."""
+    with Observer(coordinator.url) as observer:
+        return max(worker.incarnation for worker in observer.status(job).workers)
+
+
+def test_two_processes_with_one_rank_do_not_fight(coordinator, job, tmp_path):
+    with crew_of(tmp_path, coordinator, job, 1, hold=30, started=0) as crew:
+        crew.environment["RANK"] = "0"
+        (first,) = crew.start(1)
+        crew.until("the step to hold at", lambda: crew.last_step >= 30)
+        (second,) = crew.start(1)
+        crew.until("the second one", lambda: "run.training" in second.log)
+        let_go(crew)
+        assert first.process.wait(60) == 1, first.log
+        assert "another process" in first.log.splitlines()[-1], first.log
+        assert "RANK" in first.log.splitlines()[-1], first.log
+        frames = [line for line in first.log.splitlines() if line.startswith("  File ")]
+        assert all("run_worker.py" in line for line in frames[:-2]), first.log
+        assert len([line for line in frames if "/dtruntime/" in line]) <= 2, first.log
+        crew.wait(1)
+    assert outcome(crew, 1)["ending"] == "finished"
+    assert superseded(coordinator, job) == 2
+
+
+@pytest.mark.deaths
+def test_worker_that_was_declared_dead_and_not_replaced_comes_back(coordinator, job, tmp_path):
+    options = {"wait": 60, "hold": 30, "save_steps": 5}
+    with crew_of(tmp_path, coordinator, job, 2, started=0, **options) as crew:
+        for rank in range(2):
+            crew.environment["RANK"] = str(rank)
+            crew.start(1)
+        crew.until("the step to hold at", lambda: crew.last_step >= 30)
+        crew.trainers[1].stop()
+        crew.until("the loss to be known", lambda: live(coordinator, job) == 1)
+        let_go(crew)
+        crew.trainers[1].process.send_signal(signal.SIGCONT)
+        crew.wait()
+    assert crew.worlds[-1] == 2
+    assert outcome(crew, 1) == {"ending": "finished", "step": 100, "total": TOTAL}

@@ -1,5 +1,7 @@
 """Workers that die, leave or hang: what the others learn, how soon, and how often."""
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -241,3 +243,35 @@ def test_death_ends_a_wait_without_a_timeout(
             wait.result(60)
         assert caught.value.reason == "membership_changed"
         assert list(caught.value.lost) == ["worker-1"]
+
+
+HOLDS_THE_LOCK = """
+import ctypes, sys
+from dtruntime import TrainingOrchestrator
+from dtruntime.errors import SyncError
+
+with TrainingOrchestrator(coordinator_url=sys.argv[1], job=sys.argv[2]) as worker:
+    worker.register()
+    ctypes.PyDLL(None).sleep(6)  # C code that does not release the interpreter lock
+    try:
+        worker.beat()
+    except SyncError as exc:
+        print(exc)
+"""
+
+
+@pytest.mark.deaths
+def test_death_by_a_held_interpreter_lock_names_that_cause(
+    coordinator: LocalCoordinator, job: str, view: JobView
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HOLDS_THE_LOCK, coordinator.url, job],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "holds the interpreter lock" in done.stdout, done
+    assert "heartbeat_timeout_ms" in done.stdout, done
+    (death,) = [fields for kind, fields in view.events if kind == "worker.dead"]
+    assert death["reason"].startswith("no heartbeat for")
+    assert "interpreter lock" in death["hint"]

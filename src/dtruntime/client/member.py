@@ -140,7 +140,7 @@ class Member:
         patience: float | None = None,
     ) -> R:
         """A call that rides through an absence of the coordinator, and notices the fence."""
-        with self._fencing():
+        with self._fencing(self._identity):
             return await self._channel.call(
                 method,
                 request,
@@ -150,11 +150,12 @@ class Member:
             )
 
     @contextlib.contextmanager
-    def _fencing(self) -> Iterator[None]:
+    def _fencing(self, identity: Identity | None) -> Iterator[None]:
+        """What is refused to an identity says nothing about one that was given since."""
         try:
             yield
         except SyncError as exc:
-            if exc.reason == "superseded":
+            if exc.reason == "superseded" and self._identity is identity:
                 self._be_fenced(exc)
             raise
 

@@ -21,7 +21,7 @@ from ..retry import JITTER
 from ..rpc.codes import STATE_CODES
 from ..rpc.gen import coordinator_pb2 as pb
 from ..telemetry import EventLog
-from ..types import JobStatus, WorkerState, WorkerStatus, check_whole
+from ..types import JobStatus, Membership, WorkerState, WorkerStatus, check_whole
 from . import current, wire
 from .actions import ActionCalls
 from .barriers import BarrierCalls
@@ -145,6 +145,54 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
         return reply.worker_id
 
     register = blocking(register_worker)
+
+    @awaitable
+    async def rejoin_async(self) -> str:
+        """Register again, as a worker that was declared dead, or whose coordinator began anew.
+
+        A live process that has taken this worker's rank or id meanwhile is not displaced: two that
+        displaced each other would do so for ever. Then it raises `SyncError`.
+        """
+        if self._fence is not None and (successor := await self._successor()) is not None:
+            raise SyncError(
+                f"another process ({successor.process}) has registered as "
+                f"{successor.worker_id!r}, rank {successor.rank} of job {self.job!r}, and is live: "
+                "this one ends. Give each worker a rank of its own (RANK, rank=), or this program "
+                "another job (STRATA_JOB, job=)",
+                reason="superseded",
+            ) from self._fence
+        return await self.register_worker()
+
+    rejoin = blocking(rejoin_async)
+
+    async def _successor(self) -> WorkerStatus | None:
+        """The live member that has the rank, or the id, which this worker was told to take.
+
+        Without either it takes what is free, and gets into nobody's way.
+        """
+        asked, incarnation = self.config, self._identity and self._identity.incarnation
+        requests = []
+        if asked.rank is not None:
+            requests.append(pb.StatusRequest(job=self.job, from_rank=asked.rank, limit=1))
+        if asked.worker_id is not None:
+            requests.append(pb.StatusRequest(job=self.job, worker_id=asked.worker_id))
+        for request in requests:
+            for status in await self._workers(request):
+                named = asked.rank == status.rank or asked.worker_id == status.worker_id
+                alive = status.membership == Membership.LIVE
+                if named and alive and status.incarnation != incarnation:
+                    return status
+        return None
+
+    async def _workers(self, request: pb.StatusRequest) -> list[WorkerStatus]:
+        patience = self.config.registration_seconds
+        try:
+            reply = await self._channel.call("GetStatus", request, pb.JobStatus, patience=patience)
+        except ConnectionError:
+            raise
+        except StrataError:
+            return []  # there is no such job, or no such worker
+        return [wire.worker_status(worker) for worker in reply.workers]
 
     def _enter(self, reply: pb.WorkerRegistration) -> None:
         interval = self.config.heartbeat_interval_ms or reply.heartbeat_interval_ms

@@ -113,8 +113,9 @@ class Together(Membership):
         """Register if need be, and call the roll until it gives a crew."""
         waiting = Waiting(self._recovery.assemble_seconds)
         while True:
+            self._notices.wait(io.submit(self._orchestrator.rejoin_async()))
             try:
-                self._come_back()
+                self._hear()
                 crew = self._call_the_roll(waiting)
             except SyncError as exc:
                 if exc.reason == "timeout":
@@ -149,10 +150,9 @@ class Together(Membership):
             return True
         return self._orchestrator.lost_generation > crew.generation
 
-    def _come_back(self) -> None:
-        """Be a member, and know of the losses up to now."""
+    def _hear(self) -> None:
+        """Know of the losses up to now."""
         worker = self._orchestrator
-        self._notices.wait(io.submit(worker.register_worker()))
         with contextlib.suppress(ConnectionError):
             self._notices.wait(io.submit(worker.heartbeat()))
         if worker.generation < self._generation:

@@ -12,6 +12,7 @@ from ..checkpoint import CheckpointManager
 from ..client import DatasetRegistry, TrainingOrchestrator
 from ..errors import StrataError, SyncError
 from ..telemetry import EventLog
+from ..telemetry.logs import is_debugging
 from ..types import EpochCoverage, check_whole
 from .batches import DataOptions
 from .crew import Crew
@@ -25,6 +26,8 @@ from .training import Regroup, Training
 
 log = EventLog("run")
 
+_OWN = frozenset({"dtruntime", "asyncio", "concurrent", "contextlib", "threading"})
+"""Where frames of a traceback lie that tell nothing about the program."""
 GOODBYE_SECONDS = 7.0
 """How long a coordinator that is away is tried when a worker leaves."""
 
@@ -231,6 +234,8 @@ class Run:
             raise SystemExit(PREEMPTED) from None
         except BaseException as exc:
             self._close(f"failed to open: {type(exc).__name__}")
+            if isinstance(exc, StrataError):
+                raise _without_own_frames(exc) from _shown_cause(exc)
             raise
         return self
 
@@ -284,15 +289,15 @@ class Run:
                 if not self.ending:
                     with self._notices.during(Interrupts.WHEN_LATE):
                         self._training.finish()
-            except SyncError as exc:
+            except Leaving:
+                self._training.leave_unsaved()
+            except StrataError as exc:
                 # From the stream: what was consumed could not be reported.
-                if not self._training.explains(exc):
-                    raise
+                if not (isinstance(exc, SyncError) and self._training.explains(exc)):
+                    raise _without_own_frames(exc) from _shown_cause(exc)
                 self._regroup(f"{type(exc).__name__}: {exc}")
             except Regroup as why:
                 self._regroup(str(why))
-            except Leaving:
-                self._training.leave_unsaved()
 
     def _regroup(self, reason: str) -> None:
         try:
@@ -300,6 +305,8 @@ class Run:
                 self._training.regroup(reason)
         except Leaving:
             self._training.leave_unsaved()
+        except StrataError as exc:
+            raise _without_own_frames(exc) from _shown_cause(exc)
 
     @contextmanager
     def guard(self) -> Iterator[None]:
@@ -340,3 +347,26 @@ class Run:
         """
         parameters: Iterable[Any] = module.parameters() if hasattr(module, "parameters") else module
         self._training.average_gradients(parameters)
+
+
+def _without_own_frames(error: StrataError) -> StrataError:
+    """An error whose traceback has only the program's frames: its message says what to do.
+
+    With ``STRATA_LOG=debug`` it stays as it is.
+    """
+    if is_debugging():
+        return error
+    kept: TracebackType | None = None
+    frames: list[TracebackType] = []
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in _OWN:
+            frames.append(trace)
+        trace = trace.tb_next
+    for frame in reversed(frames):
+        kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return error.with_traceback(kept)
+
+
+def _shown_cause(error: StrataError) -> BaseException | None:
+    return error.__cause__ if is_debugging() else None

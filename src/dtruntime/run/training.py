@@ -136,7 +136,7 @@ class Training:
         worker.report(state=WorkerState.RECOVERING)
         time.sleep(self._failures.count(self._losses.count(), reason))
         # Before it looks: the others may finish and leave until there is room for it.
-        self._notices.wait(io.submit(worker.register_worker()))
+        self._notices.wait(io.submit(worker.rejoin_async()))
         self._begin()
 
     def explains(self, error: Exception) -> bool:

@@ -81,6 +81,11 @@ def level_from_environment() -> int:
     return _LEVELS.get(_wanted_level(), logging.INFO)
 
 
+def is_debugging() -> bool:
+    """Whether everything is to be shown, also what concerns Strata's own code only."""
+    return level_from_environment() <= logging.DEBUG
+
+
 def _wanted_level() -> str:
     plain = [part for part in (_asked() or "info").lower().split(",") if "=" not in part]
     return plain[-1].strip() if plain else "info"

@@ -45,6 +45,7 @@ from .records import (
     ShareRecord,
     WorkerRecord,
 )
+from .refusals import SILENT
 from .roster import MAX_WORKERS, Roster
 from .speeds import Speeds
 
@@ -399,7 +400,7 @@ class Machine:
             if self.deadline(member) > now:
                 self._watch_over(job, member)
                 continue
-            reason = f"no heartbeat for {now - member.last_seen:.1f} s"
+            reason = f"{SILENT} {now - member.last_seen:.1f} s"
             loss = job.roster.lose(member, Membership.DEAD, reason, self._out)
             dead.setdefault(job.name, []).append(loss)
         for name, losses in dead.items():

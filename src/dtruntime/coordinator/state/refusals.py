@@ -9,6 +9,13 @@ from .records import WorkerRecord
 RETRY_SECONDS = 1.0
 """When to ask again after a refusal that ends when ghosts are declared dead."""
 
+SILENT = "no heartbeat for"
+"""With this the reason of a death begins that was only inferred."""
+SILENT_HINT = (
+    "the process or its machine is gone, or code that holds the interpreter lock ran for that "
+    "long: then raise heartbeat_timeout_ms of the coordinator"
+)
+
 _AGAIN = "stop this process, or call register() again to join as a new member"
 
 
@@ -78,7 +85,13 @@ def registered_again(job: str, known: WorkerRecord, incarnation: int) -> Refused
 def gone(job: str, known: WorkerRecord) -> Refused:
     """The caller itself has left or was declared dead."""
     word = "has left" if known.membership == Membership.LEFT else "was declared dead"
+    why = known.detail
+    if why.startswith(SILENT):
+        why += (
+            "; this process lives, so it was stopped, cut off from the coordinator, or code that "
+            "holds the interpreter lock ran for that long: then raise the coordinator's "
+            "heartbeat_timeout_ms"
+        )
     return Refused(
-        "superseded",
-        f"worker {known.worker_id!r} of job {job!r} {word} ({known.detail}): {_AGAIN}",
+        "superseded", f"worker {known.worker_id!r} of job {job!r} {word} ({why}): {_AGAIN}"
     )

@@ -358,6 +358,7 @@ class Roster:
             self._compact()
         self._changed()
         out.put("worker", self.job, str(member.rank), member.record)
+        hint = {"hint": refusals.SILENT_HINT} if reason.startswith(refusals.SILENT) else {}
         out.emit(
             self.job,
             "worker.left" if how == Membership.LEFT else "worker.dead",
@@ -366,6 +367,7 @@ class Roster:
             incarnation=member.incarnation,
             generation=self.generation,
             reason=reason,
+            **hint,
         )
         return loss
 
