@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections import Counter
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ...config import TelemetryConfig, split_address
 from ...errors import ConnectionError
@@ -27,7 +32,94 @@ from .sampling import Sampler
 log = EventLog("http")
 
 CONNECTIONS_MOST = 1024
+ADDRESS_CONNECTIONS_MOST = 256
+"""Connections of one address: fewer than all, so that nobody alone keeps the others out."""
+REQUEST_SECONDS = 10.0
+"""How long a request may take to arrive, with its body."""
+UNREAD_SECONDS = 30.0
+"""A client that has read nothing of its answer for this long is cut off."""
 BACKLOG = 128
+
+
+class BoundedProtocol(H11Protocol):
+    """HTTP/1.1 that waits for nobody for ever: neither for a request nor for a reader."""
+
+    def __init__(self, by_address: Counter[str], **options: Any) -> None:
+        """``by_address`` counts the connections of all protocols of a server."""
+        super().__init__(**options)
+        self._by_address = by_address
+        self._address = ""
+        self._request_timer: asyncio.TimerHandle | None = None
+        self._reading_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a connection, unless its address has too many."""
+        super().connection_made(transport)
+        self._address = self.client[0] if self.client else ""
+        self._by_address[self._address] += 1
+        if self._by_address[self._address] > ADDRESS_CONNECTIONS_MOST:
+            transport.abort()
+            return
+        self._expect_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget a connection."""
+        self._by_address[self._address] -= 1
+        if not self._by_address[self._address]:
+            del self._by_address[self._address]
+        self._stop_expecting()
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read on, and look whether the request is complete."""
+        super().data_received(data)
+        answering = bool(self.cycle) and not self.cycle.response_complete
+        state = self.conn.their_state
+        if state is h11.SEND_BODY or (state is h11.IDLE and not answering):
+            self._expect_request()
+        else:
+            self._stop_expecting()
+
+    def on_response_complete(self) -> None:
+        """From here on the time between two requests counts, which uvicorn watches."""
+        self._stop_expecting()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        """Watch a reader that does not keep up."""
+        super().pause_writing()
+        if self._reading_timer is None:
+            self._watch_reader(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        """The reader keeps up again."""
+        self._stop_watching()
+        super().resume_writing()
+
+    def _expect_request(self) -> None:
+        if self._request_timer is None and not self.transport.is_closing():
+            self._request_timer = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
+
+    def _stop_expecting(self) -> None:
+        if self._request_timer is not None:
+            self._request_timer.cancel()
+            self._request_timer = None
+
+    def _watch_reader(self, unread: int) -> None:
+        self._reading_timer = self.loop.call_later(UNREAD_SECONDS, self._check_reader, unread)
+
+    def _check_reader(self, before: int) -> None:
+        unread = self.transport.get_write_buffer_size()
+        if unread >= before:
+            self.transport.abort()
+        else:
+            self._watch_reader(unread)
+
+    def _stop_watching(self) -> None:
+        if self._reading_timer is not None:
+            self._reading_timer.cancel()
+            self._reading_timer = None
 
 
 class _Uvicorn(uvicorn.Server):
@@ -62,7 +154,7 @@ class HttpServer:
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
                 application.asgi,
-                http="h11",
+                http=partial(BoundedProtocol, Counter()),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 log_config=None,
