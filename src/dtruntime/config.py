@@ -49,8 +49,9 @@ class CoordinatorConfig:
     """How long it serves on after SIGTERM while workers are there, so that they can save."""
     worker_rate_limit: float = 1000.0
     """Calls per second one worker may make on average; four times that in a burst."""
-    peer_rate_limit: float = 20000.0
-    """Calls per second one address may make on average; twice that in a burst."""
+    peer_rate_limit: float = 4000.0
+    """Calls per second one address may make on average; twice that in a burst. A core serves about
+    four times as many."""
     max_request_bytes: int = 4 * 1024 * 1024
     """A larger request is refused."""
     max_dataset_bytes: int = 64 * 1024 * 1024

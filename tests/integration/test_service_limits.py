@@ -3,13 +3,15 @@
 from collections.abc import Callable, Iterator
 
 import grpc
+import psutil
 import pytest
 
 from dtruntime import TrainingOrchestrator
 from dtruntime.rpc.gen import coordinator_pb2 as pb
-from dtruntime.testing import LocalCoordinator
+from dtruntime.testing import LocalCoordinator, eventually
 from tests.integration.conftest import TRANSPORTS, StartCoordinator
 from tests.integration.raw import RawClient, RawWorker, Refusal
+from tests.integration.unread import UnreadingClient
 
 RATE = 10.0
 BURST = 40
@@ -151,3 +153,63 @@ def test_number_of_workers_in_an_elastic_world_is_limited(
         with pytest.raises(Refusal) as caught:
             client.register()
         assert caught.value.reason == "job_full"
+
+
+ANSWER = 4 * 2**20
+UNREAD = 100
+
+
+def register_large(client: RawClient) -> pb.DatasetRequest:
+    """A dataset whose description is large; returns the request for it."""
+    layout = pb.DatasetLayout(
+        fingerprint="f",
+        shard_samples=[1],
+        shard_bytes=[1],
+        root="/data/",
+        files=["a.parquet"],
+        file_samples=[1],
+        total_bytes=1,
+    )
+    client.call(
+        "RegisterDataset",
+        pb.DatasetInfo(
+            dataset_id="large",
+            path="/data",
+            format="parquet",
+            total_samples=1,
+            shard_size=1,
+            layout=layout,
+            index=bytes(ANSWER - 1024),
+        ),
+    )
+    return pb.DatasetRequest(dataset_id="large", full=True)
+
+
+def descriptions_answered(client: RawClient) -> int:
+    methods = client.call("GetServerInfo").methods
+    return int(next(m.calls for m in methods if m.method == "GetDataset"))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_answers_that_nobody_reads_are_bounded(
+    start_coordinator: StartCoordinator, transport: str
+) -> None:
+    coordinator = start_coordinator(options=["--transport", transport])
+    memory = psutil.Process(coordinator.pid).memory_info
+    with RawClient(coordinator.url) as client:
+        request = register_large(client)
+        assert len(client.call("GetDataset", request).dataset.index) == ANSWER - 1024
+        before = memory().rss
+        with UnreadingClient(coordinator.url) as unreading:
+            for _ in range(UNREAD):
+                stream = unreading.ask("GetDataset", request)
+            eventually(
+                lambda: descriptions_answered(client) > UNREAD, what="all calls are answered"
+            )
+            grown = memory().rss - before
+            assert grown < UNREAD * ANSWER / 3, f"{grown / 2**20:.0f} MiB for unread answers"
+            assert client.call("GetDataset", request).found, "others are answered"
+            unreading.cancel(stream)
+        with RawClient(coordinator.url) as another:
+            for _ in range(20):
+                assert another.call("GetDataset", request).found

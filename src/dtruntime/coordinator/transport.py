@@ -14,6 +14,8 @@ import os
 import shutil
 import tempfile
 import threading
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -35,6 +37,10 @@ log = EventLog("transport")
 MESSAGE_LENGTH = 1000
 """Characters of a status message: more than 16 KiB of headers break the connection."""
 
+TRACKED_BYTES = 1024
+"""Smaller answers are not worth counting: a call that waits costs as much."""
+ADDRESS_UNREAD_BYTES = 32 * 1024 * 1024
+UNREAD_BYTES = 256 * 1024 * 1024
 UNIX_PATH = 100
 """Longer paths of Unix sockets are refused by the kernel; then the folder is named by number."""
 
@@ -45,7 +51,11 @@ Answer = Message | asyncio.Future[Message]
 class Service(Protocol):
     """What a transport needs of the service."""
 
-    def handle(self, method: str, request: Any, peer: str, metadata: Any = ()) -> Answer:
+    def admit(self, method: str, peer: str) -> None:
+        """Refuse the call of an address that makes too many; comes before its request is read."""
+        ...
+
+    def handle(self, method: str, request: Any, metadata: Any = ()) -> Answer:
         """Answer a unary call, now or later; ``metadata`` are pairs that came with it."""
         ...
 
@@ -155,14 +165,23 @@ def _stream_handler(service: Service, method: Method) -> grpc.RpcMethodHandler[A
     )
 
 
-def _unary_handler(service: Service, method: Method) -> grpc.RpcMethodHandler[Any, Any]:
+def _unary_handler(
+    service: Service, method: Method, unread: UnreadAnswers
+) -> grpc.RpcMethodHandler[Any, Any]:
     parse = _parser(service, method)
 
     async def call(payload: bytes, context: Any) -> Message:
+        peer = context.peer()
         try:
+            service.admit(method.name, peer)
             sent = context.invocation_metadata() if tracing.is_on() else ()
-            answer = service.handle(method.name, parse(payload), context.peer(), sent)
-            return answer if isinstance(answer, Message) else await answer
+            answer = service.handle(method.name, parse(payload), sent)
+            message = answer if isinstance(answer, Message) else await answer
+            size = message.ByteSize()
+            if size >= TRACKED_BYTES:
+                unread.take(peer, size)
+                context.add_done_callback(lambda _: unread.read(peer, size))
+            return message
         except Exception as exc:
             await context.abort(*_status_of(exc))
             raise
@@ -170,6 +189,74 @@ def _unary_handler(service: Service, method: Method) -> grpc.RpcMethodHandler[An
     return grpc.unary_unary_rpc_method_handler(
         call, response_serializer=method.reply.SerializeToString
     )
+
+
+class UnreadAnswers:
+    """Answers that wait for their readers, of one address and of all of them.
+
+    A client that asks and does not read would fill the memory: what it has not read counts
+    against its address, and further answers are refused.
+    """
+
+    def __init__(self, unread: Callable[[], int] | None = None) -> None:
+        """``unread`` measures how many bytes wait in all; none: `read` is told of each answer."""
+        self._unread = unread
+        self._answers: list[tuple[str, int]] = []
+        self._of_address: Counter[str] = Counter()
+        self._measured_at = 0.0
+        self.total = 0
+
+    def take(self, peer: str, size: int) -> None:
+        """Count an answer that is about to be sent, or refuse it."""
+        if size < TRACKED_BYTES:
+            return
+        address = peer.rpartition(":")[0]
+        if time.monotonic() - self._measured_at > 1.0 or self._is_full(address, size):
+            self._measure()
+        if self._is_full(address, size):
+            raise Refused(
+                "rate_limited",
+                f"{self._of_address[address]} bytes of answers to {address} are not read yet, "
+                f"{self.total} in all: read them before asking for more",
+                retry_after=1.0,
+            )
+        self.total += size
+        self._of_address[address] += size
+        if self._unread is not None:
+            self._answers.append((address, size))
+
+    def read(self, peer: str, size: int) -> None:
+        """An answer has been read, or its call has ended."""
+        self._forget(peer.rpartition(":")[0], size)
+
+    def _is_full(self, address: str, size: int) -> bool:
+        """One answer of any size always fits."""
+        own = self._of_address.get(address, 0)
+        return bool(own and own + size > ADDRESS_UNREAD_BYTES) or bool(
+            self.total and self.total + size > UNREAD_BYTES
+        )
+
+    def _measure(self) -> None:
+        """Forget as many bytes as were read, of the newest answers first.
+
+        Whose they were is not known: those who do not read have the oldest.
+        """
+        self._measured_at = time.monotonic()
+        if self._unread is None:
+            return
+        waiting = self._unread()
+        while self._answers and self.total > waiting:
+            address, size = self._answers.pop()
+            kept = max(0, size - (self.total - waiting))
+            self._forget(address, size - kept)
+            if kept:
+                self._answers.append((address, kept))
+
+    def _forget(self, address: str, size: int) -> None:
+        self.total -= size
+        self._of_address[address] -= size
+        if self._of_address[address] <= 0:
+            del self._of_address[address]
 
 
 class _SocketPlace:
@@ -207,8 +294,10 @@ class _AioServer:
                 ("grpc.http2.max_ping_strikes", 0),
             ]
         )
+        unread = UnreadAnswers()
         handlers = {
-            m.name: (_stream_handler if m.streams else _unary_handler)(service, m) for m in methods
+            m.name: _stream_handler(service, m) if m.streams else _unary_handler(service, m, unread)
+            for m in methods
         }
         self.server.add_registered_method_handlers(SERVICE, handlers)
         self._health = health.aio.HealthServicer()
@@ -265,7 +354,10 @@ class NativeTransport:
         self._cancel = EVENT_CANCEL
         self._table = [(m.name, _parser(service, m)) for m in unary]
         paths = [(m.path, False) for m in unary]
-        self._front = NativeGrpcFront(address, paths, call_details=True)
+        self._front = NativeGrpcFront(address, paths, call_details=True, metrics=True)
+        self._unread = UnreadAnswers(self._unread_bytes)
+        self._answered = 0
+        """Bytes of all answers so far."""
         self.port: int = self._front.bound_port
         self._waiting: dict[int, asyncio.Future[Message]] = {}
         self._socket = _SocketPlace(socket_dir)
@@ -300,36 +392,55 @@ class NativeTransport:
                 return
 
     def _on_events(self, events: list[Any]) -> None:
-        handle, respond, table = self._service.handle, self._front.respond, self._table
+        admit, handle, table = self._service.admit, self._service.handle, self._table
         for kind, call, method, payload, _, details in events:
             if kind == self._cancel:
                 self._hang_up(call)
                 continue
             name, parse = table[method]
+            peer = details[1]
             try:
-                answer = handle(name, parse(payload), details[1], details[0])
+                admit(name, peer)
+                answer = handle(name, parse(payload), details[0])
             except Exception as exc:
                 self._fail(call, exc)
                 continue
             if isinstance(answer, Message):
-                respond(call, answer.SerializeToString())
+                self._respond(call, peer, answer)
             else:
                 self._waiting[call] = answer
-                answer.add_done_callback(functools.partial(self._answer, call))
+                answer.add_done_callback(functools.partial(self._answer, call, peer))
+
+    def _respond(self, call: int, peer: str, answer: Message) -> None:
+        payload = answer.SerializeToString()
+        try:
+            self._unread.take(peer, len(payload))
+        except Refused as refused:
+            self._fail(call, refused)
+            return
+        if self._front.respond(call, payload):
+            self._answered += len(payload)
+
+    def _unread_bytes(self) -> int:
+        """What was answered less what has left: a call is counted when its answer has."""
+        counted = self._front.metrics()
+        methods = counted["methods"].values() if counted else ()
+        sent = sum(one["sent"]["sum"] for m in methods for one in m["status"].values())
+        return max(0, self._answered - int(sent))
 
     def _hang_up(self, call: int) -> None:
         future = self._waiting.pop(call, None)
         if future is not None:
             future.cancel()
 
-    def _answer(self, call: int, future: asyncio.Future[Message]) -> None:
+    def _answer(self, call: int, peer: str, future: asyncio.Future[Message]) -> None:
         if self._waiting.pop(call, None) is None or future.cancelled():
             return
         error = future.exception()
         if error is not None:
             self._fail(call, error)
         else:
-            self._front.respond(call, future.result().SerializeToString())
+            self._respond(call, peer, future.result())
 
     def _fail(self, call: int, error: BaseException) -> None:
         code, message, trailing = _status_of(error)

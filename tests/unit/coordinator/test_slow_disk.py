@@ -41,7 +41,7 @@ class Coordinator:
         self.service = CoordinatorService(self.disk, config, lambda: self.now)
 
     async def call(self, method: str, request):
-        answer = self.service.handle(method, request, "peer")
+        answer = self.service.handle(method, request)
         return await answer if isinstance(answer, asyncio.Future) else answer
 
     def let_pass(self, seconds: float) -> None:

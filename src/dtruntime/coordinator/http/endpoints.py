@@ -216,7 +216,8 @@ class Endpoints:
             job=asked.job, kind=asked.kind, worker_id=asked.worker_id, reason=asked.reason
         )
         peer = f"ipv4:{request.client.host}:{request.client.port}" if request.client else "http:"
-        reply = self._service.handle("RequestAction", message, peer)
+        self._service.admit("RequestAction", peer)
+        reply = self._service.handle("RequestAction", message)
         done = cast(pb.Action, await reply if isinstance(reply, asyncio.Future) else reply)
         kind = cast(Any, done.kind)
         return Answer.json(

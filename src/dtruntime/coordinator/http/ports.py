@@ -44,7 +44,11 @@ class Service(Protocol):
         """Wait until everything that can be seen of the state is stored."""
         ...
 
-    def handle(self, method: str, request: Any, peer: str) -> Message | asyncio.Future[Message]:
+    def admit(self, method: str, peer: str) -> None:
+        """Refuse the call of an address that makes too many."""
+        ...
+
+    def handle(self, method: str, request: Any) -> Message | asyncio.Future[Message]:
         """Answer a call; raises `Refused`."""
         ...
 

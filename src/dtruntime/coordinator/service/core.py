@@ -105,23 +105,30 @@ class CoordinatorService:
 
     # The door
 
-    def handle(self, method: str, request: Any, peer: str, metadata: Any = ()) -> Answer:
+    def admit(self, method: str, peer: str) -> None:
+        """Refuse the call of an address that makes too many."""
+        try:
+            self._limits.check_peer(peer, self.clock())
+        except Refused:
+            self._count_unheard(method)
+            raise
+
+    def handle(self, method: str, request: Any, metadata: Any = ()) -> Answer:
         """Answer a call; raises `Refused`. A caller that records a span says so in ``metadata``."""
         if metadata and tracing.is_on():
             span = tracing.serve(f"{SERVICE}/{method}", metadata)
             if span is not None:
                 spans.describe(span, method, request, self.machine)
-                return spans.follow(span, lambda: self._answer(method, request, peer))
-        return self._answer(method, request, peer)
+                return spans.follow(span, lambda: self._answer(method, request))
+        return self._answer(method, request)
 
-    def _answer(self, method: str, request: Any, peer: str) -> Answer:
+    def _answer(self, method: str, request: Any) -> Answer:
         stats = self.stats[method]
         started = time.perf_counter()
         try:
             if self._closing:
                 raise self._shutting_down()
             now = self.clock()
-            self._limits.check_peer(peer, now)
             answer = self._handlers[method](request, now)
             if self._store.dirty and not isinstance(answer, asyncio.Future):
                 answer = self._after_flush(answer)
