@@ -7,10 +7,11 @@ import psutil
 import pytest
 
 from dtruntime import TrainingOrchestrator
+from dtruntime.coordinator.service.queries import DEALINGS_WAITING
 from dtruntime.rpc.gen import coordinator_pb2 as pb
 from dtruntime.testing import LocalCoordinator, eventually
 from tests.integration.conftest import TRANSPORTS, StartCoordinator
-from tests.integration.raw import RawClient, RawWorker, Refusal
+from tests.integration.raw import HeldCall, RawClient, RawWorker, Refusal
 from tests.integration.unread import UnreadingClient
 
 RATE = 10.0
@@ -213,3 +214,38 @@ def test_answers_that_nobody_reads_are_bounded(
         with RawClient(coordinator.url) as another:
             for _ in range(20):
                 assert another.call("GetDataset", request).found
+
+
+def test_dataset_of_too_many_shards_is_refused(coordinator: LocalCoordinator, job: str) -> None:
+    with RawClient(coordinator.url, job) as client, pytest.raises(Refusal, match="shard_size"):
+        client.call("RegisterDataset", dataset_id="d", total_samples=10**8, shard_size=1)
+
+
+def test_long_dealing_is_computed_while_others_are_answered(
+    coordinator: LocalCoordinator, job: str
+) -> None:
+    with RawClient(coordinator.url, job) as client:
+        worker = client.register()
+        client.call(
+            "RegisterDataset", dataset_id="d", total_samples=5_000_000, shard_size=1, shuffle=True
+        )
+        request = pb.ShardRequest(dataset_id="d", **worker.identity)
+        long = [client.begin("GetDataShard", request) for _ in range(DEALINGS_WAITING + 8)]
+        answered = 0
+        while not all(call.done() for call in long):
+            worker.heartbeat()
+            answered += 1
+        assert answered > 10, "heartbeats are answered meanwhile"
+        refused = [call for call in long if failed_with(call) == "rate_limited"]
+        assert 1 <= len(refused) <= 8
+        listed = pb.ShardListRequest(dataset_id="d", **worker.identity)
+        with pytest.raises(Refusal, match="an answer lists at most"):
+            client.call("ListShards", listed)
+
+
+def failed_with(call: HeldCall) -> str:
+    try:
+        assert call.result().shard_count == 5_000_000
+    except Refusal as refusal:
+        return refusal.reason
+    return ""

@@ -8,10 +8,16 @@ from dtruntime.coordinator.state import commands as c
 from dtruntime.coordinator.state import datasets as datasets_module
 from dtruntime.coordinator.state import machine as machine_module
 from dtruntime.coordinator.state.barriers import ROUNDS_KEPT
+from dtruntime.coordinator.state.datasets import Dataset, DealtDatasets
 from dtruntime.coordinator.state.invariants import durable_rows, snapshot, violations
 from dtruntime.coordinator.state.journal import JOB_EVENTS_KEPT, Journal
 from dtruntime.coordinator.state.machine import WAITS_SLACK
-from dtruntime.coordinator.state.records import READ_ON_DEMAND, Event, JobRecord
+from dtruntime.coordinator.state.records import (
+    READ_ON_DEMAND,
+    DatasetRecord,
+    Event,
+    JobRecord,
+)
 from tests.unit.coordinator.bench import DATASET, JOB, SAMPLES, TIMEOUT, Bench, digest_of, refusal
 
 
@@ -267,3 +273,28 @@ def test_datasets_are_limited(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> 
     bench.apply(c.RegisterDataset(JOB, "one", 10, 1))
     refused = refusal(bench.apply, c.RegisterDataset(JOB, "two", 10, 1))
     assert refused.reason == "too_many_datasets"
+
+
+def test_dealing_is_kept_for_a_bounded_number_of_shards() -> None:
+    dealt = DealtDatasets(limit=10_000)
+    datasets = [
+        Dataset(DatasetRecord(f"d-{n}", "", "", 4000, 1, shuffle=True, seed=n), dealt=dealt)
+        for n in range(5)
+    ]
+    first = datasets[0].owners((4, frozenset())).tolist()
+    for dataset in datasets:
+        dataset.owners((4, frozenset()))
+        assert dealt.shards <= 10_000
+    assert len(dealt) == 2
+    assert not datasets[0]._table._recent, "the one asked for least recently gave way"
+    assert datasets[0].owners((4, frozenset())).tolist() == first, "and is dealt the same again"
+
+
+def test_orders_of_many_epochs_are_not_all_kept() -> None:
+    dataset = Dataset(DatasetRecord("d", "", "", 1000, 1, shuffle=True, seed=0))
+    view = (1, frozenset[int]())
+    first = dataset.order(0, 0, view).tolist()
+    for epoch in range(100):
+        dataset.order(0, epoch, view)
+        assert sum(map(len, dataset._orders.values())) <= 3000
+    assert dataset.order(0, 0, view).tolist() == first

@@ -18,8 +18,8 @@ from .coverage import Reported
 
 RANKS_SHOWN = 1024
 DATASETS_SHOWN = 256
-SHARDS_COMPARED = 10_000_000
-"""What moved is not found out for more shards than this."""
+SHARDS_DEALT = 4_000_000
+"""Who reads what is found out for as many shards of a job, its first datasets first."""
 SETTLED_SECONDS = 30.0
 """All epochs of a dataset but the newest two are judged anew only so often."""
 EASE = 20.0
@@ -54,8 +54,8 @@ class Board:
             for rank in range(view[0])
             if rank not in view[1]
         ][:RANKS_SHOWN]
-        self._owners = owners if len(owners) <= SHARDS_COMPARED else None
-        if before is not None and self._owners is not None:
+        self._owners = owners
+        if before is not None:
             moved = before != owners
             count = int(moved.sum())
             if count:
@@ -142,6 +142,9 @@ class DatasetBoard:
 
 
 def _work(work: list[tuple[Board, list[Reported]]], view: View, now: float, reason: str) -> None:
+    left = SHARDS_DEALT
     for board, reported in work:
-        board.deal(view, now, reason)
+        left -= board.dataset.record.shard_count
+        if left >= 0:
+            board.deal(view, now, reason)
         board.judge(reported, now)

@@ -16,7 +16,7 @@ from ...telemetry import MethodStats
 from ...types import DEFAULT_JOB
 from ..state import Job, Machine, Refused
 from ..state.barriers import NAMES_CUT
-from ..state.datasets import Dataset, View
+from ..state.datasets import Dataset
 from ..state.fates import FateBook
 from ..store import SqliteStore
 from . import decode, encode
@@ -25,8 +25,49 @@ from .limits import RateLimits
 
 PAGE = 1000
 """Workers in one page of a status."""
+SHARDS_AT_ONCE = 50_000
+"""Dealing more than these takes longer than others should wait for."""
+SHARDS_LISTED = 1_000_000
+DEALINGS_WAITING = 32
 
 Answer = Message | asyncio.Future[Message]
+
+
+class Dealings:
+    """Answers that need the dealing of a dataset: long ones are computed by another thread.
+
+    One at a time, and a few that wait: whoever asks for more is told to come back.
+    """
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+
+    def answer(self, dataset: Dataset, compute: Callable[[], Message]) -> Answer:
+        """Compute an answer, now or later."""
+        if max(dataset.record.shard_count, dataset.file_count) <= SHARDS_AT_ONCE:
+            return compute()
+        if self._waiting >= DEALINGS_WAITING:
+            raise Refused(
+                "rate_limited",
+                f"{self._waiting} answers about datasets of more than {SHARDS_AT_ONCE} shards or "
+                "files are being computed: ask again, or use a larger shard_size",
+                retry_after=1.0,
+            )
+        self._waiting += 1
+        return asyncio.ensure_future(self._compute(compute))
+
+    async def _compute(self, compute: Callable[[], Message]) -> Message:
+        try:
+            async with self._turn:
+                message = await asyncio.to_thread(compute)
+            await self._store.flush()
+        except StorageError as exc:
+            raise Refused("storage", str(exc)) from exc
+        finally:
+            self._waiting -= 1
+        return message
 
 
 class Queries:
@@ -41,6 +82,7 @@ class Queries:
         self._limits = limits
         self._config = config
         self._descriptions = Descriptions(store)
+        self._dealings = Dealings(store)
         self._fates = FateBook()
         self.handlers: dict[str, Callable[[Any, float], Answer]] = {
             "GetDataShard": self._get_data_shard,
@@ -89,24 +131,33 @@ class Queries:
     def _get_data_shard(self, request: pb.ShardRequest, now: float) -> Answer:
         job = self._machine.job(request.job or DEFAULT_JOB)
         rank = self._rank_of(job.name, request.worker_id, request.incarnation, now)
-        dataset, order = job.datasets.shards_for(request.dataset_id, rank, request.epoch)
-        if request.index >= len(order):
-            raise Refused(
-                "unknown_rank",
-                f"worker {request.worker_id!r} has {len(order)} shards of {request.dataset_id!r}; "
-                f"there is no shard number {request.index}",
-            )
-        shard = dataset.shard(int(order[request.index]))
-        return encode.shard(shard, len(order), job.roster.generation)
+        dataset, view = job.datasets.shared(request.dataset_id, rank)
+        generation = job.roster.generation
+
+        def answer() -> Message:
+            order = dataset.order(rank, request.epoch, view)
+            if request.index >= len(order):
+                raise Refused(
+                    "unknown_rank",
+                    f"worker {request.worker_id!r} has {len(order)} shards of "
+                    f"{request.dataset_id!r}; there is no shard number {request.index}",
+                )
+            return encode.shard(dataset.shard(int(order[request.index])), len(order), generation)
+
+        return self._dealings.answer(dataset, answer)
 
     def _list_shards(self, request: pb.ShardListRequest, now: float) -> Answer:
         job = self._machine.job(decode.job_name(request.job))
         rank = self._asked_rank(job, request, now)
-        dataset, order = job.datasets.shards_for(
-            request.dataset_id, rank, request.epoch, request.world_size
-        )
+        dataset, view = job.datasets.shared(request.dataset_id, rank, request.world_size)
         generation = job.roster.generation
-        return encode.shards(dataset.shards(order), len(order), generation)
+
+        def answer() -> Message:
+            order = dataset.order(rank, request.epoch, view)
+            _check_listed(dataset, rank, len(order))
+            return encode.shards(dataset.shards(order), len(order), generation)
+
+        return self._dealings.answer(dataset, answer)
 
     def _list_files(self, request: pb.FileListRequest, now: float) -> Answer:
         job = self._machine.job(decode.job_name(request.job))
@@ -117,20 +168,13 @@ class Queries:
             file_count=dataset.file_count,
             worker_count=view[0] - len(view[1]),
         )
-        if not dataset.seen:
-            return encode.add_files(reply, dataset.files(rank, request.epoch, view))
-        # Dealing a million files takes a second.
-        return asyncio.ensure_future(self._files(reply, dataset, rank, request.epoch, view))
 
-    async def _files(
-        self, reply: pb.FileList, dataset: Dataset, rank: int, epoch: int, view: View
-    ) -> Message:
-        encode.add_files(reply, await asyncio.to_thread(dataset.files, rank, epoch, view))
-        try:
-            await self._store.flush()
-        except StorageError as exc:
-            raise Refused("storage", str(exc)) from exc
-        return reply
+        def answer() -> Message:
+            if not dataset.seen:
+                _check_listed(dataset, rank, len(dataset.order(rank, request.epoch, view)))
+            return encode.add_files(reply, dataset.files(rank, request.epoch, view))
+
+        return self._dealings.answer(dataset, answer)
 
     def _asked_rank(
         self, job: Job, request: pb.ShardListRequest | pb.FileListRequest, now: float
@@ -251,4 +295,12 @@ class Queries:
                 )
                 for job in self._machine.jobs.values()
             ]
+        )
+
+
+def _check_listed(dataset: Dataset, rank: int, count: int) -> None:
+    if count > SHARDS_LISTED:
+        raise decode.refuse(
+            f"rank {rank} has {count} shards of {dataset.record.dataset_id!r}, and an answer lists "
+            f"at most {SHARDS_LISTED}: use a larger shard_size, or ask for one at a time"
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import cached_property
 
@@ -16,7 +18,9 @@ from .records import DatasetRecord, IndexRecord
 from .roster import Roster
 
 DATASETS_LIMIT = 10_000
-SHARDS_LIMIT = 100_000_000
+SHARDS_LIMIT = 10_000_000
+DEALT_LIMIT = 20_000_000
+"""Shards of all datasets of all jobs whose dealing is kept; it takes some 40 bytes for each."""
 ORDERS_KEPT = 4096
 
 View = tuple[int, frozenset[int]]
@@ -37,21 +41,59 @@ _PARAMETERS = (
 """What has to be the same when a dataset is registered again, beside its files."""
 
 
+class DealtDatasets:
+    """The datasets whose dealing is kept, of all jobs; those asked for least recently give way."""
+
+    def __init__(self, limit: int = DEALT_LIMIT) -> None:
+        self._limit = limit
+        self._datasets: OrderedDict[int, Dataset] = OrderedDict()
+        self._lock = threading.Lock()
+        self.shards = 0
+
+    def __len__(self) -> int:
+        return len(self._datasets)
+
+    def use(self, dataset: Dataset) -> None:
+        """Keep the dealing of a dataset that is about to be asked. For any thread."""
+        key = id(dataset)
+        with self._lock:
+            if key not in self._datasets:
+                self._datasets[key] = dataset
+                self.shards += dataset.record.shard_count
+            self._datasets.move_to_end(key)
+            while self.shards > self._limit and len(self._datasets) > 1:
+                _, oldest = self._datasets.popitem(last=False)
+                self.shards -= oldest.record.shard_count
+                oldest.forget_dealing()
+
+
 class Dataset:
     """A registered dataset and its assignment to slots."""
 
-    def __init__(self, record: DatasetRecord, timer: Timer = lambda: 0.0) -> None:
+    def __init__(
+        self,
+        record: DatasetRecord,
+        timer: Timer = lambda: 0.0,
+        dealt: DealtDatasets | None = None,
+    ) -> None:
         self.record = record
+        self._dealt = DealtDatasets() if dealt is None else dealt
         self.assignment_seconds: float | None = None
         """How long it took to deal the shards to the newest slots; none: nobody has asked."""
         self._timer = timer
+        self.forget_dealing()
+
+    def forget_dealing(self) -> None:
+        """Give back the memory of what can be computed again."""
         self._dealt_to: View | None = None
-        self._table = SlotTable(record.shard_count, seed=record.seed)
+        self._table = SlotTable(self.record.shard_count, seed=self.record.seed)
         self._orders: dict[tuple[int, int], NDArray[np.int64]] = {}
         self._orders_of: View | None = None
+        self._ordered = 0
 
     def owners(self, view: View) -> NDArray[np.int32]:
         """The slot of every shard. Other threads may ask too."""
+        self._dealt.use(self)
         if view == self._dealt_to:
             return self._table.owners(*view)
         started = self._timer()
@@ -62,12 +104,14 @@ class Dataset:
 
     def order(self, rank: int, epoch: int, view: View) -> NDArray[np.int64]:
         """The shards of a rank in the order of an epoch."""
-        if view != self._orders_of or len(self._orders) > ORDERS_KEPT:
-            self._orders.clear()
+        full = len(self._orders) > ORDERS_KEPT or self._ordered > 2 * self.record.shard_count
+        if view != self._orders_of or full:
+            self._orders, self._ordered = {}, 0
             self._orders_of = view
         order = self._orders.get((rank, epoch))
         if order is None:
             order = self._orders[rank, epoch] = self._compute(rank, epoch, view)
+            self._ordered += len(order)
         return order
 
     def shard(self, shard_id: int) -> Shard:
@@ -153,9 +197,15 @@ class Dataset:
 class Datasets:
     """The datasets of one job."""
 
-    def __init__(self, roster: Roster, timer: Timer = lambda: 0.0) -> None:
+    def __init__(
+        self,
+        roster: Roster,
+        timer: Timer = lambda: 0.0,
+        dealt: DealtDatasets | None = None,
+    ) -> None:
         self._roster = roster
         self._timer = timer
+        self._dealt = DealtDatasets() if dealt is None else dealt
         self._by_id: dict[str, Dataset] = {}
 
     def __len__(self) -> int:
@@ -238,7 +288,7 @@ class Datasets:
 
     def restore(self, record: DatasetRecord) -> None:
         """Take back a dataset that was stored."""
-        self._by_id[record.dataset_id] = Dataset(record, self._timer)
+        self._by_id[record.dataset_id] = Dataset(record, self._timer, self._dealt)
 
     def _check_limits(self, record: DatasetRecord) -> None:
         if len(self._by_id) >= DATASETS_LIMIT:

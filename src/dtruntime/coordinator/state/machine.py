@@ -20,7 +20,7 @@ from .barriers import Barriers
 from .checkpoints import Checkpoints
 from .commands import Lost, Refused, Reply
 from .coverage import Coverages
-from .datasets import Datasets, Timer
+from .datasets import Datasets, DealtDatasets, Timer
 from .epochs import Epochs
 from .journal import Journal
 from .member import Member
@@ -70,6 +70,7 @@ class Job:
         record: JobRecord | None = None,
         max_workers: int = MAX_WORKERS,
         timer: Timer = lambda: 0.0,
+        dealt: DealtDatasets | None = None,
     ) -> None:
         self.name = name
         self.heartbeats = 0
@@ -77,7 +78,7 @@ class Job:
         self.roster = Roster(name, record, max_workers)
         self.barriers = Barriers(self.roster)
         self.checkpoints = Checkpoints(self.roster)
-        self.datasets = Datasets(self.roster, timer)
+        self.datasets = Datasets(self.roster, timer, dealt)
         self.epochs = Epochs(self.roster, self.datasets)
         self.coverages = Coverages(self.roster, self.datasets)
         self.actions = Actions(self.roster)
@@ -103,6 +104,7 @@ class Machine:
         self.heartbeat_timeout = heartbeat_timeout
         self._max_workers = max_workers
         self._timer = timer
+        self._dealt = DealtDatasets()
         self.jobs: dict[str, Job] = {}
         self.journal = Journal(events)
         self._out = Outbox(self.journal)
@@ -182,7 +184,7 @@ class Machine:
         rows = list(records)
         for _, name, _, record in rows:
             if isinstance(record, JobRecord):
-                self.jobs[name] = Job(name, record, self._max_workers, self._timer)
+                self.jobs[name] = Job(name, record, self._max_workers, self._timer, self._dealt)
                 by_job[name] = []
         for kind, name, key, record in rows:
             if name in by_job:
@@ -440,7 +442,7 @@ class Machine:
                 "them again, or start a coordinator with another --data-dir",
             )
         if job is None:
-            job = Job(name, None, self._max_workers, self._timer)
+            job = Job(name, None, self._max_workers, self._timer, self._dealt)
             job.roster.created_at = self._out.now
         return job
 
