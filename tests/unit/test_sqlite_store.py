@@ -20,6 +20,7 @@ from dtruntime.coordinator.state.records import (
     CoverageRecord,
     DatasetRecord,
     Delete,
+    DeleteJob,
     Emit,
     EpochRecord,
     Event,
@@ -30,6 +31,7 @@ from dtruntime.coordinator.state.records import (
     Put,
     ReaderRecord,
     Record,
+    RemovedRecord,
     RoundRecord,
     SegmentRecord,
     ShareRecord,
@@ -153,6 +155,7 @@ RECORDS: dict[str, Record] = {
         ended="w-1 was lost",
     ),
     "ask": AskRecord(checkpoint_id="step-000000000007-000001", incarnation=2**63 - 1, ticket=1),
+    "removed": RemovedRecord(next_incarnation=7, attempts_begun=3, actions_requested=2),
 }
 
 
@@ -289,6 +292,18 @@ async def test_events_alone_wait_for_the_next_flush(tmp_path: Path) -> None:
     again = SqliteStore(tmp_path)
     assert [e.id for e in again.events()] == [1, 2]
     await again.close()
+
+
+async def test_all_records_of_a_job_are_deleted_and_what_follows_is_kept(
+    store: SqliteStore, tmp_path: Path
+) -> None:
+    store.submit([put("checkpoint"), put("worker")])
+    await store.flush()
+    store.submit([put("dataset"), DeleteJob("job"), put("round")])
+    await store.flush()
+    assert [kind for kind, *_ in store.load()] == ["round"]
+    with closing(sqlite3.connect(tmp_path / "state.db")) as db:
+        assert examine(db).damages == []
 
 
 async def test_events_that_made_room_are_forgotten(store: SqliteStore, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,8 +16,9 @@ from rich.text import Text
 from ..client import Observer
 from ..config import DEFAULT_URL
 from ..display import duration, open_console
-from ..errors import ConfigError, ConnectionError, StrataError
+from ..errors import ConfigError, ConnectionError
 from ..types import ACTION_KINDS, Action
+from .jobs import one_job
 from .logs import log_only_when_asked
 from .status import coordinator_url
 
@@ -73,7 +73,7 @@ def _add_action(
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text)
     parser.add_argument("--url", help=f"coordinator (default: COORDINATOR_URL, else {DEFAULT_URL})")
-    one = "the job (default: STRATA_JOB, else the only one)"
+    one = "the job (default: STRATA_JOB, else the only one, or the only one with live workers)"
     parser.add_argument("--job", help="only this job" if name == "ls" else one)
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.set_defaults(run=_reaching(run))
@@ -106,27 +106,16 @@ def _request(observer: Observer, url: str, options: argparse.Namespace) -> int:
         raise ConfigError("name the worker that is to leave: --worker W ('strata status')")
     if options.kind != "drain" and options.worker:
         raise ConfigError(f"{options.kind} is for the whole job: leave --worker out")
-    job = _job(observer, url, options)
+    job = one_job(observer, url, options.job)
     key = observer.request_action(job, options.kind, options.worker, options.reason)
     found = [entry for entry in _entries(job, observer.actions(job)) if entry.action_id == key]
     return _write(ActionsReport(url, tuple(found)), options)
 
 
 def _cancel(observer: Observer, url: str, options: argparse.Namespace) -> int:
-    job = _job(observer, url, options)
+    job = one_job(observer, url, options.job)
     observer.complete_action(job, options.action_id, "cancelled")
     return _write(ActionsReport(url, tuple(_entries(job, observer.actions(job)))), options)
-
-
-def _job(observer: Observer, url: str, options: argparse.Namespace) -> str:
-    named = options.job or os.environ.get("STRATA_JOB")
-    if named:
-        return str(named)
-    jobs = observer.jobs()
-    if len(jobs) != 1:
-        known = ", ".join(jobs[:8]) or "none"
-        raise StrataError(f"{url} has {len(jobs)} jobs ({known}): name one with --job")
-    return jobs[0]
 
 
 def _entries(job: str, actions: Sequence[Action]) -> list[ActionEntry]:

@@ -19,13 +19,14 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from ..client import DatasetRegistry
+from ..client import DatasetRegistry, Observer
 from ..config import DEFAULT_URL
 from ..display import open_console
 from ..sharding.coverage import Counted
 from ..types import FORMATS
 from .datasets_report import find_job, read_dataset, read_list, read_plan
 from .datasets_view import dataset_view, list_view, plan_view
+from .jobs import RemovalReport, print_removal
 from .logs import log_only_when_asked
 from .status import coordinator_url
 
@@ -51,6 +52,7 @@ def add_parser(subparsers: Any) -> None:
     show = _add_action(actions, "show", "show a dataset: files, shards, coverage of epochs", _show)
     show.add_argument("dataset_id", metavar="ID")
     _add_register(actions)
+    _add_remove(actions)
     plan = _add_action(actions, "plan", "say what moves when workers join or leave", _plan)
     plan.add_argument("dataset_id", metavar="ID")
     plan.add_argument(
@@ -65,6 +67,12 @@ def add_parser(subparsers: Any) -> None:
         metavar="N",
         help="ranks to assume while no worker is registered (default: WORLD_SIZE, else 1)",
     )
+
+
+def _add_remove(actions: Any) -> None:
+    remove = _add_action(actions, "rm", "forget a dataset; its files stay", _remove)
+    remove.add_argument("dataset_id", metavar="ID")
+    remove.add_argument("--force", action="store_true", help="also while workers are live")
 
 
 def _add_register(actions: Any) -> None:
@@ -134,6 +142,14 @@ def _register(url: str, options: argparse.Namespace) -> int:
     report = read_dataset(url, job, options.dataset_id, lambda done, total: None)
     limit = FILES_SHOWN if open_console().is_terminal else None
     return _write(report, dataset_view(report, limit), options)
+
+
+def _remove(url: str, options: argparse.Namespace) -> int:
+    job = find_job(url, options.job, options.dataset_id)
+    with Observer(url) as observer:
+        removed = observer.remove_dataset(job, options.dataset_id, force=options.force)
+    report = RemovalReport(url, job, options.dataset_id, 0, 1, 0, removed.epochs)
+    return print_removal(report, options)
 
 
 def _plan(url: str, options: argparse.Namespace) -> int:

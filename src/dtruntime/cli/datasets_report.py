@@ -161,6 +161,11 @@ def find_job(url: str, job: str | None, dataset_id: str) -> str:
             "that are"
         )
     if len(having) > 1:
+        with Observer(url, patience=PATIENCE) as observer:
+            at_work = {job.job for job in observer.job_summaries() if job.live_workers}
+        live = [name for name in having if name in at_work]
+        if len(live) == 1:
+            return live[0]
         raise ShardError(
             f"{len(having)} jobs have a dataset {dataset_id!r} ({', '.join(having[:8])}): name one "
             "with --job"

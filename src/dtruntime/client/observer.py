@@ -124,6 +124,43 @@ class Observer:
     report_checkpoints = blocking(report_checkpoints_async)
 
     @awaitable
+    async def remove_job_async(self, job: str, *, force: bool = False) -> pb.JobRemoved:
+        """Forget a job; `StrataError` while workers are live, unless ``force``.
+
+        Stored checkpoints and data stay where they are.
+        """
+        request = pb.RemoveJobRequest(job=check_id("job", job), force=force)
+        return await self._channel.call(
+            "RemoveJob", request, pb.JobRemoved, patience=self._patience
+        )
+
+    remove_job = blocking(remove_job_async)
+
+    @awaitable
+    async def remove_dataset_async(
+        self, job: str, dataset_id: str, *, force: bool = False
+    ) -> pb.DatasetRemoved:
+        """Forget a dataset and what was consumed of it; its files stay."""
+        request = pb.RemoveDatasetRequest(
+            job=job, dataset_id=check_id("dataset", dataset_id), force=force
+        )
+        return await self._channel.call(
+            "RemoveDataset", request, pb.DatasetRemoved, patience=self._patience
+        )
+
+    remove_dataset = blocking(remove_dataset_async)
+
+    @awaitable
+    async def job_summaries_async(self) -> list[pb.JobSummary]:
+        """All jobs in a few words each, by name."""
+        reply = await self._channel.call(
+            "ListJobs", pb.ListJobsRequest(), pb.JobList, patience=self._patience
+        )
+        return sorted(reply.jobs, key=lambda job: job.job)
+
+    job_summaries = blocking(job_summaries_async)
+
+    @awaitable
     async def server_info_async(self) -> pb.ServerInfo:
         """Version, uptime, clock and request metrics of the coordinator."""
         return await self._channel.call(

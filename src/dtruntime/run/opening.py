@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from .._loop import io
@@ -14,6 +16,7 @@ from ..checkpoint import CheckpointManager
 from ..client import TrainingOrchestrator, WorkerConfig
 from ..client.registration import OPTIONAL_PACKAGES
 from ..errors import ConfigError
+from ..types import MAX_ID_LENGTH
 from .actions import Agreements, Watch
 from .batches import DataOptions, Numbers, Stream
 from .crew import Alone, Membership, Together
@@ -58,6 +61,26 @@ class Opened:
         self.manager.close()
         if not give_up:
             self.saves.check_last()
+
+
+def job_of_program(argv: list[str] | None = None) -> str | None:
+    """The job that a run without a name belongs to: ``STRATA_JOB``, else as its program is called.
+
+    All workers of a run run the same program, while their folders may be mounted at different
+    paths. ``None`` where there is no program, as in an interactive session.
+    """
+    if os.environ.get("STRATA_JOB"):
+        return os.environ["STRATA_JOB"]
+    words = sys.argv if argv is None else argv
+    program = PurePath(words[0] if words else "")
+    name = program.parent.name if program.stem == "__main__" else program.stem
+    if not name or name in _NO_PROGRAMS or hasattr(sys, "ps1"):
+        return None
+    valid = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.").replace("..", ".")
+    return valid[:MAX_ID_LENGTH] or None
+
+
+_NO_PROGRAMS = frozenset({"-c", "-m", "ipykernel_launcher", "ipython"})
 
 
 def worker_of(

@@ -18,7 +18,7 @@ from .batches import DataOptions
 from .crew import Crew
 from .kinds import check_data, check_lockstep
 from .notices import PREEMPTED, Interrupts, Leaving, Notices
-from .opening import worker_of
+from .opening import job_of_program, worker_of
 from .options import REPORTED, RunOptions, as_mapping
 from .recovery import Recovery
 from .tracking import Tracked
@@ -130,7 +130,9 @@ class Run:
             collective_seconds=collective_seconds,
         )
         self._tracked = Tracked(as_mapping("track", track), as_mapping("state", state))
-        self._orchestrator = worker_of(coordinator_url, job, rank, world_size, worker_id)
+        self._orchestrator = worker_of(
+            coordinator_url, job or job_of_program(), rank, world_size, worker_id
+        )
         if self._orchestrator is not None and self._orchestrator.config.world_size != 1:
             check_lockstep(given)
         self._notices = Notices(

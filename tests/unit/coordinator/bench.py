@@ -14,6 +14,7 @@ from dtruntime.coordinator.state.invariants import Rows, durable_rows, snapshot,
 from dtruntime.coordinator.state.records import (
     READ_ON_DEMAND,
     Delete,
+    DeleteJob,
     Effect,
     Emit,
     Event,
@@ -75,6 +76,8 @@ class Bench:
                     self.rows[effect.kind, effect.job, effect.key] = effect.record
             elif isinstance(effect, Delete):
                 self.rows.pop((effect.kind, effect.job, effect.key), None)
+            elif isinstance(effect, DeleteJob):
+                self.rows = {key: r for key, r in self.rows.items() if key[1] != effect.job}
             elif isinstance(effect, Release):
                 assert effect.call not in self.answers, "a call was answered twice"
                 self.answers[effect.call] = effect.reply

@@ -70,6 +70,11 @@ _SENTENCES: dict[str, Callable[[_Fields], str]] = {
         f"dataset {_of(f, 'dataset')} was registered: {_of(f, 'samples')} samples in "
         f"{_of(f, 'shards')} shards"
     ),
+    "dataset.removed": lambda f: f"dataset {_of(f, 'dataset')} was removed",
+    "job.removed": lambda f: (
+        f"the job was removed: {_of(f, 'datasets')} datasets, {_of(f, 'checkpoints')} records of "
+        f"checkpoints, {_of(f, 'workers')} live workers"
+    ),
     "action.requested": lambda f: (
         f"{_of(f, 'what')} was asked for{' of ' + f['worker'] if f.get('worker') else ''}{_why(f)}"
     ),

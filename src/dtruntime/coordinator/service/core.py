@@ -95,6 +95,8 @@ class CoordinatorService:
             "ReportCheckpoints": self._report_checkpoints,
             "RequestAction": self._request_action,
             "CompleteAction": self._complete_action,
+            "RemoveJob": self._remove_job,
+            "RemoveDataset": self._remove_dataset,
             "GetServerInfo": self._get_server_info,
         }
 
@@ -400,6 +402,14 @@ class CoordinatorService:
         self._limit_worker(command.job, command.completed_by, now)
         self._apply(command, now)
         return pb.ActionCompleted()
+
+    # Removal
+
+    def _remove_job(self, request: pb.RemoveJobRequest, now: float) -> Answer:
+        return encode.reply(self._apply(decode.remove_job(request), now))
+
+    def _remove_dataset(self, request: pb.RemoveDatasetRequest, now: float) -> Answer:
+        return encode.reply(self._apply(decode.remove_dataset(request), now))
 
     # Observation
 

@@ -92,6 +92,18 @@ def report_ended(request: pb.EndedProcesses) -> c.ReportEnded:
     )
 
 
+def remove_job(request: pb.RemoveJobRequest) -> c.RemoveJob:
+    """A job to be forgotten; none is by default."""
+    return c.RemoveJob(identifier("job", request.job), request.force)
+
+
+def remove_dataset(request: pb.RemoveDatasetRequest) -> c.RemoveDataset:
+    """A dataset to be forgotten."""
+    return c.RemoveDataset(
+        job_name(request.job), identifier("dataset", request.dataset_id), request.force
+    )
+
+
 def heartbeat(request: pb.HeartbeatRequest) -> c.Heartbeat:
     """A heartbeat. The ids need no check: an unknown one is refused by the machine."""
     state = STATES.get(request.state)

@@ -174,6 +174,18 @@ def rebalanced(reply: c.Rebalanced) -> pb.RebalanceResponse:
     return pb.RebalanceResponse(segment=reply.segment, weights=reply.weights)
 
 
+def job_removed(reply: c.JobRemoved) -> pb.JobRemoved:
+    """What a job had."""
+    return pb.JobRemoved(
+        live_workers=reply.live_workers, datasets=reply.datasets, checkpoints=reply.checkpoints
+    )
+
+
+def dataset_removed(reply: c.DatasetRemoved) -> pb.DatasetRemoved:
+    """What was known of a dataset."""
+    return pb.DatasetRemoved(epochs=reply.epochs)
+
+
 def ended(reply: c.Ended) -> pb.EndedProcessesReported:
     """So many members were live."""
     return pb.EndedProcessesReported(count=reply.count)
@@ -204,6 +216,8 @@ _ENCODERS: dict[type[c.Reply], Callable[[Any], Message]] = {
     c.Rebalanced: rebalanced,
     c.Requested: requested,
     c.Ended: ended,
+    c.JobRemoved: job_removed,
+    c.DatasetRemoved: dataset_removed,
 }
 
 

@@ -292,6 +292,9 @@ class Queries:
                     generation=job.roster.generation,
                     world_size=job.roster.world_size,
                     live_workers=job.roster.live_count,
+                    dataset_count=len(job.datasets),
+                    checkpoint_count=job.checkpoints.history.present,
+                    created_at=job.roster.created_at,
                 )
                 for job in self._machine.jobs.values()
             ]

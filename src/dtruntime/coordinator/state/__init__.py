@@ -2,12 +2,23 @@
 
 from .commands import HELD, Refused, Reply
 from .machine import Job, Machine
-from .records import RECORD_TYPES, Delete, Effect, Emit, Event, Put, Record, Release
+from .records import (
+    RECORD_TYPES,
+    Delete,
+    DeleteJob,
+    Effect,
+    Emit,
+    Event,
+    Put,
+    Record,
+    Release,
+)
 
 __all__ = [
     "HELD",
     "RECORD_TYPES",
     "Delete",
+    "DeleteJob",
     "Effect",
     "Emit",
     "Event",

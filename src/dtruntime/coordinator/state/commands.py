@@ -265,6 +265,23 @@ class CompleteAction(Command, frozen=True):
     incarnation: int = 0
 
 
+class RemoveJob(Command, frozen=True):
+    """Everything that is known of a job is to be forgotten."""
+
+    job: str
+    force: bool = False
+    """Also while workers are live."""
+
+
+class RemoveDataset(Command, frozen=True):
+    """A dataset, and what was consumed of it, is to be forgotten."""
+
+    job: str
+    dataset_id: str
+    force: bool = False
+    """Also while workers are live."""
+
+
 class Tick(Command, frozen=True):
     """Time has passed: detect failures, end waits."""
 
@@ -297,6 +314,20 @@ class Registered(Reply, frozen=True):
     generation: int
     world_size: int
     live_workers: int
+
+
+class JobRemoved(Reply, frozen=True):
+    """What a job had when it was removed."""
+
+    live_workers: int
+    datasets: int
+    checkpoints: int
+
+
+class DatasetRemoved(Reply, frozen=True):
+    """How many epochs of a dataset were known when it was removed."""
+
+    epochs: int
 
 
 class Ended(Reply, frozen=True):

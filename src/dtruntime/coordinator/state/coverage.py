@@ -278,12 +278,22 @@ class Coverages:
         for share in attempt.shares.values():
             out.delete("share", self._roster.job, share_key(share))
 
+    def forget(self, dataset_id: str, out: Outbox) -> int:
+        """Forget the reports on a dataset; returns of how many epochs there were any."""
+        attempts = self.attempts.pop(dataset_id, {})
+        for attempt in attempts.values():
+            self._drop(attempt, out)
+        return len(attempts)
+
+    def _drop(self, attempt: Attempt, out: Outbox) -> None:
+        self._delete_shares(attempt, out)
+        out.delete("coverage", self._roster.job, coverage_key(attempt.record))
+
     def _forget_oldest(self, dataset_id: str, out: Outbox) -> None:
         kept = self.attempts.get(dataset_id, {})
         while len(kept) >= EPOCHS_KEPT:
             oldest = next(iter(kept.values()))
-            self._delete_shares(oldest, out)
-            out.delete("coverage", self._roster.job, coverage_key(oldest.record))
+            self._drop(oldest, out)
             del kept[oldest.record.epoch]
 
 

@@ -265,6 +265,12 @@ class Datasets:
         )
         return DatasetRegistered(c.dataset_id, record.shard_count, created=True)
 
+    def remove(self, dataset_id: str, out: Outbox) -> None:
+        """Forget a dataset that is known, and the index of its files."""
+        del self._by_id[dataset_id]
+        for kind in ("dataset", "index"):
+            out.delete(kind, self._roster.job, dataset_id)
+
     def shards_for(
         self, dataset_id: str, rank: int, epoch: int, world_hint: int = 0
     ) -> tuple[Dataset, NDArray[np.int64]]:
@@ -317,5 +323,8 @@ class Datasets:
             raise Refused(
                 "dataset_conflict",
                 f"dataset {known.dataset_id!r} is already registered with other parameters "
-                f"({'; '.join(found)}): use the same parameters, or another id",
+                f"in job {self._roster.job!r} ({'; '.join(found)}): use the same parameters or "
+                "another id; for another run, another job (STRATA_JOB or job=); or remove what is "
+                f"registered ('strata datasets rm {known.dataset_id} --job {self._roster.job}', "
+                f"'strata jobs rm {self._roster.job}')",
             )

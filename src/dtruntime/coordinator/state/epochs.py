@@ -302,10 +302,21 @@ class Epochs:
             oldest = next((x for x in kept.values() if x.record.complete), None)
             oldest = oldest or next(iter(kept.values()))
             refusal = unknown(oldest.record.dataset_id, oldest.record.epoch, self._roster.job)
-            self._refuse_all(oldest, refusal, out)
-            self._delete_parts(oldest, out)
-            out.delete("epoch", self._roster.job, epoch_key(oldest.record))
+            self._drop(oldest, refusal, out)
             del kept[oldest.record.epoch]
+
+    def forget(self, dataset_id: str, out: Outbox) -> int:
+        """Forget the ledgers of a dataset; returns how many there were."""
+        ledgers = self.ledgers.pop(dataset_id, {})
+        for ledger in ledgers.values():
+            refusal = unknown(dataset_id, ledger.record.epoch, self._roster.job)
+            self._drop(ledger, refusal, out)
+        return len(ledgers)
+
+    def _drop(self, ledger: Ledger, refusal: Refused, out: Outbox) -> None:
+        self._refuse_all(ledger, refusal, out)
+        self._delete_parts(ledger, out)
+        out.delete("epoch", self._roster.job, epoch_key(ledger.record))
 
     # Answers
 

@@ -50,14 +50,16 @@ class FateBook:
     """The fates of each job's checkpoints, looked up anew when something has changed."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[int, Fates]] = {}
+        self._known: dict[str, tuple[tuple[float, int], Fates]] = {}
 
     def of(self, job: Job) -> Fates:
         """Those of a job."""
         history = job.checkpoints.history
+        # A job may have been removed and begun again under the same name.
+        version = job.roster.created_at, history.version
         known = self._known.get(job.name)
-        if known is None or known[0] != history.version:
-            known = self._known[job.name] = history.version, Fates(history.oldest())
+        if known is None or known[0] != version:
+            known = self._known[job.name] = version, Fates(history.oldest())
         return known[1]
 
 

@@ -42,6 +42,8 @@ def violations(machine: Machine) -> list[str]:
 def durable_rows(machine: Machine) -> Rows:
     """What the store holds, by (kind, job, key), when it has taken every effect so far."""
     rows: Rows = {}
+    if machine.removed is not None:
+        rows["removed", "", ""] = machine.removed
     for name, job in machine.jobs.items():
         rows["job", name, ""] = job.roster.record()
         for member in job.roster.slots:

@@ -40,6 +40,7 @@ from .records import (
     PendingRecord,
     ReaderRecord,
     Record,
+    RemovedRecord,
     RoundRecord,
     SegmentRecord,
     ShareRecord,
@@ -106,6 +107,8 @@ class Machine:
         self._timer = timer
         self._dealt = DealtDatasets()
         self.jobs: dict[str, Job] = {}
+        self.removed: RemovedRecord | None = None
+        """What jobs go on above; None: none was ever removed."""
         self.journal = Journal(events)
         self._out = Outbox(self.journal)
         self._watch: list[tuple[float, int, Member, Job]] = []
@@ -137,6 +140,8 @@ class Machine:
             c.ReportCoverage: self._report_coverage,
             c.RequestAction: self._request_action,
             c.CompleteAction: self._complete_action,
+            c.RemoveJob: self._remove_job,
+            c.RemoveDataset: self._remove_dataset,
             c.Tick: self._tick,
         }
 
@@ -183,13 +188,15 @@ class Machine:
         orphans: list[str] = []
         rows = list(records)
         for _, name, _, record in rows:
-            if isinstance(record, JobRecord):
+            if isinstance(record, RemovedRecord):
+                self.removed = record
+            elif isinstance(record, JobRecord):
                 self.jobs[name] = Job(name, record, self._max_workers, self._timer, self._dealt)
                 by_job[name] = []
         for kind, name, key, record in rows:
             if name in by_job:
                 by_job[name].append(record)
-            else:
+            elif not isinstance(record, RemovedRecord):
                 orphans.append(f"{kind} {name}/{key}")
         for name, owned in by_job.items():
             left_out = self._restore_job(self.jobs[name], owned, now)
@@ -345,6 +352,54 @@ class Machine:
             self._out.put("job", command.job, "", job.roster.record())
         return registered
 
+    def _remove_job(self, command: c.RemoveJob) -> Reply:
+        job = self.job(command.job)
+        roster = job.roster
+        self._check_removable(job, command.force, f"'strata jobs rm {job.name} --force'")
+        reply = c.JobRemoved(roster.live_count, len(job.datasets), job.checkpoints.history.present)
+        members = [m for m in roster.slots if m is not None and m.live]
+        reason = "its job was removed"
+        lost = [roster.lose(m, Membership.DEAD, reason, self._out) for m in members]
+        self._spread_loss(job, lost)
+        known = self.removed or RemovedRecord()
+        self.removed = RemovedRecord(
+            max(known.next_incarnation, roster.next_incarnation),
+            max(known.attempts_begun, roster.attempts_begun),
+            max(known.actions_requested, roster.actions_requested),
+        )
+        del self.jobs[job.name]
+        self._out.delete_job(job.name)
+        self._out.put("removed", "", "", self.removed)
+        self._out.emit(
+            job.name,
+            "job.removed",
+            workers=reply.live_workers,
+            datasets=reply.datasets,
+            checkpoints=reply.checkpoints,
+        )
+        return reply
+
+    def _remove_dataset(self, command: c.RemoveDataset) -> Reply:
+        job = self.job(command.job)
+        job.datasets.get(command.dataset_id)
+        again = f"'strata datasets rm {command.dataset_id} --job {job.name} --force'"
+        self._check_removable(job, command.force, again)
+        epochs = job.epochs.forget(command.dataset_id, self._out)
+        epochs += job.coverages.forget(command.dataset_id, self._out)
+        job.datasets.remove(command.dataset_id, self._out)
+        self._out.emit(job.name, "dataset.removed", dataset=command.dataset_id, epochs=epochs)
+        return c.DatasetRemoved(epochs)
+
+    def _check_removable(self, job: Job, force: bool, again: str) -> None:
+        if job.roster.live_count and not force:
+            live = [m.worker_id for m in job.roster.slots if m is not None and m.live]
+            raise Refused(
+                "job_is_live",
+                f"job {job.name!r} has {len(live)} live workers ({', '.join(live[:4])}): end them "
+                f"first ('strata actions request stop --job {job.name}'), or remove it all the "
+                f"same ({again})",
+            )
+
     def _hang_up(self, command: c.Hangup) -> Reply:
         job = self.jobs.get(command.job)
         if job is not None:
@@ -429,7 +484,9 @@ class Machine:
             _, call, name = heapq.heappop(self._waits)
             expired.setdefault(name, []).append(call)
         for name, calls in expired.items():
-            job = self.jobs[name]
+            job = self.jobs.get(name)
+            if job is None:
+                continue
             for part in (job.barriers, job.checkpoints, job.epochs):
                 part.time_out(calls, self._out)
 
@@ -443,7 +500,7 @@ class Machine:
             )
         if job is None:
             job = Job(name, None, self._max_workers, self._timer, self._dealt)
-            job.roster.created_at = self._out.now
+            job.roster.begin(self._out.now, self.removed)
         return job
 
     def _spread_loss(self, job: Job, lost: list[Lost]) -> None:

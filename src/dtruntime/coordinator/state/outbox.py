@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .journal import Journal
-from .records import Delete, Effect, Emit, Put, Record, Release
+from .records import Delete, DeleteJob, Effect, Emit, Put, Record, Release
 
 
 class Outbox:
@@ -25,6 +25,10 @@ class Outbox:
     def delete(self, kind: str, job: str, key: str) -> None:
         """Remove a record."""
         self._effects.append(Delete(kind, job, key))
+
+    def delete_job(self, job: str) -> None:
+        """Remove all records of a job."""
+        self._effects.append(DeleteJob(job))
 
     def release(self, call: int, reply: Any) -> None:
         """Answer a held call."""

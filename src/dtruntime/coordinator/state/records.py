@@ -306,6 +306,18 @@ class ShareRecord(Record, frozen=True):
     """Whether the slot has finished its part."""
 
 
+class RemovedRecord(Record, frozen=True):
+    """The highest numbers that jobs had given when they were removed.
+
+    A job of the same name goes on above them: no worker of the old one is taken for one of the
+    new, and no checkpoint of the new one is called like a stored one.
+    """
+
+    next_incarnation: Positive = 1
+    attempts_begun: Count = 0
+    actions_requested: Count = 0
+
+
 class Event(Record, frozen=True):
     """An entry of the journal."""
 
@@ -333,6 +345,7 @@ RECORD_TYPES: dict[str, type[Record]] = {
     "reader": ReaderRecord,
     "coverage": CoverageRecord,
     "share": ShareRecord,
+    "removed": RemovedRecord,
 }
 """Record types by the kind they are stored under."""
 
@@ -369,6 +382,12 @@ class Delete(Effect, frozen=True):
     kind: str
     job: str
     key: str
+
+
+class DeleteJob(Effect, frozen=True):
+    """Remove all records of a job before any reply leaves."""
+
+    job: str
 
 
 class Emit(Effect, frozen=True):

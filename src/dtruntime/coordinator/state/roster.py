@@ -13,7 +13,7 @@ from .commands import Lost, Pulse, Refused, Register, Registered
 from .losses import Losses
 from .member import Member
 from .outbox import Outbox
-from .records import ActionRecord, JobRecord, WorkerRecord
+from .records import ActionRecord, JobRecord, RemovedRecord, WorkerRecord
 
 SUPERSEDED_KEPT = 1024
 MAX_WORKERS = 65_536
@@ -139,6 +139,14 @@ class Roster:
         return tuple(self.losses.since(told_generation, member.incarnation, until))
 
     # Changes
+
+    def begin(self, now: float, removed: RemovedRecord | None) -> None:
+        """The job is heard of for the first time; it goes on above what was removed."""
+        self.created_at = now
+        if removed is not None:
+            self.next_incarnation = removed.next_incarnation
+            self.attempts_begun = removed.attempts_begun
+            self.actions_requested = removed.actions_requested
 
     def show_actions(self, actions: tuple[ActionRecord, ...]) -> None:
         """Let heartbeats tell the members of these."""

@@ -62,6 +62,9 @@ ON CONFLICT (kind, job, key) DO UPDATE SET value = excluded.value, digest = excl
 -- name: delete_record
 DELETE FROM records WHERE kind = ? AND job = ? AND key = ? RETURNING digest
 
+-- name: delete_job
+DELETE FROM records WHERE job = ? RETURNING digest
+
 -- name: quarantine_record
 INSERT INTO quarantine (kind, job, key, value, problem) VALUES (?, ?, ?, ?, ?)
 

@@ -26,6 +26,7 @@ from ..state.records import (
     READ_ON_DEMAND,
     RECORD_TYPES,
     Delete,
+    DeleteJob,
     Effect,
     Emit,
     Event,
@@ -284,7 +285,9 @@ class SqliteStore:
         """Store records; events alone may be stored later."""
         urgent = needs_disk = False
         for effect in effects:
-            if isinstance(effect, Put | Delete):
+            if isinstance(effect, DeleteJob):
+                urgent = needs_disk = True
+            elif isinstance(effect, Put | Delete):
                 urgent = True
                 needs_disk = needs_disk or effect.kind not in CRASH_SAFE_KINDS
         if not urgent:
@@ -393,16 +396,21 @@ class SqliteStore:
         before = self._summary
         records = Tally(before.records, before.record_sum)
         events = Tally(before.events, before.event_sum)
-        last_event, forgotten = before.last_event, list[int]()
+        last_event, forgotten, removed = before.last_event, list[int](), list[str]()
         # Within one commit only the last word on a record counts.
         changes: dict[tuple[str, str, str], Put | Delete] = {}
         for effect in batch:
             if isinstance(effect, Put | Delete):
                 changes[effect.kind, effect.job, effect.key] = effect
+            elif isinstance(effect, DeleteJob):
+                removed.append(effect.job)
+                changes = {place: one for place, one in changes.items() if one.job != effect.job}
             elif isinstance(effect, Emit):
                 last_event = effect.event.id
                 self._append(effect.event, events)
                 forgotten += effect.forgotten
+        for job in removed:
+            self._delete(QUERIES["delete_job"], (job,), records)
         for number in forgotten:
             self._delete(QUERIES["forget_event"], (number,), events)
         for place, change in changes.items():

@@ -1140,16 +1140,56 @@ class ListJobsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class JobSummary(_message.Message):
-    __slots__ = ("job", "generation", "world_size", "live_workers")
+    __slots__ = ("job", "generation", "world_size", "live_workers", "dataset_count", "checkpoint_count", "created_at")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     LIVE_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    DATASET_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     world_size: int
     live_workers: int
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., world_size: _Optional[int] = ..., live_workers: _Optional[int] = ...) -> None: ...
+    dataset_count: int
+    checkpoint_count: int
+    created_at: float
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., world_size: _Optional[int] = ..., live_workers: _Optional[int] = ..., dataset_count: _Optional[int] = ..., checkpoint_count: _Optional[int] = ..., created_at: _Optional[float] = ...) -> None: ...
+
+class RemoveJobRequest(_message.Message):
+    __slots__ = ("job", "force")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    force: bool
+    def __init__(self, job: _Optional[str] = ..., force: bool = ...) -> None: ...
+
+class JobRemoved(_message.Message):
+    __slots__ = ("live_workers", "datasets", "checkpoints")
+    LIVE_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    DATASETS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    live_workers: int
+    datasets: int
+    checkpoints: int
+    def __init__(self, live_workers: _Optional[int] = ..., datasets: _Optional[int] = ..., checkpoints: _Optional[int] = ...) -> None: ...
+
+class RemoveDatasetRequest(_message.Message):
+    __slots__ = ("job", "dataset_id", "force")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    dataset_id: str
+    force: bool
+    def __init__(self, job: _Optional[str] = ..., dataset_id: _Optional[str] = ..., force: bool = ...) -> None: ...
+
+class DatasetRemoved(_message.Message):
+    __slots__ = ("epochs",)
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    epochs: int
+    def __init__(self, epochs: _Optional[int] = ...) -> None: ...
 
 class JobList(_message.Message):
     __slots__ = ("jobs",)
