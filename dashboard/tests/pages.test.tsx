@@ -172,6 +172,27 @@ describe("actions", () => {
   });
 });
 
+describe("problems", () => {
+  it("are on the overview while there are any", async () => {
+    const [train] = dashboard.datasets;
+    const [newest] = dashboard.checkpoints;
+    const short = { epoch: 0, total: 400, covered: 200, missing: 200, repeated: 0, assumed: 0, dropped: 0 };
+    const epoch = { ...short, complete: false, exact: false, workers: 1, ended_incomplete: true };
+    const datasets = train ? [{ ...train, coverage: [epoch] }] : [];
+    const checkpoints = newest ? [{ ...newest, verified: false }] : [];
+    await open({ ...dashboard, datasets, checkpoints });
+    const panel = screen.getByRole("region", { name: "Problems" });
+    expect(panel.textContent).toContain("epoch 0 of train ended with 200 of 400 samples missing");
+    expect(panel.textContent).toContain("is damaged");
+  });
+
+  it("are not made up", async () => {
+    const workers = dashboard.workers.filter((worker) => worker.membership === "live");
+    await open({ ...dashboard, workers });
+    expect(screen.queryByRole("region", { name: "Problems" })).toBeNull();
+  });
+});
+
 describe("data", () => {
   it("states the proof in words", async () => {
     await open(dashboard, "#/data");

@@ -3,7 +3,7 @@ import { Dialog } from "../components/Dialog";
 import { Icon, Logo } from "../components/icons";
 import { count } from "../format/numbers";
 import { useSelect } from "../store/hooks";
-import { workerCounts } from "../store/selectors";
+import { incompleteEpochs, workerCounts } from "../store/selectors";
 import type { State } from "../store/state";
 import { PAGE_ENTRIES, PAGES, type PageName } from "./pages";
 import { href } from "./router";
@@ -23,8 +23,11 @@ function hint(state: State, page: PageName): string {
       return data.barriers.open.length ? `${count(data.barriers.open.length)} open|warn` : "";
     case "runs":
       return data.actions.length ? `${count(data.actions.length)} pending|warn` : "";
-    case "data":
+    case "data": {
+      const lacking = incompleteEpochs(data).length;
+      if (lacking) return `${count(lacking)} incomplete|bad`;
       return data.datasets.length ? `${count(data.datasets.length)}|` : "";
+    }
     default:
       return "";
   }

@@ -1,4 +1,4 @@
-import type { Membership, Task } from "../api/types";
+import type { Coverage, Dataset, Membership, Task } from "../api/types";
 import type { JobState, WorkerRow } from "./state";
 
 /** Remembers the last result for the same argument: derived data is made once per change, not once per reader. */
@@ -35,6 +35,22 @@ const counted = memoise((workers: ReadonlyMap<string, WorkerRow>): WorkerCounts 
 });
 
 export const workerCounts = (data: JobState): WorkerCounts => counted(data.workers);
+
+export interface IncompleteEpoch {
+  datasetId: string;
+  coverage: Coverage;
+}
+
+const lacking = memoise((datasets: Dataset[]): IncompleteEpoch[] =>
+  datasets.flatMap((dataset) =>
+    dataset.coverage
+      .filter((coverage) => coverage.ended_incomplete)
+      .map((coverage) => ({ datasetId: dataset.dataset_id, coverage })),
+  ),
+);
+
+/** Epochs that ended although samples are missing. */
+export const incompleteEpochs = (data: JobState): IncompleteEpoch[] => lacking(data.datasets);
 
 const TASK_ORDER: Record<Task["state"], number> = {
   recovering: 0,

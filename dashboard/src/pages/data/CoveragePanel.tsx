@@ -1,7 +1,7 @@
 import type { Coverage } from "../../api/types";
 import { Panel } from "../../components/Panel";
 import { count, percent } from "../../format/numbers";
-import { coverageVerdict } from "./coverageWords";
+import { coverageVerdict, hasEnded } from "./coverageWords";
 
 /** So many epochs are told in full; older ones, when they are good, in a line. */
 const IN_FULL = 2;
@@ -46,8 +46,8 @@ function Epoch({ coverage, brief }: { coverage: Coverage; brief: boolean }) {
         role="img"
         aria-label={`${count(coverage.covered)} covered, ${count(coverage.missing)} missing, ${count(coverage.repeated)} repeated`}
       >
-        <i className={coverage.complete ? "covered" : "covered going"} style={{ width: share(coverage.covered) }} />
-        {coverage.complete && <i className="missing" style={{ width: share(coverage.missing) }} />}
+        <i className={hasEnded(coverage) ? "covered" : "covered going"} style={{ width: share(coverage.covered) }} />
+        {hasEnded(coverage) && <i className="missing" style={{ width: share(coverage.missing) }} />}
         <i className="repeated" style={{ width: share(coverage.repeated) }} />
       </div>
       {!brief && <p className="soft">{verdict.text}</p>}
@@ -58,8 +58,8 @@ function Epoch({ coverage, brief }: { coverage: Coverage; brief: boolean }) {
             <dd>{count(coverage.covered)}</dd>
           </div>
           <div>
-            <dt>{coverage.complete ? "missing" : "to come"}</dt>
-            <dd>{count(coverage.missing)}</dd>
+            <dt>{hasEnded(coverage) ? "missing" : "to come"}</dt>
+            <dd className={hasEnded(coverage) && coverage.missing ? "bad" : ""}>{count(coverage.missing)}</dd>
           </div>
           <div>
             <dt>repeated</dt>

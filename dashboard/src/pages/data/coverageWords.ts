@@ -51,6 +51,9 @@ export function coverageVerdict(coverage: Coverage): Verdict {
   };
 }
 
+/** Whether nothing more comes of an epoch. */
+export const hasEnded = (coverage: Coverage): boolean => coverage.complete || coverage.ended_incomplete;
+
 /** Whether shards are dealt out evenly, in words. */
 export function balanceWords(shards: number[]): string {
   if (shards.length === 0) return "No rank has shards yet.";

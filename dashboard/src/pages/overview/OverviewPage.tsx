@@ -7,6 +7,7 @@ import { duration } from "../../format/time";
 import { useJob, useSelect, useServerNow } from "../../store/hooks";
 import { CurrentRun } from "./CurrentRun";
 import { Headlines } from "./Headlines";
+import { Problems } from "./Problems";
 import { ThroughputPanel } from "./ThroughputPanel";
 
 export function OverviewPage() {
@@ -16,6 +17,7 @@ export function OverviewPage() {
     <>
       <h1 className="visually-hidden">Overview</h1>
       <CurrentRun />
+      <Problems />
       <Headlines />
       <div className="columns-2-1">
         <ThroughputPanel />
