@@ -3,7 +3,7 @@
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from dtruntime.client.observer import Observer
 from dtruntime.rpc.gen import coordinator_pb2 as pb
@@ -76,16 +76,27 @@ def test_health_of_an_unknown_service_is_not_found(service: RawClient) -> None:
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
-def test_reflection_lists_the_service_and_describes_it(service: RawClient) -> None:
-    stub = reflection_pb2_grpc.ServerReflectionStub(service.channel)
-    requests = [
-        reflection_pb2.ServerReflectionRequest(list_services=""),
-        reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE),
-    ]
-    listed, described = stub.ServerReflectionInfo(iter(requests), timeout=10)
+@pytest.mark.parametrize("version", ["v1alpha", "v1"])
+def test_reflection_lists_every_service_and_describes_it(service: RawClient, version: str) -> None:
+    def ask(*requests: dict[str, str]) -> list[reflection_pb2.ServerReflectionResponse]:
+        call = service.channel.stream_stream(
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+            request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+        )
+        made = [reflection_pb2.ServerReflectionRequest(**fields) for fields in requests]
+        return list(call(iter(made), timeout=10))
+
+    (listed,) = ask({"list_services": ""})
     names = {found.name for found in listed.list_services_response.service}
-    assert names >= {"strata.v1.CoordinatorService", "grpc.health.v1.Health"}
-    assert described.file_descriptor_response.file_descriptor_proto
+    assert names == {
+        SERVICE,
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1alpha.ServerReflection",
+        "grpc.reflection.v1.ServerReflection",
+    }
+    for described in ask(*({"file_containing_symbol": name} for name in names)):
+        assert described.file_descriptor_response.file_descriptor_proto, described
 
 
 def test_watch_gives_kept_events_then_new_ones(service: RawClient) -> None:

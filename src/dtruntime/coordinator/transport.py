@@ -19,12 +19,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
 from ..errors import ConnectionError
 from ..rpc.methods import METHODS, SERVICE, Method
@@ -46,6 +47,9 @@ UNIX_PATH = 100
 
 Choice = Literal["auto", "pygrpc-native", "grpc.aio"]
 Answer = Message | asyncio.Future[Message]
+
+
+REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 
 
 class Service(Protocol):
@@ -279,6 +283,40 @@ class _SocketPlace:
             shutil.rmtree(self._own, ignore_errors=True)
 
 
+def _serve_reflection(server: grpc.aio.Server) -> None:
+    """Serve reflection in both versions that clients ask for; their messages are the same."""
+    names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME, REFLECTION_V1)
+    _describe_reflection_v1()
+    servicer = reflection.aio.ReflectionServicer(names)
+    add = cast(Callable[..., None], reflection_pb2_grpc.add_ServerReflectionServicer_to_server)
+    add(servicer, server)
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    own = grpc.method_handlers_generic_handler(REFLECTION_V1, {"ServerReflectionInfo": handler})
+    server.add_generic_rpc_handlers((own,))
+
+
+@functools.cache
+def _describe_reflection_v1() -> None:
+    """Make version 1 known by its name, which grpcio-reflection does not bring along."""
+    file = descriptor_pb2.FileDescriptorProto()
+    file.ParseFromString(reflection_pb2.DESCRIPTOR.serialized_pb)
+    file.name = file.name.replace("v1alpha", "v1")
+    file.package = file.package.replace("v1alpha", "v1")
+    for message in file.message_type:
+        for field in message.field:
+            if field.type_name:
+                field.type_name = field.type_name.replace("v1alpha", "v1")
+    for method in file.service[0].method:
+        method.input_type = method.input_type.replace("v1alpha", "v1")
+        method.output_type = method.output_type.replace("v1alpha", "v1")
+    pool: Any = descriptor_pool.Default()  # type: ignore[no-untyped-call]
+    pool.AddSerializedFile(file.SerializeToString())
+
+
 class _AioServer:
     """A grpc.aio server with some of the service's methods, health and reflection."""
 
@@ -302,8 +340,7 @@ class _AioServer:
         self.server.add_registered_method_handlers(SERVICE, handlers)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
-        names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self.server)
+        _serve_reflection(self.server)
         self._is_started = False
 
     async def start(self) -> None:

@@ -51,6 +51,8 @@ def eventful() -> Bench:
         c.ReportCoverage(JOB, moved.worker_id, moved.incarnation, DATASET, 1, digest, digest, 6)
     )
     bench.register(job="elastic")
+    bench.register(job="gone")
+    bench.apply(c.RemoveJob("gone", force=True))
     return bench
 
 
