@@ -145,6 +145,24 @@ def test_status_of_an_unreachable_coordinator_has_an_exit_code_of_its_own(
     assert len(captured.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status"],
+        ["top", "--once"],
+        ["jobs", "ls"],
+        ["actions", "ls"],
+        ["datasets", "ls"],
+        ["datasets", "show", "train"],
+    ],
+)
+def test_hint_to_the_doctor_is_given_once(
+    arguments: list[str], unused_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--url", unused_url]) == 3
+    assert capsys.readouterr().err.count("strata doctor") == 1
+
+
 def test_status_with_a_wrong_url_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--url", "nonsense"]) == 2
     assert "HOST:PORT" in capsys.readouterr().err
@@ -225,6 +243,7 @@ def test_doctor_tells_an_open_port_from_a_coordinator(
     assert code == 1
     assert found["connection"]["verdict"] == "ok"
     assert found["gRPC"]["verdict"] == "fail"
+    assert "strata doctor" not in found["gRPC"]["text"], "it is the doctor who speaks"
 
 
 @pytest.mark.parametrize(
@@ -304,6 +323,20 @@ def test_wrong_usage_has_exit_code_2(
 
     assert ended.value.code == 2
     assert "usage: strata" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [(), ("jobs",), ("actions",), ("datasets",), ("checkpoints",)])
+def test_command_alone_says_what_there_is(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(command)
+
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert told.count("usage: ") == 1
+    assert ("show" if command == ("datasets",) else "ls" if command else "coordinator") in told
+    assert "-h, --help" in told
 
 
 def test_dataset_and_left_worker_appear_in_the_status(

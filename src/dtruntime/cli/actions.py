@@ -16,7 +16,7 @@ from rich.text import Text
 from ..client import Observer
 from ..config import DEFAULT_URL
 from ..display import duration, open_console
-from ..errors import ConfigError, ConnectionError
+from ..errors import ConfigError
 from ..types import ACTION_KINDS, Action
 from .jobs import one_job
 from .logs import log_only_when_asked
@@ -86,11 +86,8 @@ def _reaching(
     def face(options: argparse.Namespace) -> int:
         log_only_when_asked()
         url = coordinator_url(options)
-        try:
-            with Observer(url) as observer:
-                return run(observer, url, options)
-        except ConnectionError as exc:
-            raise ConnectionError(f"{exc}; 'strata doctor --url {url}' checks all of that") from exc
+        with Observer(url) as observer:
+            return run(observer, url, options)
 
     return face
 

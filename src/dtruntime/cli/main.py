@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from .._version import __version__
 from ..errors import ConfigError, ConnectionError, StrataError
@@ -28,6 +29,8 @@ from . import (
     top,
 )
 
+COMMAND, ACTION = "COMMAND", "ACTION"
+"""How what has to be chosen is called in usages."""
 COMMANDS = (
     coordinator,
     status,
@@ -44,14 +47,25 @@ COMMANDS = (
 )
 
 
+class CommandParser(argparse.ArgumentParser):
+    """Parser that says which commands there are where none is given."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with status 2, after the usage; without a command, after the whole help."""
+        if message.endswith((f": {COMMAND}", f": {ACTION}")):
+            self.print_help(sys.stderr)
+            self.exit(2, f"\n{self.prog}: choose one of these\n")
+        super().error(message)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="strata",
         description="Coordinates data loading, checkpointing and recovery for ML training.",
     )
     parser.add_argument("--version", action="version", version=f"strata {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(dest="command", metavar=COMMAND, required=True)
     for command in COMMANDS:
         command.add_parser(subparsers)
     return parser

@@ -13,7 +13,6 @@ from rich.live import Live
 from ..client import Observer
 from ..config import DEFAULT_URL
 from ..display import open_console
-from ..errors import ConnectionError
 from .logs import log_only_when_asked
 from .status import coordinator_url
 from .top_keys import Keys
@@ -50,17 +49,14 @@ def run(options: argparse.Namespace) -> int:
     log_only_when_asked()
     url = coordinator_url(options)
     console = open_console()
-    try:
-        with Observer(url) as observer:
-            look = read_look(observer, url, options.job)
-            state = TopState(look, options.sort)
-            if options.once or not (console.is_terminal and sys.stdin.isatty()):
-                height = console.height if console.is_terminal else None
-                console.print(top_view(state, console.width, height))
-            else:
-                _watch(Poller(observer, url, options.interval, look), state, console)
-    except ConnectionError as exc:
-        raise ConnectionError(f"{exc}; 'strata doctor --url {url}' checks all of that") from exc
+    with Observer(url) as observer:
+        look = read_look(observer, url, options.job)
+        state = TopState(look, options.sort)
+        if options.once or not (console.is_terminal and sys.stdin.isatty()):
+            height = console.height if console.is_terminal else None
+            console.print(top_view(state, console.width, height))
+        else:
+            _watch(Poller(observer, url, options.interval, look), state, console)
     return 0
 
 

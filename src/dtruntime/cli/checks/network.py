@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import statistics
 import time
@@ -18,6 +19,8 @@ from .finding import Finding
 GROUP = "coordinator"
 CONNECT_SECONDS = 3.0
 ROUND_TRIPS = 9
+_REFERRAL = re.compile(r"[;.] 'strata doctor [^']*' checks .*$")
+"""Where errors end with a word on this very check."""
 CLOCK_SECONDS = 1.0
 """A larger difference between clocks is worth a warning."""
 
@@ -75,7 +78,7 @@ class NetworkCheck:
         except ConnectionError as exc:
             return _fail(
                 "gRPC",
-                f"the port is open, but calls fail: {exc}",
+                f"the port is open, but calls fail: {_REFERRAL.sub('', str(exc))}",
                 "check that the port is the coordinator's gRPC port, and the proxy setting above",
             )
         times = sorted(trip.seconds for trip in self.contact.round_trips)
