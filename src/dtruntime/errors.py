@@ -26,6 +26,16 @@ import functools
 from collections.abc import Mapping
 from typing import Any, Literal
 
+_DISTRIBUTIONS = {"google_crc32c": "google-crc32c"}
+"""Packages that are installed by another name than they are imported by."""
+
+
+def install_command(module: str) -> str:
+    """What to type when a module cannot be imported because its package is not installed."""
+    package = module.partition(".")[0]
+    return f"pip install {_DISTRIBUTIONS.get(package, package)}"
+
+
 SyncReason = Literal["timeout", "membership_changed", "superseded"]
 
 

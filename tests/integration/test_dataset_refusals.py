@@ -258,7 +258,7 @@ print(registry.get_shard("numbers", 0, 0))
 """
 
 
-def test_without_pyarrow_a_count_is_needed_and_the_extra_named(
+def test_without_pyarrow_a_count_is_needed_and_the_package_named(
     coordinator: LocalCoordinator, job: str, parquet: Path
 ) -> None:
     result = subprocess.run(
@@ -269,5 +269,5 @@ def test_without_pyarrow_a_count_is_needed_and_the_extra_named(
     )
     assert result.returncode == 0, result.stderr
     complaint, files = result.stdout.splitlines()
-    assert "pyarrow is not installed: pip install 'dtruntime[data]'" in complaint
+    assert "pyarrow is not installed: pip install pyarrow" in complaint
     assert files == f"['{parquet}/shard_0.parquet']"

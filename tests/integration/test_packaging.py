@@ -126,8 +126,11 @@ def test_wheel_says_what_it_is_and_what_it_needs(wheel: Path) -> None:
     assert said["Requires-Python"] == ">=3.11"
     assert "Typing :: Typed" in said.get_all("Classifier", [])
     always = [need for need in said.get_all("Requires-Dist", []) if "extra ==" not in need]
-    heavy = ("torch", "jax", "pyarrow", "obstore", "opentelemetry")
+    heavy = ("torch", "jax", "opentelemetry")
     assert not [need for need in always if need.startswith(heavy)]
+    for needed in ("pyarrow", "obstore", "google-crc32c"):
+        assert [need for need in always if need.startswith(needed)], needed
+    assert "data" in said.get_all("Provides-Extra", []), "old commands name it"
 
 
 def test_sdist_has_what_it_is_built_and_tested_from(distributions: Path) -> None:
@@ -160,6 +163,51 @@ def test_bare_install_imports_without_any_framework(
     for name, value in report.items():
         record_property(name, value)
     print(json.dumps(report))
+
+
+def test_bare_install_reads_parquet_and_opens_object_stores(
+    installed: Path, tmp_path: Path
+) -> None:
+    program = """
+import sys
+import pyarrow as pa, pyarrow.parquet as pq
+from dtruntime import CheckpointManager
+from dtruntime.data import FileSource, Loader, build_index
+pq.write_table(pa.table({"x": list(range(10))}), sys.argv[1])
+CheckpointManager("s3://bucket/run", region="x", anonymous=True)
+loader = Loader(FileSource(build_index(sys.argv[1], "parquet")), batch_size=10)
+print(sorted(next(iter(loader))["x"].tolist()))
+"""
+    said = run(installed / "python", "-c", program, tmp_path / "data.parquet")
+    assert said == f"{list(range(10))}\n"
+
+
+def test_slimmed_install_runs_a_coordinator_and_says_what_it_lacks(
+    wheel: Path, tmp_path: Path
+) -> None:
+    """As docs/deployment.md has it."""
+    venv.create(tmp_path / "slim", with_pip=True)
+    python = tmp_path / "slim" / "bin" / "python"
+    pip = [python, "-m", "pip", "--disable-pip-version-check"]
+    install = [*pip, "install", "-q", "-c", ROOT / "constraints.txt", wheel]
+    done = subprocess.run(install, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run(*pip, "uninstall", "-q", "-y", "pyarrow", "obstore", "google-crc32c")
+    assert "coordinator" in run(python, "-m", "dtruntime.cli.main", "--help")
+    program = """
+import dtruntime.coordinator.server, dtruntime.run
+from dtruntime import CheckpointManager
+import sys
+with CheckpointManager(sys.argv[1]) as manager:
+    manager.save(b"x", 1)
+    print(manager.steps())
+try:
+    CheckpointManager("s3://bucket/run")
+except ValueError as exc:
+    print(exc)
+"""
+    said = run(python, "-c", program, tmp_path / "checkpoints").splitlines()
+    assert said == ["[1]", "s3://bucket/run needs the package obstore: pip install obstore"]
 
 
 def test_bare_install_has_the_command(installed: Path) -> None:

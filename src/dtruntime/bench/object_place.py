@@ -7,11 +7,11 @@ import secrets
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError, StorageError
+from ..errors import StorageError
 from ..storage import open_backend
 from ..storage.failures import storage_errors
 from ..storage.lanes import side_by_side
-from ..storage.objects import PARALLEL_PARTS, PART_BYTES, place_of
+from ..storage.objects import PARALLEL_PARTS, PART_BYTES, lacks_obstore, place_of
 from ..storage.stores import parse_object_url, store_for
 from .local_place import PREFIX
 
@@ -28,9 +28,7 @@ class ObjectPlace:
             with storage_errors("reach", parent.base):
                 self._reach()
         except ImportError as exc:
-            raise ConfigError(
-                f"{url} needs the package obstore: pip install 'dtruntime[data]'"
-            ) from exc
+            raise lacks_obstore(url) from exc
 
     @property
     def raw_write(self) -> str:

@@ -219,7 +219,7 @@ def _data(options: argparse.Namespace, tell: Tell) -> Section:
     )
 
 
-_NO_PYARROW = "reading data needs pyarrow, which is not installed: pip install 'dtruntime[data]'"
+_NO_PYARROW = "reading data needs pyarrow, which is not installed: pip install pyarrow"
 
 
 def _has_pyarrow() -> bool:

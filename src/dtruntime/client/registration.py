@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._threads import abandonable
 from ..config import Config
-from ..errors import ShardError, ShardValueError, StorageError
+from ..errors import ShardError, ShardValueError, StorageError, install_command
 from ..rpc.gen import coordinator_pb2 as pb
 from ..storage.locations import absolute, is_remote, look
 from ..storage.stores import SCHEMES
@@ -217,7 +217,8 @@ def _lacking(error: ImportError) -> str:
     """What to install; other import errors are raised again."""
     if (error.name or "").partition(".")[0] not in OPTIONAL_PACKAGES:
         raise error
-    return f"{error.name} is not installed: pip install 'dtruntime[data]'"
+    name = error.name or ""
+    return f"{name} is not installed: {install_command(name)}"
 
 
 async def _probe(path: str) -> None:

@@ -55,6 +55,8 @@ _HOMES = {
     ),
     "readers": ("CsvOptions", "ParquetOptions", "TfrecordOptions"),
 }
+_PACKAGES = {"pyarrow": "pyarrow", "google_crc32c": "google-crc32c"}
+"""What a slimmed install may lack, by the names that it is imported by."""
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -86,4 +88,14 @@ def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{home}", __name__), name)
+    try:
+        return getattr(importlib.import_module(f".{home}", __name__), name)
+    except ModuleNotFoundError as exc:
+        lacking = exc.name or ""
+        package = _PACKAGES.get(lacking.partition(".")[0])
+        if package is None:
+            raise
+        raise ModuleNotFoundError(
+            f"reading data needs {lacking}, which is not installed: pip install {package}",
+            name=lacking,
+        ) from exc

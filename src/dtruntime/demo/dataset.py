@@ -59,7 +59,7 @@ def require_pyarrow() -> None:
     if importlib.util.find_spec("pyarrow") is None:
         raise StrataError(
             "the demo trains from parquet files and needs pyarrow, which is not installed: "
-            "pip install 'dtruntime[data]'"
+            "pip install pyarrow"
         )
 
 

@@ -15,7 +15,7 @@ from .._loop import io
 from ..checkpoint import CheckpointManager
 from ..client import TrainingOrchestrator, WorkerConfig
 from ..client.registration import OPTIONAL_PACKAGES
-from ..errors import ConfigError
+from ..errors import ConfigError, install_command
 from ..types import MAX_ID_LENGTH
 from .actions import Agreements, Watch
 from .batches import DataOptions, Numbers, Stream
@@ -203,6 +203,7 @@ def open_stream(options: DataOptions, worker: TrainingOrchestrator | None) -> St
         if (exc.name or "").partition(".")[0] not in OPTIONAL_PACKAGES:
             raise
         raise ConfigError(
-            f"reading data needs {exc.name}, which is not installed: pip install 'dtruntime[data]'"
+            f"reading data needs {exc.name}, which is not installed: "
+            f"{install_command(exc.name or '')}"
         ) from exc
     return dataset_stream(options, worker)

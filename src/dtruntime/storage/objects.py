@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
 from .._memory import Blocks
-from ..errors import ConfigError, ShardError, StorageError
+from ..errors import ConfigError, ShardError, StorageError, install_command
 from .backend import Failures, Names, Pieces, Range, StorageBackend, StoredFile, StreamWriter
 from .buffers import Views, blocks_of, size_of
 from .failures import storage_errors
@@ -35,6 +35,11 @@ DELETED_AT_ONCE = 1000
 _DELETE_LANES = 8
 _WRITER = "stratawriter"
 """Metadata of an object that was created: tells a repeated request from a competitor's."""
+
+
+def lacks_obstore(url: str) -> ConfigError:
+    """The error of a place that cannot be reached without the package."""
+    return ConfigError(f"{url} needs the package obstore: {install_command('obstore')}")
 
 
 class ObjectBackend(StorageBackend):
@@ -188,9 +193,7 @@ class ObjectBackend(StorageBackend):
             with self._errors("open", ""):
                 return open_store(self._place, options)
         except ImportError as exc:
-            raise ConfigError(
-                f"{self.url} needs the package obstore: pip install 'dtruntime[data]'"
-            ) from exc
+            raise lacks_obstore(self.url) from exc
 
     def _client(self) -> ObjectStore:
         check_process(self._place)

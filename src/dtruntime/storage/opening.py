@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+from importlib.util import find_spec
 from typing import Any
 
 from ..config import StorageConfig
@@ -13,7 +14,7 @@ from .backend import StorageBackend
 from .local import LocalBackend
 from .locations import absolute
 from .memory import MemoryBackend
-from .objects import place_of
+from .objects import lacks_obstore, place_of
 from .providers import AzureBackend, GcsBackend, S3Backend, Tuning, open_objects
 from .stores import SCHEMES, shown
 
@@ -50,13 +51,15 @@ def open_backend(place: str | os.PathLike[str], **options: Any) -> StorageBacken
 def backend_options(place: str) -> set[str]:
     """The names of the options of a place's backend; nothing is opened.
 
-    ``ConfigError`` when the place cannot be one.
+    ``ConfigError`` when the place cannot be one, or needs a package that is not installed.
     """
     scheme = _scheme_of(place)
     if scheme == "file":
         _local_path(place)
     elif scheme in SCHEMES:
         place_of(place)
+        if find_spec("obstore") is None:
+            raise lacks_obstore(shown(place))
     _, *rest = inspect.signature(_KINDS[scheme]).parameters.values()
     names = {one.name for one in rest if one.kind is not one.VAR_KEYWORD and one.name != "prefix"}
     takes_more = any(one.kind is one.VAR_KEYWORD for one in rest)

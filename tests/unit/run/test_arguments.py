@@ -176,4 +176,4 @@ def test_base_install_says_what_reading_needs(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "ConfigError reading data needs pyarrow" in done.stdout
-    assert "pip install 'dtruntime[data]'" in done.stdout
+    assert "pip install pyarrow" in done.stdout

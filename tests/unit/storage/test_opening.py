@@ -213,10 +213,39 @@ except ValueError as exc:
 """
     command = [sys.executable, "-c", code, str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert result.stdout == (
-        "s3://bucket needs the package obstore: pip install 'dtruntime[data]'\n"
-    ), result.stderr
+    assert result.stdout == "s3://bucket needs the package obstore: pip install obstore\n"
     assert (tmp_path / "file").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/run", "gs://bucket/run", "az://container/run"])
+def test_manager_without_obstore_fails_when_it_is_made(url: str) -> None:
+    code = """
+import sys
+sys.modules["obstore"] = None
+from dtruntime import CheckpointManager
+try:
+    CheckpointManager(sys.argv[1])
+except ValueError as exc:
+    print(exc)
+"""
+    command = [sys.executable, "-c", code, url]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.stdout == f"{url} needs the package obstore: pip install obstore\n"
+
+
+def test_reading_data_without_pyarrow_names_the_command() -> None:
+    code = """
+import sys
+sys.modules["pyarrow"] = None
+try:
+    from dtruntime.data import Loader
+except ModuleNotFoundError as exc:
+    print(exc)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout == (
+        "reading data needs pyarrow, which is not installed: pip install pyarrow\n"
+    )
 
 
 def test_gcs_names_credentials_it_cannot_read(

@@ -26,14 +26,23 @@ class Optional:
 
     name: str
     extra: str
+    """The extra that brings it; empty: it is installed with Strata, unless that was slimmed."""
     cost: str
     verdict: Verdict = "warn"
+
+    @property
+    def remedy(self) -> str:
+        """What to type."""
+        wanted = f"'dtruntime[{self.extra}]'" if self.extra else self.name
+        return f"pip install {wanted}"
 
 
 OPTIONAL = (
     Optional("pygrpc-native", "fast", "a coordinator here serves far fewer requests per second"),
     Optional("uvloop", "fast", "a coordinator here runs on asyncio's slower event loop"),
-    Optional("pyarrow", "data", "no parquet files, and no strata demo"),
+    Optional("pyarrow", "", "no data files can be read, and there is no strata demo"),
+    Optional("obstore", "", "nothing in s3://, gs:// and az:// can be read or saved"),
+    Optional("google-crc32c", "", "no tfrecord files can be read"),
     Optional("torch", "torch", "no torch integration", "note"),
     Optional("jax", "jax", "no JAX integration", "note"),
 )
@@ -75,7 +84,10 @@ def _strata() -> Finding:
 def _required() -> Iterator[Finding]:
     """One line for all that is as it should be, one for each that is not."""
     good = []
+    slimmed = {package.name for package in OPTIONAL}
     for name, bounds in required_packages().items():
+        if name in slimmed:
+            continue
         version = _version(name)
         if version is not None and within(version, bounds):
             good.append(f"{name} {version}")
@@ -109,7 +121,7 @@ def _optional(package: Optional) -> Finding:
     version = _version(package.name)
     if version is not None:
         return Finding(GROUP, package.name, "ok", version)
-    remedy = f"pip install 'dtruntime[{package.extra}]'" if package.verdict == "warn" else ""
+    remedy = package.remedy if package.verdict == "warn" else ""
     return Finding(GROUP, package.name, package.verdict, f"not installed: {package.cost}", remedy)
 
 
