@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
@@ -12,7 +13,7 @@ from .._threads import in_thread
 from ..client import current
 from ..client.settings import trace_worker
 from ..config import Config
-from ..errors import ConfigError
+from ..errors import ConfigError, StorageError
 from ..storage import open_backend, resolve_url
 from ..storage.opening import with_region
 from ..storage.stores import shown
@@ -27,6 +28,7 @@ from .place import Place
 from .policy import SavePolicy
 from .retention import Retention
 from .saving import SaveHandle
+from .sessions import Session
 from .staging import StagingPool
 from .telling import Witness
 from .tiers import Copy, Tiers
@@ -285,6 +287,13 @@ class CheckpointManager:
         """All checkpoints, in the order of their commits."""
         self._settle()
         return self._loads.infos()
+
+    def other_writers(self) -> list[str]:
+        """The numbers of other processes that save here at the moment; on a local disk only."""
+        with contextlib.suppress(StorageError):
+            # From then on these see this one too; where nothing can be written, it only looks.
+            return self._main.session.other_processes()
+        return Session(self._main.backend).other_processes()
 
     # Closing
 

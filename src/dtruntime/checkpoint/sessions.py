@@ -46,6 +46,7 @@ class Session:
             hidden = path.with_suffix(".new")
             self._lock = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
+            os.write(self._lock, f"{os.getpid()}\n".encode())
             hidden.rename(path)
 
     def close(self) -> None:
@@ -64,6 +65,17 @@ class Session:
         if self._backend.kind != "local":
             return now - file.modified > ORPHAN_SECONDS
         return self._is_unlocked(found[1])
+
+    def other_processes(self) -> list[str]:
+        """The numbers of other live processes that write here; on a local disk only."""
+        if self._backend.kind != "local":
+            return []
+        found: set[str] = set()
+        for path in self._lock_file("x").parent.glob("*.lock"):
+            if path.stem != self.id and not self._is_unlocked(path.stem):
+                with contextlib.suppress(OSError):
+                    found.add(path.read_text(encoding="utf-8", errors="replace").strip())
+        return sorted(found - {"", str(os.getpid())})
 
     def forget_dead(self) -> None:
         """Remove the lock files of writers that are gone."""
