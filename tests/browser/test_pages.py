@@ -17,7 +17,7 @@ SHOWN = {
     "workers": "worker-1",
     "workers?view=map": "waiting, recovering",
     "workers/worker-0": "Reported by the training loop",
-    "data": "First rows",
+    "data": "Shards per rank",
     "checkpoints": "Timeline",
     "barriers": "first arrival to completion",
     "runs": "Requests",
