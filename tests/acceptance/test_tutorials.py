@@ -21,9 +21,9 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 PROGRAMS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "quickstart": ((), ()),
     "real_training_simple": ((), ()),
-    "ddp_torchrun": (TORCHRUN, ("--epochs", "1")),
-    "fsdp_torchrun": (TORCHRUN, ("--epochs", "1")),
-    "jax_training": ((), ("--epochs", "1")),
+    "ddp_torchrun": (TORCHRUN, ("--epochs", "1", "--samples", "2048")),
+    "fsdp_torchrun": (TORCHRUN, ("--epochs", "1", "--samples", "1024")),
+    "jax_training": ((), ("--epochs", "1", "--samples", "2048")),
 }
 """By the name of the program: what runs it, and what makes it short."""
 
