@@ -118,7 +118,7 @@ class CheckpointManager:
         self._main = Place(url, with_region(url, storage_options, config.storage))
         self._place = self._main
         """Where saves go."""
-        find: Find = current.responsible if orchestrator is None else lambda: orchestrator
+        find: Find = current.Responsible() if orchestrator is None else lambda: orchestrator
         witness = Witness(find)
         # With two tiers a checkpoint that one of them drops may be in the other.
         told = witness if local_tier is None else None

@@ -21,25 +21,21 @@ GOODBYE_SECONDS = 2.0
 
 _registered: weakref.WeakSet[TrainingOrchestrator] = weakref.WeakSet()
 _current: weakref.ref[TrainingOrchestrator] | None = None
-_latest: TrainingOrchestrator | None = None
 
 
 def enter(orchestrator: TrainingOrchestrator) -> None:
     """Make a registered orchestrator the current one."""
-    global _current, _latest
+    global _current
     _registered.add(orchestrator)
     _current = weakref.ref(orchestrator)
-    _latest = orchestrator
 
 
 def leave(orchestrator: TrainingOrchestrator) -> None:
     """Forget an orchestrator that is no longer a member."""
-    global _current, _latest
+    global _current
     _registered.discard(orchestrator)
     if _current is not None and _current() is orchestrator:
         _current = None
-    if _latest is orchestrator and not orchestrator.is_replaced:
-        _latest = None
 
 
 def current() -> TrainingOrchestrator | None:
@@ -47,13 +43,22 @@ def current() -> TrainingOrchestrator | None:
     return _current() if _current is not None else None
 
 
-def responsible() -> TrainingOrchestrator | None:
-    """The orchestrator that this process has to commit through, if it has not left by itself.
+class Responsible:
+    """Finds the orchestrator that somebody has to commit through, each time it is called.
 
-    One that was replaced stays it: what it commits is refused, and must not be stored instead as
-    if this process had never had any.
+    One that was replaced stays it until another is registered: what it commits is refused, and must
+    not be stored instead as if this process had never been a member.
     """
-    return _latest
+
+    def __init__(self) -> None:
+        self._last: TrainingOrchestrator | None = None
+
+    def __call__(self) -> TrainingOrchestrator | None:
+        """The one that is registered, or was and then replaced."""
+        found = current()
+        if found is not None or (self._last is not None and not self._last.is_replaced):
+            self._last = found
+        return self._last
 
 
 def doing(state: WorkerState) -> AbstractContextManager[None]:
@@ -63,9 +68,9 @@ def doing(state: WorkerState) -> AbstractContextManager[None]:
 
 
 def _forget_all() -> None:
-    global _current, _latest
+    global _current
     _registered.clear()
-    _current = _latest = None
+    _current = None
 
 
 def _say_goodbye() -> None:
