@@ -20,7 +20,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-long lint bench bench-coordinator bench-http bench-data bench-checkpoints chaos proto clean dashboard dashboard-test browser-test docs diagrams wheel deploy-check images
+.PHONY: help demo test test-long lint bench bench-coordinator bench-http bench-data bench-checkpoints chaos proto clean dashboard dashboard-test browser-test docs diagrams wheel manifests deploy-check images
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -99,14 +99,19 @@ wheel: $(VENV)/.docs dashboard ## build wheel and sdist into dist/, with the das
 	@$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
 	@ls -l dist
 
+manifests: ## write k8s/strata.yaml, for kubectl apply -f, from k8s/Kustomization
+	@scripts/ensure-system-package.sh kubectl kubectl
+	@scripts/render-manifests.sh
+	@echo "wrote k8s/strata.yaml"
+
 deploy-check: $(VENV)/.deploy ## check Dockerfile, compose files and Kubernetes manifests with their own tools
 	@scripts/ensure-system-package.sh docker-compose docker-compose
 	@scripts/ensure-system-package.sh kubectl kubectl
 	@scripts/check-deployment.sh $(BIN)
 
-images: deploy-check wheel ## build the images and run them: five containers, one killed; Debian, as root
+images: $(VENV)/.run deploy-check try-dashboard ## build the images and run them: five containers, one killed; Debian, as root
 	@for tool in buildah mmdebstrap podman runc; do scripts/ensure-system-package.sh $$tool $$tool; done
-	@scripts/images/build.sh dist/*.whl $(BIN)/python
+	@scripts/images/build.sh $(BIN)/python
 	@$(BIN)/python scripts/images/rehearse.py
 
 clean: ## remove the environment, caches, build output and demo data

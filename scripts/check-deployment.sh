@@ -21,7 +21,7 @@ for file in docker-compose.yml docker-compose.prod.yml; do
     (cd "$scratch" && docker-compose -f "$file" config -q)
 done
 
-for folder in k8s/base k8s/jobset k8s/overlays/*; do
+for folder in k8s k8s/base k8s/jobset k8s/overlays/*; do
     merged=$scratch/$(basename "$folder").yaml
     kubectl kustomize "$folder" >"$merged"
     for version in "${kubernetes_versions[@]}"; do
@@ -29,4 +29,11 @@ for folder in k8s/base k8s/jobset k8s/overlays/*; do
     done
     echo "$folder: $(grep -c '^kind:' "$merged") resources, Kubernetes ${kubernetes_versions[*]}"
 done
+scripts/render-manifests.sh "$scratch/rendered.yaml"
+cmp k8s/strata.yaml "$scratch/rendered.yaml" ||
+    { echo "k8s/strata.yaml is not what k8s/Kustomization makes: run make manifests" >&2 && exit 1; }
+# Reads a folder as `kubectl apply -f` does, without a cluster.
+taken=$(kubectl label --local --filename k8s checked=yes --output name)
+echo "kubectl apply -f k8s: $(wc -l <<<"$taken") resources"
+
 echo "not checked, for want of a schema: JobSet, ServiceMonitor"

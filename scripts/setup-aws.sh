@@ -4,15 +4,16 @@ set -euo pipefail
 
 usage() {
     cat <<'HELP'
-usage: scripts/setup-aws.sh --bucket NAME [options]
+usage: CHECKPOINT_BUCKET=NAME scripts/setup-aws.sh [options]
+       scripts/setup-aws.sh --bucket NAME [options]
 
 Makes an S3 bucket for checkpoints (versioning, encryption, no public access, a lifecycle for what
 is left behind) and an IAM policy with the least that workers need. Run it as often as you like:
 what is there already is brought into the state described here. No object and no bucket is ever
 deleted, and a bucket that has lifecycle rules of its own is refused, because they would be lost.
 
-  --bucket NAME           the bucket
-  --region REGION         default: AWS_REGION, else us-east-1
+  --bucket NAME           default: CHECKPOINT_BUCKET
+  --region REGION         default: AWS_REGION, AWS_DEFAULT_REGION, that of `aws configure`, us-east-1
   --prefix PREFIX         allow workers only what is below PREFIX/ (default: the whole bucket)
   --kms-key ARN           encrypt with this key instead of the bucket's own (SSE-S3)
   --noncurrent-days N     keep replaced and deleted versions for N days (default 7)
@@ -32,8 +33,8 @@ fail() {
     exit "${2:-1}"
 }
 
-bucket='' prefix='' kms_key='' policy_name=''
-region=${AWS_REGION:-us-east-1}
+bucket=${CHECKPOINT_BUCKET:-} region=${AWS_REGION:-${AWS_DEFAULT_REGION:-}}
+prefix='' kms_key='' policy_name=''
 noncurrent_days=7 multipart_days=1
 iam=yes dry_run=no allow_unsupported=no
 
@@ -53,8 +54,12 @@ while [[ $# -gt 0 ]]; do
     esac
 done
 
+[[ -n $bucket ]] ||
+    fail "name the bucket: CHECKPOINT_BUCKET=NAME scripts/setup-aws.sh, or --bucket NAME" 2
+[[ -n $region ]] || region=$(aws configure get region 2>/dev/null) || true
+region=${region:-us-east-1}
 [[ $bucket =~ ^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$ ]] ||
-    fail "--bucket must be 3 to 63 lower case letters, digits, dots and hyphens, not '$bucket'" 2
+    fail "the bucket must be 3 to 63 lower case letters, digits, dots and hyphens, not '$bucket'" 2
 [[ $region =~ ^[a-z0-9-]+$ ]] || fail "--region '$region' is no region" 2
 [[ $prefix =~ ^[A-Za-z0-9/_.-]*$ ]] || fail "--prefix may have letters, digits and / _ . -" 2
 [[ $noncurrent_days =~ ^[1-9][0-9]*$ && $multipart_days =~ ^[1-9][0-9]*$ ]] ||

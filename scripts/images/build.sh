@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: build.sh WHEEL PYTHON
+# usage: build.sh PYTHON
 #
 # Builds the images of the Dockerfile without a registry and without Docker: with buildah, on a base
 # made by mmdebstrap, and with dependencies that are fetched by PYTHON outside of the build. PYTHON
@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-wheel=$1 python=$2
+python=$1
 context=build/images
 base=localhost/strata-base
 epoch=315532800
@@ -15,15 +15,24 @@ path=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 buildah=(buildah --storage-driver overlay)
 
 rm -rf "$context"
-mkdir -p "$context/dist" "$context/examples" "$context/scripts/images"
-cp Dockerfile .dockerignore constraints.txt "$context/"
-cp examples/numpy_training.py "$context/examples/"
-cp scripts/images/healthcheck.py scripts/images/install.sh "$context/scripts/images/"
-cp "$wheel" "$context/dist/"
+mkdir -p "$context/dist"
+# What a clone has, and the dashboard: Debian's Node is too old to build it in an image.
+tar --create --exclude __pycache__ --exclude node_modules --files-from - <<FILES | tar --extract --directory "$context"
+.dockerignore
+Dockerfile
+LICENSE
+README.md
+constraints.txt
+dashboard
+examples/numpy_training.py
+pyproject.toml
+scripts/images
+src
+FILES
 
 echo "fetching dependencies"
 "$python" -m pip --disable-pip-version-check -qq download --only-binary :all: \
-    --dest "$context/dist" --constraint constraints.txt "$wheel[data,fast,zstd]"
+    --dest "$context/dist" --constraint constraints.txt ".[data,fast,zstd]" hatchling
 
 if ! "${buildah[@]}" inspect --type image "$base" >/dev/null 2>&1; then
     echo "making a base image of Debian 12 with Python 3.11"
@@ -36,8 +45,8 @@ fi
 
 for target in coordinator worker; do
     echo "building strata-$target"
-    "${buildah[@]}" bud --isolation chroot --format docker --layers --timestamp "$epoch" --quiet \
-        --build-arg "BASE=$base" --build-arg PIP_NO_INDEX=1 \
+    "${buildah[@]}" bud --isolation chroot --format docker --timestamp "$epoch" --quiet \
+        --build-arg "BASE=$base" --build-arg "NODE=$base" --build-arg PIP_NO_INDEX=1 \
         --target "$target" --tag "strata-$target" "$context" >/dev/null
 done
 podman --storage-driver overlay images --format '{{.Repository}} {{.Size}} {{.ID}}' |

@@ -6,14 +6,10 @@
 # "data" among the EXTRAS, what reads data is left out: a coordinator has no use for it.
 set -eu
 
-set -- "$1" /wheels/dtruntime-*.whl
-if [ $# -ne 2 ] || [ ! -e "$2" ]; then
-    echo "dist/ must have exactly one wheel of Strata; run: make wheel" >&2
-    exit 1
-fi
 python3 -m venv /opt/strata
 /opt/strata/bin/python -m pip --disable-pip-version-check --no-cache-dir --quiet install \
-    --find-links /wheels --constraint /wheels/constraints.txt "$2[$1]"
+    --find-links /wheels --constraint /wheels/constraints.txt \
+    "$(echo /wheels/dtruntime-*.whl)[$1]"
 case ",$1," in
     *,data,*) ;;
     *)

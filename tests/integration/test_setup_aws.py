@@ -112,6 +112,33 @@ def test_bucket_has_what_was_asked_for_also_the_second_time(
     assert "put-public-access-block': NOT DONE" in first.stderr
 
 
+def test_bucket_is_the_one_that_the_environment_names(
+    environment: dict[str, str], bucket: str
+) -> None:
+    done = set_up({**environment, "CHECKPOINT_BUCKET": bucket}, *COMMON)
+    assert done.returncode == 0, done.stderr
+    assert bucket in bucket_names(environment)
+    assert f"workers: CHECKPOINT_BUCKET={bucket} AWS_REGION=" in done.stdout
+
+
+def test_region_is_the_one_that_aws_configure_has_stored(
+    environment: dict[str, str], bucket: str, tmp_path: Path
+) -> None:
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "config").write_text("[default]\nregion = eu-central-1\n")
+    elsewhere = {k: v for k, v in environment.items() if k not in ("AWS_REGION",)}
+    done = set_up({**elsewhere, "CHECKPOINT_BUCKET": bucket}, "--no-iam", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "LocationConstraint=eu-central-1" in done.stdout
+
+
+def test_without_a_bucket_it_says_in_one_line_what_to_type() -> None:
+    done = set_up({"PATH": "/usr/bin:/bin"})
+    assert done.stderr == (
+        "ERROR: name the bucket: CHECKPOINT_BUCKET=NAME scripts/setup-aws.sh, or --bucket NAME\n"
+    )
+
+
 def test_checkpoints_work_in_the_bucket(
     environment: dict[str, str], bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

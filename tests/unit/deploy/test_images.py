@@ -1,10 +1,12 @@
 """The Dockerfile and the compose files fit the code, and each other."""
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 
 from dtruntime.config import CoordinatorConfig, split_address
 from tests.unit.deploy.configurations import (
@@ -29,20 +31,54 @@ def test_exposed_ports_are_those_that_the_coordinator_takes_by_default() -> None
     assert dockerfile_ports() == default_ports()
 
 
+def sent_to_the_builder() -> tuple[set[str], set[str]]:
+    """What .dockerignore lets through, and what it holds back of that."""
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    rules = [line for line in lines if line and not line.startswith("#")]
+    assert rules[0] == "*"
+    sent = {rule[1:] for rule in rules if rule.startswith("!")}
+    return sent, set(rules[1:]) - {f"!{rule}" for rule in sent}
+
+
 def test_everything_that_the_dockerfile_copies_is_sent_to_the_builder_and_is_there() -> None:
     copies = re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, flags=re.MULTILINE)
     sources = {source for line in copies for source in line.split()}
-    ignore = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    sent = {line[1:] for line in ignore if line.startswith("!")}
-    assert sources == sent
-    for source in sources - {"dist/*.whl"}:  # built beforehand
-        assert (ROOT / source).is_file(), source
+    sent, held_back = sent_to_the_builder()
+    folders = {name for name in sent if (ROOT / name).is_dir()}
+    assert {name for name in sources if name.partition("/")[0] not in folders} | folders == sent
+    assert held_back == {"**/__pycache__", "dashboard/node_modules"}
+    for source in sources - {"dist/*.whl"}:  # there where a build has to do without an index
+        assert (ROOT / source).exists(), source
+
+
+def test_wheel_built_from_what_the_builder_gets_is_that_of_the_repository(tmp_path: Path) -> None:
+    sent, _ = sent_to_the_builder()
+    for name in ("LICENSE", "README.md", "pyproject.toml", "src"):
+        assert name in sent
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    assert files_of_the_wheel(tmp_path) == files_of_the_wheel(ROOT)
+
+
+def files_of_the_wheel(root: Path) -> list[str]:
+    """Names of what hatchling packs, without building anything."""
+    builder = WheelBuilder(str(root))
+    with builder.config.set_build_data({"artifacts": [], "force_include": {}}):
+        included = builder.recurse_included_files()
+        return sorted(file.distribution_path for file in included)
+
+
+def test_clone_is_all_that_a_build_needs() -> None:
+    """Nothing has to be made beforehand: images of both compose files are built from the clone."""
+    for name in COMPOSE_FILES:
+        for service, options in compose(name)["services"].items():
+            assert options["build"] == {"context": ".", "target": service}
 
 
 def test_every_stage_that_installs_takes_the_settings_of_the_package_index() -> None:
     stages = re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)
-    installing = [stage for stage in stages if 'install.sh"' in stage]
-    assert len(installing) == 2
+    installing = [s for s in stages if re.search(r'RUN .*/(install|wheel)\.sh"', s)]
+    assert len(installing) == 3
     for stage in installing:
         for argument in ("PIP_INDEX_URL", "PIP_NO_INDEX", "SOURCE_DATE_EPOCH"):
             assert re.search(rf"^ARG {argument}\b", stage, flags=re.MULTILINE), (argument, stage)

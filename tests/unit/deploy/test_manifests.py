@@ -19,7 +19,8 @@ from tests.unit.deploy.configurations import (
 )
 
 FOLDERS = sorted(path.parent for path in K8S.rglob("kustomization.yaml"))
-MANIFESTS = sorted(K8S.rglob("*.yaml"))
+RENDERED = K8S / "strata.yaml"
+MANIFESTS = sorted(set(K8S.rglob("*.yaml")) - {RENDERED})
 JOBSET = K8S / "jobset" / "worker-jobset.yaml"
 
 
@@ -53,6 +54,36 @@ def test_everything_that_a_kustomization_names_exists_and_every_file_is_named(
         assert (folder / name).exists(), name
     files = {path.name for path in folder.glob("*.yaml")} - {"kustomization.yaml"}
     assert files == {name for name in named if name.endswith(".yaml")}
+
+
+def test_folder_itself_can_be_applied_both_ways() -> None:
+    # `kubectl apply -k` takes a Kustomization without ending, which `apply -f` passes over.
+    (root,) = documents(K8S / "Kustomization")
+    assert root["resources"] == ["overlays/dev"]
+    assert [path.name for path in K8S.iterdir() if path.is_file() and path.suffix] == [
+        RENDERED.name
+    ]
+
+
+def test_rendered_file_has_the_resources_of_the_overlay_its_namespace_first() -> None:
+    rendered = documents(RENDERED)
+    base_kinds = {d["kind"] for p in (K8S / "base").glob("*.yaml") for d in documents(p)}
+    deleted = {"ServiceMonitor", "PodDisruptionBudget", "Kustomization"}
+    kinds = [document["kind"] for document in rendered]
+    assert kinds[0] == "Namespace"
+    assert set(kinds) == (base_kinds - deleted) | {"Namespace", "PersistentVolumeClaim"}
+    by_kind = {document["kind"]: document for document in rendered}
+    assert all(d["metadata"]["namespace"] == "strata-dev" for d in rendered[1:])
+    job = by_kind["Job"]["spec"]
+    (worker,) = job["template"]["spec"]["containers"]
+    assert worker["image"] == "strata-worker:dev"
+    assert environment_of(worker)["STRATA_WORLD_SIZE"]["value"] == str(job["completions"]) == "2"
+    claims = {
+        v["persistentVolumeClaim"]["claimName"]
+        for v in mappings_in(job)
+        if "persistentVolumeClaim" in v
+    }
+    assert claims == {by_kind["PersistentVolumeClaim"]["metadata"]["name"]}
 
 
 def test_coordinator_is_probed_and_reached_at_the_ports_of_its_image() -> None:
