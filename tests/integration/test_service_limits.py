@@ -6,13 +6,13 @@ import grpc
 import psutil
 import pytest
 
+from benchmarks.coordinator.raw_http2 import RawHttp2Client
 from dtruntime import TrainingOrchestrator
 from dtruntime.coordinator.service.queries import DEALINGS_WAITING
 from dtruntime.rpc.gen import coordinator_pb2 as pb
 from dtruntime.testing import LocalCoordinator, eventually
 from tests.integration.conftest import TRANSPORTS, StartCoordinator
 from tests.integration.raw import HeldCall, RawClient, RawWorker, Refusal
-from tests.integration.unread import UnreadingClient
 
 RATE = 10.0
 BURST = 40
@@ -201,7 +201,7 @@ def test_answers_that_nobody_reads_are_bounded(
         request = register_large(client)
         assert len(client.call("GetDataset", request).dataset.index) == ANSWER - 1024
         before = memory().rss
-        with UnreadingClient(coordinator.url) as unreading:
+        with RawHttp2Client(coordinator.url) as unreading:
             for _ in range(UNREAD):
                 stream = unreading.ask("GetDataset", request)
             eventually(

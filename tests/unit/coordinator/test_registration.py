@@ -12,7 +12,7 @@ from tests.unit.coordinator.bench import JOB, TICK, TIMEOUT, Bench, refusal
 def test_ranks_of_a_fixed_world_are_present_before_they_register(bench: Bench) -> None:
     first = bench.register(world_size=4)
     assert (first.rank, first.worker_id, first.world_size) == (0, "worker-0", 4)
-    assert bench.roster.present_ranks() == [0, 1, 2, 3]
+    assert list(bench.roster.present_ranks()) == [0, 1, 2, 3]
     assert bench.roster.view() == (4, frozenset())
 
 
@@ -29,9 +29,9 @@ def test_first_registration_of_a_fixed_rank_changes_neither_generation_nor_waits
 def test_elastic_world_counts_live_members_and_each_join_and_leave(bench: Bench) -> None:
     first, second, third = bench.elastic(3)
     assert [m.generation for m in (first, second, third)] == [1, 2, 3]
-    assert bench.roster.present_ranks() == [0, 1, 2]
+    assert list(bench.roster.present_ranks()) == [0, 1, 2]
     bench.leave(second)
-    assert bench.roster.present_ranks() == [0, 2]
+    assert list(bench.roster.present_ranks()) == [0, 2]
     assert bench.beat(first).generation == 4
     assert bench.register().rank == 1
     assert bench.beat(first).generation == 5
@@ -73,7 +73,7 @@ def test_worker_id_moving_to_another_rank_replaces_both_holders(bench: Bench) ->
     bench.beat(*members)
     moved = bench.register(world_size=3, rank=2, worker_id="node-0")
     assert moved.rank == 2
-    assert bench.roster.present_ranks() == [1, 2]
+    assert list(bench.roster.present_ranks()) == [1, 2]
     for old in (members[0], members[2]):
         assert refusal(bench.beat, old).reason == "superseded"
     assert bench.register().rank == 0
@@ -182,7 +182,7 @@ def test_higher_attempt_replaces_the_whole_world_and_expects_all_ranks_anew(benc
     old = bench.world(3)
     bench.leave(old[1])
     new = bench.register(world_size=3, rank=0, attempt=1)
-    assert bench.roster.present_ranks() == [0, 1, 2]
+    assert list(bench.roster.present_ranks()) == [0, 1, 2]
     assert bench.roster.live_count == 1
     for member in (old[0], old[2]):
         assert refusal(bench.beat, member).reason == "superseded"
@@ -208,9 +208,9 @@ def test_world_of_another_size_begins_when_all_have_left(bench: Bench) -> None:
         bench.leave(member)
     first = bench.register(world_size=2)
     assert (first.rank, first.world_size) == (0, 2)
-    assert bench.roster.present_ranks() == [0, 1]
+    assert list(bench.roster.present_ranks()) == [0, 1]
     bench.restart()
-    assert bench.roster.present_ranks() == [0, 1]
+    assert list(bench.roster.present_ranks()) == [0, 1]
 
 
 def test_larger_world_with_ghosts_is_asked_to_wait_and_not_told_of_a_wrong_rank(
@@ -254,12 +254,12 @@ def test_rank_lost_before_anybody_live_registered_is_expected_again(bench: Bench
     ghosts = bench.world(3)
     bench.beat(*ghosts)
     bench.kill(ghosts[1], among=ghosts)
-    assert bench.roster.present_ranks() == [0, 2]
+    assert list(bench.roster.present_ranks()) == [0, 2]
     first = bench.register(world_size=3, rank=0)
-    assert bench.roster.present_ranks() == [0, 2]
+    assert list(bench.roster.present_ranks()) == [0, 2]
     start = bench.arrive(first)
     second = bench.register(world_size=3, rank=2)
-    assert bench.roster.present_ranks() == [0, 1, 2]
+    assert list(bench.roster.present_ranks()) == [0, 1, 2]
     bench.arrive(second)
     assert start.held, "the start-up barrier waits for the restarted rank 1 as well"
     bench.arrive(bench.register(world_size=3, rank=1))
@@ -318,7 +318,7 @@ def test_member_whose_process_is_gone_is_dead_at_once(bench: Bench) -> None:
     assert bench.events[-1].kind == "worker.dead"
     assert "has ended" in bench.events[-1].fields["reason"]
     assert on(bench, "m", 3).rank == 0
-    assert bench.roster.present_ranks() == [0, 1]
+    assert list(bench.roster.present_ranks()) == [0, 1]
 
 
 def test_only_exact_incarnations_of_the_same_machine_are_declared_dead(bench: Bench) -> None:

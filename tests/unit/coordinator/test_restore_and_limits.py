@@ -1,5 +1,9 @@
 """What survives a restart, and what keeps the machine from growing without end."""
 
+import gc
+import tracemalloc
+from collections.abc import Callable
+
 import msgspec
 import pytest
 
@@ -300,3 +304,36 @@ def test_orders_of_many_epochs_are_not_all_kept() -> None:
         dataset.order(0, epoch, view)
         assert sum(map(len, dataset._orders.values())) <= 3000
     assert dataset.order(0, 0, view).tolist() == first
+
+
+def allocated(make: Callable[[], object]) -> int:
+    """How many bytes are kept of what is made."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        kept = make()
+        gc.collect()
+        size = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert kept is not None
+    return size
+
+
+def test_ranks_that_nobody_holds_take_no_memory() -> None:
+    def world() -> Bench:
+        bench = Bench(checked=False)
+        bench.register(world_size=65_536)
+        return bench
+
+    def barriers() -> Bench:
+        bench = Bench(checked=False)
+        member = bench.register(world_size=65_536)
+        for number in range(100):
+            bench.arrive(member, f"b-{number}")
+        assert len(bench.job.barriers.open) == 100
+        return bench
+
+    allocated(world)  # what is made once
+    assert allocated(world) < 60_000
+    assert allocated(barriers) < 100 * 20_000

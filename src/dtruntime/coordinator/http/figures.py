@@ -111,8 +111,9 @@ class JobFigures:
         assignment_seconds: float | None,
     ) -> None:
         """Measure everything once; ``durations`` are those of checkpoints, by id."""
-        members = [member for member in job.roster.slots if member is not None]
-        oldest = await self._look_at(members, len(job.roster.slots), now)
+        members = job.roster.slots.held()
+        ranks = members[-1].rank + 1 if members else 0
+        oldest = await self._look_at(members, ranks, now)
         self._heartbeats.add(now, job.heartbeats)
         self._count_good(job, now)
         fresh = self._average(members, now)

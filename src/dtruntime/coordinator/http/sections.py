@@ -100,7 +100,7 @@ class Jobs:
         key = roster.generation, roster.live_count, roster.next_incarnation
         known = self._dead.get(job.name)
         if known is None or known[0] != key:
-            dead = sum(m is not None and m.record.membership == "dead" for m in roster.slots)
+            dead = sum(m.record.membership == "dead" for m in roster.slots.held())
             known = self._dead[job.name] = key, dead
         return known[1]
 
@@ -145,7 +145,7 @@ def barriers(job: Job, figures: JobFigures, now: float) -> views.Barriers:
     bounds = [*(bound * 1000 for bound in latency.bounds), LONGEST_WAIT_MS]
     opened = []
     for round_ in job.barriers.open.values():
-        missing = job.barriers.missing(round_)[:MISSING_SHOWN]
+        missing = job.barriers.missing(round_, MISSING_SHOWN)
         opened.append(
             views.OpenBarrier(
                 barrier_id=round_.barrier_id,
@@ -236,7 +236,7 @@ def tasks(job: Job, figures: JobFigures, datasets: list[views.Dataset]) -> list[
     """The run of a job, if it has ever had members."""
     started_at = figures.started_at
     if started_at is None:
-        registered = (m.record.registered_at for m in job.roster.slots if m is not None)
+        registered = (m.record.registered_at for m in job.roster.slots.held())
         started_at = min(registered, default=None)
     if started_at is None:
         return []

@@ -68,8 +68,7 @@ def muster(job: Job, now: float) -> Crew:
     by_id = roster.by_id
     members = [
         Seen(m.record, m.pulse, m.last_seen, m.live and m.incarnation in slow)
-        for m in roster.slots
-        if m is not None
+        for m in roster.slots.held()
     ]
     if len(members) > len(by_id):
         # A rank's last holder may hold another rank by now.

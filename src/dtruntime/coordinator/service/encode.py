@@ -14,7 +14,7 @@ from ...rpc.gen import coordinator_pb2 as pb
 from ...types import Membership, WorkerState
 from ..state import Event, Job
 from ..state import commands as c
-from ..state.barriers import NAMES_CUT, Round
+from ..state.barriers import Round
 from ..state.coverage import Covered
 from ..state.fates import Fates
 from ..state.layouts import File, Shard
@@ -380,7 +380,7 @@ def job_status(
         generation=roster.generation,
         world_size=roster.world_size,
         live_workers=roster.live_count,
-        dead_workers=sum(1 for m in roster.slots if m and m.record.membership == Membership.DEAD),
+        dead_workers=sum(m.record.membership == Membership.DEAD for m in roster.slots.held()),
         workers=[worker(job, rank, member, now) for rank, member in members],
         next_rank=next_rank,
         barriers=[_barrier(job, round_, now) for round_ in job.barriers.open.values()],
@@ -435,7 +435,7 @@ def _segment(record: SegmentRecord) -> pb.EpochSegment:
 
 
 def _barrier(job: Job, round_: Round, now: float) -> pb.BarrierStatus:
-    missing = job.barriers.missing(round_)[:NAMES_CUT]
+    missing = job.barriers.missing(round_)
     return pb.BarrierStatus(
         barrier_id=round_.barrier_id,
         round=round_.number,

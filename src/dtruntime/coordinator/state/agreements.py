@@ -134,7 +134,7 @@ class Agreements:
         return attempt
 
     def _live_incarnations(self) -> set[int]:
-        return {m.incarnation for m in self._roster.slots if m is not None and m.live}
+        return {m.incarnation for m in self._roster.slots.held() if m.live}
 
     def _is_taken(self, checkpoint_id: str) -> bool:
         return checkpoint_id in self._committed.records or checkpoint_id in self._pending.by_id

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable
+from itertools import islice
 
 from ...telemetry import Histogram
 from .commands import (
@@ -20,6 +21,7 @@ from .commands import (
 )
 from .member import Member
 from .outbox import Outbox
+from .ranks import RankSet
 from .records import RoundRecord
 from .roster import Roster
 
@@ -58,7 +60,7 @@ class Round:
     )
 
     def __init__(
-        self, barrier_id: str, number: int, ranks: tuple[int, ...], expected: set[int], now: float
+        self, barrier_id: str, number: int, ranks: tuple[int, ...], expected: RankSet, now: float
     ) -> None:
         self.barrier_id = barrier_id
         self.number = number
@@ -83,10 +85,10 @@ class Round:
         }
         return {rank: self.payloads.get(call, b"") for rank, call in newest.items()}
 
-    def missing_ranks(self) -> list[int]:
+    def missing_ranks(self) -> RankSet:
         """Ranks that have not arrived; those that gave up only where nobody else is missing."""
-        absent = self.expected - self.arrived.keys()
-        return sorted(absent - self.gave_up or absent)
+        absent = self.expected.without(self.arrived)
+        return absent.without(self.gave_up) or absent
 
 
 class Barriers:
@@ -149,12 +151,13 @@ class Barriers:
 
     def _time_out_round(self, round_: Round, expired: list[int], out: Outbox) -> None:
         missing = self.missing(round_)
+        missing_count = len(round_.missing_ranks())
         reply = TimedOut(
             round_.number,
             self._roster.generation,
             len(round_.arrived),
-            tuple(missing[:NAMES_CUT]),
-            len(missing),
+            tuple(missing),
+            missing_count,
         )
         for call in expired:
             if call in self._calls:
@@ -165,7 +168,7 @@ class Barriers:
             barrier=round_.barrier_id,
             round=round_.number,
             missing=", ".join(m.worker_id for m in missing[:8]),
-            missing_count=len(missing),
+            missing_count=missing_count,
         )
 
     def _give_up(
@@ -215,14 +218,14 @@ class Barriers:
             self._sequence = max(self._sequence, record.sequence)
             self._values_kept += _size_of_values(record)
 
-    def awaited_vacancies(self, round_: Round) -> list[int]:
+    def awaited_vacancies(self, round_: Round) -> RankSet:
         """The ranks of a round that are expected and that nobody holds yet."""
         vacant = self._roster.vacant_ranks()
-        return [rank for rank in vacant if rank in round_.ranks] if round_.ranks else vacant
+        return vacant.within(round_.ranks) if round_.ranks else vacant
 
-    def missing(self, round_: Round) -> list[Missing]:
-        """Who has not arrived, with the last step each reported."""
-        return [self._describe(rank) for rank in round_.missing_ranks()]
+    def missing(self, round_: Round, most: int = NAMES_CUT) -> list[Missing]:
+        """The first of those who have not arrived, with the last step each reported."""
+        return [self._describe(rank) for rank in islice(round_.missing_ranks(), most)]
 
     def _round(self, c: Arrive, member: Member, now: float) -> Round:
         """The open round that an arrival belongs to; the first one opens it."""
@@ -251,9 +254,8 @@ class Barriers:
                 f"about barrier names, e.g. {next(iter(self.open))!r} and {c.barrier_id!r}",
             )
         before = self.completed.get(c.barrier_id)
-        expected = set(self._roster.present_ranks())
-        if c.ranks:
-            expected.intersection_update(c.ranks)
+        present = self._roster.present_ranks()
+        expected = present.within(c.ranks) if c.ranks else present.copy()
         return Round(c.barrier_id, before.round + 1 if before else 1, c.ranks, expected, now)
 
     def _complete(self, round_: Round, out: Outbox, answered: int = 0) -> Passed:
@@ -316,10 +318,9 @@ class Barriers:
         if not round_.arrived:
             del self.open[round_.barrier_id]
             return
-        round_.expected = {
-            rank for rank in round_.expected if rank not in gone or self._roster.is_present(rank)
-        }.union(self.awaited_vacancies(round_))
-        if round_.arrived.keys() >= round_.expected:
+        absent = (rank for rank in gone if not self._roster.is_present(rank))
+        round_.expected = round_.expected.without(absent).joined(self.awaited_vacancies(round_))
+        if not round_.expected.without(round_.arrived):
             self._complete(round_, out)
 
     def _changed(self, lost: Iterable[Lost]) -> MembershipChanged:

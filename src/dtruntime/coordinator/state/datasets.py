@@ -20,7 +20,8 @@ from .roster import Roster
 DATASETS_LIMIT = 10_000
 SHARDS_LIMIT = 10_000_000
 DEALT_LIMIT = 20_000_000
-"""Shards of all datasets of all jobs whose dealing is kept; it takes some 40 bytes for each."""
+"""Shards, and slots that they are dealt to, of all datasets of all jobs whose dealing is kept; each
+takes some 40 bytes."""
 ORDERS_KEPT = 4096
 
 View = tuple[int, frozenset[int]]
@@ -46,24 +47,23 @@ class DealtDatasets:
 
     def __init__(self, limit: int = DEALT_LIMIT) -> None:
         self._limit = limit
-        self._datasets: OrderedDict[int, Dataset] = OrderedDict()
+        self._datasets: OrderedDict[int, tuple[Dataset, int]] = OrderedDict()
         self._lock = threading.Lock()
         self.shards = 0
 
     def __len__(self) -> int:
         return len(self._datasets)
 
-    def use(self, dataset: Dataset) -> None:
-        """Keep the dealing of a dataset that is about to be asked. For any thread."""
-        key = id(dataset)
+    def use(self, dataset: Dataset, slots: int) -> None:
+        """Keep the dealing of a dataset to so many slots. For any thread."""
+        key, size = id(dataset), dataset.record.shard_count + slots
         with self._lock:
-            if key not in self._datasets:
-                self._datasets[key] = dataset
-                self.shards += dataset.record.shard_count
-            self._datasets.move_to_end(key)
+            _, before = self._datasets.pop(key, (dataset, 0))
+            self._datasets[key] = dataset, size
+            self.shards += size - before
             while self.shards > self._limit and len(self._datasets) > 1:
-                _, oldest = self._datasets.popitem(last=False)
-                self.shards -= oldest.record.shard_count
+                _, (oldest, size) = self._datasets.popitem(last=False)
+                self.shards -= size
                 oldest.forget_dealing()
 
 
@@ -93,7 +93,7 @@ class Dataset:
 
     def owners(self, view: View) -> NDArray[np.int32]:
         """The slot of every shard. Other threads may ask too."""
-        self._dealt.use(self)
+        self._dealt.use(self, view[0])
         if view == self._dealt_to:
             return self._table.owners(*view)
         started = self._timer()

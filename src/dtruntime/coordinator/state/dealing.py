@@ -22,7 +22,7 @@ WORTH = 2
 
 def lost_readers(ledger: Ledger, roster: Roster) -> list[ReaderRecord]:
     """The readers that are not members any more."""
-    live = {m.incarnation for m in roster.slots if m is not None and m.live}
+    live = {m.incarnation for m in roster.slots.held() if m.live}
     return [r for r in ledger.readers.values() if r.incarnation not in live]
 
 
@@ -78,7 +78,8 @@ def measured_weights(ledger: Ledger, roster: Roster, now: float) -> tuple[int, .
         if known is not None:
             rates[reader.incarnation] = known
     fastest = max(rates.values(), default=1.0)
-    return tuple(_weight(member, rates, fastest) for member in roster.slots[: roster.view()[0]])
+    holders = (roster.slots[rank] for rank in range(roster.view()[0]))
+    return tuple(_weight(holder, rates, fastest) for holder in holders)
 
 
 def _weight(member: Member | None, rates: Mapping[int, float], fastest: float) -> int:

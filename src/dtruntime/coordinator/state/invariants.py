@@ -148,7 +148,7 @@ def _roster(job: Job) -> Iterator[str]:
     live = [member for member in members if member.live]
     if roster.world_size and len(roster.slots) != roster.world_size:
         yield f"{len(roster.slots)} slots in a world of {roster.world_size}"
-    if not roster.world_size and roster.slots and roster.slots[-1] is None:
+    if not roster.world_size and len(roster.slots) and roster.slots[len(roster.slots) - 1] is None:
         yield "the last slot of an elastic world was never held"
     if roster.live_count != len(live):
         yield f"live_count is {roster.live_count}, not {len(live)}"
@@ -198,7 +198,8 @@ def _roster_indexes(roster: Roster, members: list[Member], live: list[Member]) -
         yield "machines do not lead to the live members"
     free = set(roster._free)
     for rank, holder in enumerate(roster.slots):
-        if (holder is None or not holder.live) and rank not in free:
+        given_out = rank in free or rank >= roster._vacant_from
+        if (holder is None or not holder.live) and not given_out:
             yield f"rank {rank} is free and would not be given out"
     epochs = [m.epoch for m in live if m.epoch is not None]
     if sorted(epochs) != sorted(roster._epochs.elements()):
@@ -212,8 +213,10 @@ def _roster_indexes(roster: Roster, members: list[Member], live: list[Member]) -
 
 
 def _caches(roster: Roster) -> Iterator[str]:
-    kept, pulse = roster.view(), roster.pulse()
-    roster._view = None
+    kept, present, pulse = roster.view(), roster.present_ranks(), roster.pulse()
+    roster._view = roster._present = None
+    if present != roster.present_ranks():
+        yield f"the kept ranks {present} should be {roster.present_ranks()}"
     if kept != roster.view():
         yield f"the kept view {kept} should be {roster.view()}"
     current = roster.generation, roster.live_count, roster.actions
@@ -298,17 +301,17 @@ def _round(roster: Roster, barriers: Barriers, barrier_id: str, round_: Round) -
     arrived = set(round_.arrived)
     if not arrived:
         yield f"{name} is open and nobody waits"
-    if not arrived < round_.expected:
+    if not arrived < set(round_.expected):
         yield f"{name} is open: arrived {sorted(arrived)} of {sorted(round_.expected)}"
     waiting = {call for arrival in round_.arrived.values() for call in arrival.calls}
     if not round_.payloads.keys() <= waiting:
         yield f"{name} has payloads of calls that do not wait"
-    if round_.ranks and not round_.expected <= set(round_.ranks):
+    if round_.ranks and not set(round_.expected) <= set(round_.ranks):
         yield f"{name} of ranks {round_.ranks} expects {sorted(round_.expected)}"
     absent = [rank for rank in round_.expected if not roster.is_present(rank)]
     if absent:
         yield f"{name} waits for ranks {absent}, which cannot come"
-    if not round_.expected.issuperset(barriers.awaited_vacancies(round_)):
+    if not set(round_.expected).issuperset(barriers.awaited_vacancies(round_)):
         yield f"{name} does not wait for the vacant ranks {roster.vacant_ranks()}"
     for rank, arrival in round_.arrived.items():
         if roster.slots[rank] is not arrival.member or not arrival.member.live:

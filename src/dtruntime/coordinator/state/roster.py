@@ -13,8 +13,11 @@ from .commands import Lost, Pulse, Refused, Register, Registered
 from .losses import Losses
 from .member import Member
 from .outbox import Outbox
+from .ranks import RankSet, Slots
 from .records import ActionRecord, JobRecord, RemovedRecord, WorkerRecord
 
+HOLES_KEPT = 4096
+"""A list of more ranks that are not there is made anew when it is asked for."""
 SUPERSEDED_KEPT = 1024
 MAX_WORKERS = 65_536
 
@@ -46,7 +49,7 @@ class Roster:
         """When the job was first heard of; 0: not known."""
         self.actions: tuple[ActionRecord, ...] = ()
         """What heartbeats tell the members of."""
-        self.slots: list[Member | None] = [None] * self.world_size
+        self.slots = Slots(self.world_size)
         self.by_id: dict[str, Member] = {}
         self.live_count = 0
         self.losses = Losses(start.loss_generation, start.next_incarnation, start.lost_at)
@@ -56,10 +59,14 @@ class Roster:
         self._by_machine: dict[str, dict[int, Member]] = {}
         """The live members that told their machine, by incarnation."""
         self._ended_sessions: OrderedDict[str, str] = OrderedDict()
-        self._free: list[int] = list(range(self.world_size))
+        self._free: list[int] = []
+        """A heap of ranks that became free."""
+        self._vacant_from = 0
+        """No lower rank is vacant, but for those in the heap."""
         self._superseded: OrderedDict[str, str] = OrderedDict()
         self._epochs: Counter[int] = Counter()
         self._view: tuple[int, frozenset[int]] | None = None
+        self._present: RankSet | None = None
         self._pulse: Pulse | None = None
 
     # Queries
@@ -94,22 +101,33 @@ class Roster:
         member = self.slots[rank]
         return self.world_size > 0 if member is None else member.live
 
-    def present_ranks(self) -> list[int]:
-        """The ranks that take part, ascending."""
-        fixed = self.world_size > 0
-        return [r for r, m in enumerate(self.slots) if (fixed if m is None else m.live)]
+    def present_ranks(self) -> RankSet:
+        """The ranks that take part; not to be changed."""
+        if self._present is None:
+            held = self.slots.held()
+            if self.world_size:
+                everybody = RankSet.below(len(self.slots))
+                self._present = everybody.without(m.rank for m in held if not m.live)
+            else:
+                self._present = RankSet(m.rank for m in held if m.live)
+        return self._present
 
-    def vacant_ranks(self) -> list[int]:
-        """The ranks of a fixed world that are expected and held by nobody, ascending."""
-        return [r for r, m in enumerate(self.slots) if m is None] if self.world_size else []
+    def vacant_ranks(self) -> RankSet:
+        """The ranks of a fixed world that are expected and held by nobody."""
+        if not self.world_size:
+            return RankSet()
+        return RankSet.below(len(self.slots)).without(m.rank for m in self.slots.held())
 
     def view(self) -> tuple[int, frozenset[int]]:
         """Slots and holes for shard assignment; slots after the last present one do not count."""
-        if self._view is None:
-            present = self.present_ranks()
-            count = present[-1] + 1 if present else 0
-            self._view = count, frozenset(range(count)).difference(present)
-        return self._view
+        if self._view is not None:
+            return self._view
+        present = self.present_ranks()
+        count = present.highest() + 1
+        view = count, frozenset(RankSet.below(count).without(present))
+        if len(view[1]) <= HOLES_KEPT:
+            self._view = view
+        return view
 
     def on_machine(self, machine: str) -> list[Member]:
         """The live members that registered on a machine."""
@@ -117,7 +135,7 @@ class Roster:
 
     def silent_for(self, member: Member) -> list[Member]:
         """Live members that were not heard since one registered, by rank."""
-        return [m for m in self.slots if m is not None and m.live and not member.knew(m)]
+        return [m for m in self.slots.held() if m.live and not member.knew(m)]
 
     def find(self, worker_id: str, incarnation: int) -> Member:
         """The live member that a call names, or a refusal that says what became of it."""
@@ -168,7 +186,7 @@ class Roster:
         new_world = c.attempt > self.attempt or self.live_count == 0
         self._check_world_size(c, c.world_size if new_world else self.world_size)
         if new_world:
-            displaced = [m for m in self.slots if m is not None and m.live]
+            displaced = [m for m in self.slots.held() if m.live]
         else:
             displaced = self._displaced_by(c, self._choose_rank(c))
         self._check_session(c, displaced)
@@ -208,8 +226,7 @@ class Roster:
         """Take back a member that was stored."""
         live = record.membership == Membership.LIVE
         member = Member(record, self.next_incarnation if live else record.last_heard, now)
-        while len(self.slots) <= member.rank:
-            self._add_slot()
+        self.slots.grow(member.rank + 1)
         self.slots[member.rank] = member
         namesake = self.by_id.get(member.worker_id)
         if namesake is None or namesake.incarnation < member.incarnation:
@@ -251,10 +268,9 @@ class Roster:
         known = self.by_id.get(c.worker_id) if c.worker_id else None
         if known is not None:
             return known.rank
-        while self._free and not self._is_free(self._free[0]):
-            heapq.heappop(self._free)
-        if self._free:
-            return self._free[0]
+        free = self._lowest_free()
+        if free is not None:
+            return free
         if not self.world_size and len(self.slots) < self._max_workers:
             return len(self.slots)
         raise refusals.job_full(c, len(self.slots))
@@ -267,22 +283,20 @@ class Roster:
 
     def _begin_world(self, c: Register, out: Outbox) -> None:
         """Start over with nobody, in the size that the first newcomer names."""
-        for rank, member in enumerate(self.slots):
-            if member is not None:
-                self._drop_id(member, "")
-                out.delete("worker", self.job, str(rank))
+        for member in self.slots.held():
+            self._drop_id(member, "")
+            out.delete("worker", self.job, str(member.rank))
         self.world_size = c.world_size
         self.attempt = c.attempt
-        self.slots = [None] * c.world_size
-        self._free = list(range(c.world_size))
+        self.slots = Slots(c.world_size)
+        self._free, self._vacant_from = [], 0
         self._gone.clear()
         if self.world_size:
             self.generation += 1
         self._changed()
 
     def _seat(self, c: Register, rank: int, out: Outbox) -> Member:
-        while len(self.slots) <= rank:
-            self._add_slot()
+        self.slots.grow(rank + 1)
         before = self.slots[rank]
         worker_id = c.worker_id or self._free_id(rank)
         if before is not None:
@@ -436,14 +450,19 @@ class Roster:
         member = self.slots[rank]
         return member is None or not member.live
 
-    def _add_slot(self) -> None:
-        heapq.heappush(self._free, len(self.slots))
-        self.slots.append(None)
+    def _lowest_free(self) -> int | None:
+        while self._free and not self._is_free(self._free[0]):
+            heapq.heappop(self._free)
+        while self._vacant_from < len(self.slots) and not self._is_free(self._vacant_from):
+            self._vacant_from += 1
+        lowest = min(self._free[0] if self._free else self._vacant_from, self._vacant_from)
+        return lowest if lowest < len(self.slots) else None
 
     def _compact(self) -> None:
         """Rebuild the heaps without the entries that are out of date."""
-        held = [member for member in self.slots if member is not None]
-        self._free = [rank for rank in range(len(self.slots)) if self._is_free(rank)]
+        held = self.slots.held()
+        self._free = [member.rank for member in held if not member.live]
+        self._vacant_from = 0
         self._oldest = sorted((m.incarnation, m) for m in held if m.live)
         if self.world_size:
             self._gone = sorted((m.heard, m.incarnation, m) for m in held if not m.live)
@@ -457,4 +476,5 @@ class Roster:
 
     def _changed(self) -> None:
         self._view = None
+        self._present = None
         self._pulse = None

@@ -46,9 +46,8 @@ class Speeds:
         """Find those who are slow among the members whose last heartbeat came after ``since``."""
         members = [
             member
-            for member in self._roster.slots
-            if member is not None
-            and member.live
+            for member in self._roster.slots.held()
+            if member.live
             and member.beat_at >= since
             and member.pulse is not None
             and member.pulse.step_seconds

@@ -1,0 +1,337 @@
+"""What one client can do to the others: an honest worker's heartbeats while the coordinator is
+attacked, and the coordinator's memory.
+
+`python -m benchmarks.coordinator_attacks [--quick] [--only ATTACK]`
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import grpc
+import httpx
+import psutil
+from rich.console import Console
+
+from dtruntime.config import split_address
+from dtruntime.rpc.gen import coordinator_pb2 as pb
+from dtruntime.rpc.methods import METHODS
+from dtruntime.testing import LocalCoordinator
+
+from .coordinator.raw_http2 import RawHttp2Client
+from .machine import describe
+from .tables import Row, table
+
+RESULTS = Path(__file__).parent / "results"
+SOURCE = "127.0.0.2"
+"""The attacker's address; the honest worker has 127.0.0.1."""
+BEATS_PER_SECOND = 50
+
+
+class Client:
+    """Calls to a coordinator, nothing retried."""
+
+    def __init__(self, url: str) -> None:
+        self._channel = grpc.insecure_channel(url.removeprefix("http://"))
+
+    def call(self, method: str, request: object, timeout: float = 120.0) -> object:
+        """Make a call."""
+        known = METHODS[method]
+        stub = self._channel.unary_unary(
+            known.path,
+            request_serializer=known.request.SerializeToString,
+            response_deserializer=known.reply.FromString,
+        )
+        return stub(request, timeout=timeout)
+
+
+# The attacks: each goes on for some seconds, in a process of its own
+
+
+def quiet(url: str, http_url: str, seconds: float) -> None:
+    """Do nothing."""
+    time.sleep(seconds)
+
+
+def large_dataset(url: str, http_url: str, seconds: float) -> None:
+    """Ask for shards of datasets with as many as are allowed, in ever other epochs."""
+    client, end = Client(url), time.monotonic() + seconds
+    member = client.call("RegisterWorker", pb.WorkerInfo(job="large"))
+    assert isinstance(member, pb.WorkerRegistration)
+    for number in range(4):
+        request = pb.DatasetInfo(
+            job="large",
+            dataset_id=f"d-{number}",
+            total_samples=10_000_000,
+            shard_size=1,
+            shuffle=True,
+        )
+        client.call("RegisterDataset", request)
+    epoch = 0
+    while time.monotonic() < end:
+        epoch += 1
+        asked = pb.ShardRequest(
+            job="large",
+            dataset_id=f"d-{epoch % 4}",
+            worker_id=member.worker_id,
+            incarnation=member.incarnation,
+            epoch=epoch,
+        )
+        client.call("GetDataShard", asked)
+
+
+def unread_answers(url: str, http_url: str, seconds: float) -> None:
+    """Ask a thousand times for an answer of 4 MB, and read none."""
+    layout = pb.DatasetLayout(
+        fingerprint="f",
+        shard_samples=[1],
+        shard_bytes=[1],
+        root="/data/",
+        files=["a.parquet"],
+        file_samples=[1],
+        total_bytes=1,
+    )
+    dataset = pb.DatasetInfo(
+        job="unread",
+        dataset_id="d",
+        path="/data",
+        format="parquet",
+        total_samples=1,
+        shard_size=1,
+        layout=layout,
+        index=bytes(4 * 2**20 - 4096),
+    )
+    Client(url).call("RegisterDataset", dataset)
+    request = pb.DatasetRequest(job="unread", dataset_id="d", full=True)
+    end = time.monotonic() + seconds
+    with RawHttp2Client(url, SOURCE) as client:
+        for _ in range(1000):
+            client.ask("GetDataset", request)
+        time.sleep(max(0.0, end - time.monotonic()))
+
+
+def empty_worlds(url: str, http_url: str, seconds: float) -> None:
+    """Register one of 65,536 workers in job after job, and open barriers that nobody comes to."""
+    client, end = Client(url), time.monotonic() + seconds
+    with ExitStack() as stack:
+        number = 0
+        while time.monotonic() < end and number < 2000:
+            number += 1
+            job = f"world-{number}"
+            member = client.call("RegisterWorker", pb.WorkerInfo(job=job, world_size=65_536))
+            assert isinstance(member, pb.WorkerRegistration)
+            waiting = stack.enter_context(RawHttp2Client(url, SOURCE)) if number % 50 == 1 else None
+            for barrier in range(10 if waiting else 0):
+                request = pb.BarrierRequest(
+                    job=job,
+                    worker_id=member.worker_id,
+                    incarnation=member.incarnation,
+                    generation=member.generation,
+                    barrier_id=f"b-{barrier}",
+                    ticket=barrier + 1,
+                    timeout_ms=600_000,
+                )
+                assert waiting is not None
+                waiting.ask("WaitBarrier", request)
+        time.sleep(max(0.0, end - time.monotonic()))
+
+
+def job_names(url: str, http_url: str, seconds: float) -> None:
+    """Use up names of jobs."""
+    client, end, number = Client(url), time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        number += 1
+        member = client.call("RegisterWorker", pb.WorkerInfo(job=f"name-{number}"))
+        assert isinstance(member, pb.WorkerRegistration)
+        gone = pb.DeregisterRequest(
+            job=f"name-{number}", worker_id=member.worker_id, incarnation=member.incarnation
+        )
+        client.call("DeregisterWorker", gone)
+
+
+def half_requests(url: str, http_url: str, seconds: float) -> None:
+    """Begin as many HTTP requests as there may be connections, and end none."""
+    with ExitStack() as stack:
+        for _ in range(1024):
+            one = socket.create_connection(split_address(http_url), source_address=(SOURCE, 0))
+            stack.enter_context(one)
+            one.sendall(b"GET /api/health HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+        time.sleep(seconds)
+
+
+def flood(url: str, http_url: str, seconds: float) -> None:
+    """Call as fast as answers come, 64 calls at a time on each of four connections."""
+    end = time.monotonic() + seconds
+
+    def one_connection() -> None:
+        with RawHttp2Client(url, SOURCE, window=65_535) as client:
+            while time.monotonic() < end:
+                calls = [client.call("ListJobs", pb.ListJobsRequest()) for _ in range(64)]
+                client.send(b"".join(calls))
+                while client.drain(0.002):
+                    pass
+
+    threads = [threading.Thread(target=one_connection) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+ATTACKS: dict[str, Callable[[str, str, float], None]] = {
+    "quiet": quiet,
+    "large dataset": large_dataset,
+    "unread answers": unread_answers,
+    "empty worlds": empty_worlds,
+    "job names": job_names,
+    "half requests": half_requests,
+    "flood": flood,
+}
+
+
+# The honest worker
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the others felt of an attack."""
+
+    attack: str
+    beats: int
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+    failed: int
+    """Heartbeats that were refused or not answered within 5 seconds."""
+    health: int
+    """The status of /api/health in the middle of it; 0: no answer within 5 seconds."""
+    memory_mb: float
+    """The most that the coordinator had."""
+    memory_before_mb: float
+
+
+def beat(url: str, until: threading.Event, took: list[float], failed: list[str]) -> None:
+    """Send heartbeats at a fixed rate and time them."""
+    client = Client(url)
+    member = client.call("RegisterWorker", pb.WorkerInfo(job="honest"))
+    assert isinstance(member, pb.WorkerRegistration)
+    request = pb.HeartbeatRequest(
+        job="honest", worker_id=member.worker_id, incarnation=member.incarnation
+    )
+    while not until.wait(1 / BEATS_PER_SECOND):
+        began = time.perf_counter()
+        try:
+            client.call("Heartbeat", request, 5.0)
+        except grpc.RpcError as exc:
+            failed.append(repr(exc))
+        took.append(time.perf_counter() - began)
+
+
+def measure(attack: str, seconds: float) -> Measured:
+    """Attack a fresh coordinator while an honest worker beats."""
+    took: list[float] = []
+    failed: list[str] = []
+    stop = threading.Event()
+    with LocalCoordinator(http=True) as coordinator:
+        honest = threading.Thread(target=beat, args=(coordinator.url, stop, took, failed))
+        honest.start()
+        process = psutil.Process(coordinator.pid)
+        before = most = process.memory_info().rss
+        places = ["--url", coordinator.url, "--http-url", coordinator.http_url]
+        command = [sys.executable, "-m", "benchmarks.coordinator_attacks", "--attack", attack]
+        attacker = subprocess.Popen([*command, *places, "--seconds", str(seconds)])
+        health, asked_at = 0, time.monotonic() + seconds * 0.75
+        while attacker.poll() is None:
+            most = max(most, process.memory_info().rss)
+            if not health and time.monotonic() > asked_at:
+                health = health_of(coordinator.http_url)
+            time.sleep(0.02)
+        stop.set()
+        honest.join()
+    took.sort()
+    return Measured(
+        attack=attack,
+        beats=len(took),
+        p50_ms=1000 * took[len(took) // 2],
+        p99_ms=1000 * took[int(len(took) * 0.99)],
+        max_ms=1000 * took[-1],
+        failed=len(failed),
+        health=health,
+        memory_mb=most / 1e6,
+        memory_before_mb=before / 1e6,
+    )
+
+
+def health_of(http_url: str) -> int:
+    """The status of a health check."""
+    try:
+        return httpx.get(f"{http_url}/api/health", timeout=5.0).status_code
+    except httpx.HTTPError:
+        return 0
+
+
+def show(measured: Sequence[Measured], console: Console) -> None:
+    """Print the table."""
+    rows: list[Row] = [
+        [
+            one.attack,
+            f"{one.p50_ms:.1f}",
+            f"{one.p99_ms:.1f}",
+            f"{one.max_ms:.0f}",
+            str(one.failed),
+            str(one.health),
+            f"{one.memory_before_mb:.0f}",
+            f"{one.memory_mb:.0f}",
+        ]
+        for one in measured
+    ]
+    headings = ("attack", "p50 ms", "p99 ms", "max ms", "failed", "health", "MB before", "MB most")
+    console.print(table("An honest worker's heartbeats, and the coordinator", headings, rows))
+
+
+def arguments() -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.coordinator_attacks", description=__doc__
+    )
+    parser.add_argument("--quick", action="store_true", help="a minute, noisier numbers")
+    parser.add_argument("--only", action="append", choices=ATTACKS, help="this attack; repeatable")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON file")
+    for name in ("--attack", "--url", "--http-url"):
+        parser.add_argument(name, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Measure all attacks and show what they did."""
+    options = arguments()
+    if options.attack:
+        ATTACKS[options.attack](options.url, options.http_url, options.seconds)
+        return 0
+    seconds = 5.0 if options.quick else 30.0
+    measured = [measure(name, seconds) for name in options.only or ATTACKS]
+    show(measured, Console())
+    options.results.mkdir(parents=True, exist_ok=True)
+    found = {
+        "machine": describe(["grpcio", "pygrpc-native"]),
+        "seconds": seconds,
+        "attacks": [asdict(one) for one in measured],
+    }
+    target = options.results / "coordinator_attacks.json"
+    target.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
