@@ -224,6 +224,35 @@ def test_jobs_are_limited(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None
     bench.register(job="a")
 
 
+def test_job_that_nobody_misses_gives_way_to_a_new_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_module, "JOBS_LIMIT", 5)
+    bench.apply(c.RegisterDataset("data", "d", 10, 1))
+    saved = bench.register(job="saved")
+    bench.save(saved, partial=False)
+    bench.leave(saved)
+    bench.register(job="live")
+    for name in ("older", "newer"):
+        bench.now += 1.0
+        bench.leave(bench.register(job=name))
+    for number in range(4):
+        bench.now += 1.0
+        bench.leave(bench.register(job=f"name-{number}"))
+    assert set(bench.machine.jobs) == {"data", "saved", "live", "name-2", "name-3"}
+    forgotten = [event.job for event in bench.events if event.kind == "job.forgotten"]
+    assert forgotten == ["older", "newer", "name-0", "name-1"]
+    bench.restart()
+    assert set(bench.machine.jobs) == {"data", "saved", "live", "name-2", "name-3"}
+
+
+def test_refused_registration_forgets_no_job(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_module, "JOBS_LIMIT", 1)
+    bench.leave(bench.register(job="old"))
+    assert refusal(bench.register, job="new", world_size=2, rank=2).reason == "invalid"
+    assert set(bench.machine.jobs) == {"old"}
+
+
 def test_elastic_world_is_full_at_the_greatest_number_of_workers(bench: Bench) -> None:
     bench.machine = Machine(TIMEOUT, max_workers=2)
     a, _ = bench.elastic(2)

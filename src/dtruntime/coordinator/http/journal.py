@@ -71,6 +71,9 @@ _SENTENCES: dict[str, Callable[[_Fields], str]] = {
         f"{_of(f, 'shards')} shards"
     ),
     "dataset.removed": lambda f: f"dataset {_of(f, 'dataset')} was removed",
+    "job.forgotten": lambda f: (
+        f"the job was idle and had nothing to keep: it gave way to {_of(f, 'in_favour_of')}"
+    ),
     "job.removed": lambda f: (
         f"the job was removed: {_of(f, 'datasets')} datasets, {_of(f, 'checkpoints')} records of "
         f"checkpoints, {_of(f, 'workers')} live workers"

@@ -51,6 +51,8 @@ from .roster import MAX_WORKERS, Roster
 from .speeds import Speeds
 
 JOBS_LIMIT = 10_000
+JOBS_FORGOTTEN = 256
+"""How many jobs that may be forgotten are looked for at once."""
 STALL = 1.0
 """A tick this late, in seconds, means that the coordinator itself stood still."""
 STALLS_KEPT = 1024
@@ -86,6 +88,18 @@ class Job:
         self.speeds = Speeds(self.roster)
 
     @property
+    def is_forgettable(self) -> bool:
+        """Whether nobody works on it and it has nothing that somebody may come back for."""
+        checkpoints = self.checkpoints.history.present
+        return not (self.roster.live_count or len(self.datasets) or checkpoints)
+
+    @property
+    def heard_at(self) -> float:
+        """When one of its members was last heard."""
+        heard = (member.last_seen for member in self.roster.slots.held())
+        return max(heard, default=self.roster.created_at)
+
+    @property
     def held_calls(self) -> set[int]:
         """Calls that wait for an answer."""
         waiting = self.barriers.held_calls | self.checkpoints.held_calls
@@ -106,6 +120,8 @@ class Machine:
         self._max_workers = max_workers
         self._timer = timer
         self._dealt = DealtDatasets()
+        self._forgettable: list[Job] = []
+        """Those that were idle longest, the last one first."""
         self.jobs: dict[str, Job] = {}
         self.removed: RemovedRecord | None = None
         """What jobs go on above; None: none was ever removed."""
@@ -238,7 +254,7 @@ class Machine:
         job = self._job_or_new(command.job)
         incarnations = job.roster.next_incarnation
         registered, lost = job.roster.register(command, self._out)
-        self.jobs[command.job] = job
+        self._take_in(job)
         if registered.incarnation >= incarnations:
             self._watch_over(job, job.roster.by_id[registered.worker_id])
         self._spread_loss(job, lost)
@@ -348,7 +364,7 @@ class Machine:
         job = self._job_or_new(command.job)
         registered = job.datasets.register(command, self._out)
         if command.job not in self.jobs:
-            self.jobs[command.job] = job
+            self._take_in(job)
             self._out.put("job", command.job, "", job.roster.record())
         return registered
 
@@ -357,19 +373,11 @@ class Machine:
         roster = job.roster
         self._check_removable(job, command.force, f"'strata jobs rm {job.name} --force'")
         reply = c.JobRemoved(roster.live_count, len(job.datasets), job.checkpoints.history.present)
-        members = [m for m in roster.slots if m is not None and m.live]
+        members = [m for m in roster.slots.held() if m.live]
         reason = "its job was removed"
         lost = [roster.lose(m, Membership.DEAD, reason, self._out) for m in members]
         self._spread_loss(job, lost)
-        known = self.removed or RemovedRecord()
-        self.removed = RemovedRecord(
-            max(known.next_incarnation, roster.next_incarnation),
-            max(known.attempts_begun, roster.attempts_begun),
-            max(known.actions_requested, roster.actions_requested),
-        )
-        del self.jobs[job.name]
-        self._out.delete_job(job.name)
-        self._out.put("removed", "", "", self.removed)
+        self._forget_job(job)
         self._out.emit(
             job.name,
             "job.removed",
@@ -378,6 +386,17 @@ class Machine:
             checkpoints=reply.checkpoints,
         )
         return reply
+
+    def _forget_job(self, job: Job) -> None:
+        known, roster = self.removed or RemovedRecord(), job.roster
+        self.removed = RemovedRecord(
+            max(known.next_incarnation, roster.next_incarnation),
+            max(known.attempts_begun, roster.attempts_begun),
+            max(known.actions_requested, roster.actions_requested),
+        )
+        del self.jobs[job.name]
+        self._out.delete_job(job.name)
+        self._out.put("removed", "", "", self.removed)
 
     def _remove_dataset(self, command: c.RemoveDataset) -> Reply:
         job = self.job(command.job)
@@ -392,7 +411,7 @@ class Machine:
 
     def _check_removable(self, job: Job, force: bool, again: str) -> None:
         if job.roster.live_count and not force:
-            live = [m.worker_id for m in job.roster.slots if m is not None and m.live]
+            live = [m.worker_id for m in job.roster.slots.held() if m.live]
             raise Refused(
                 "job_is_live",
                 f"job {job.name!r} has {len(live)} live workers ({', '.join(live[:4])}): end them "
@@ -492,16 +511,40 @@ class Machine:
 
     def _job_or_new(self, name: str) -> Job:
         job = self.jobs.get(name)
-        if job is None and len(self.jobs) >= JOBS_LIMIT:
+        if job is None and len(self.jobs) >= JOBS_LIMIT and self._least_missed() is None:
             raise Refused(
                 "too_many_jobs",
-                f"this coordinator remembers {JOBS_LIMIT} jobs and takes no new name: use one of "
-                "them again, or start a coordinator with another --data-dir",
+                f"this coordinator remembers {JOBS_LIMIT} jobs that have live workers, datasets or "
+                "checkpoints, and takes no new name: use one of them again, or remove those that "
+                "are over ('strata jobs rm JOB')",
             )
         if job is None:
             job = Job(name, None, self._max_workers, self._timer, self._dealt)
             job.roster.begin(self._out.now, self.removed)
         return job
+
+    def _take_in(self, job: Job) -> None:
+        """Remember a job; where there are too many, the one that is missed least gives way."""
+        if job.name not in self.jobs and len(self.jobs) >= JOBS_LIMIT:
+            forgotten = self._least_missed()
+            if forgotten is not None:
+                self._forget_job(forgotten)
+                self._out.emit(forgotten.name, "job.forgotten", in_favour_of=job.name)
+        self.jobs[job.name] = job
+
+    def _least_missed(self) -> Job | None:
+        """Of the jobs with nothing worth keeping, the one that was idle longest."""
+        for _ in range(2):
+            while self._forgettable:
+                job = self._forgettable[-1]
+                if self.jobs.get(job.name) is job and job.is_forgettable:
+                    return job
+                self._forgettable.pop()
+            # Looking at all jobs takes milliseconds: as many as may be needed soon are found.
+            idle = [job for job in self.jobs.values() if job.is_forgettable]
+            idle.sort(key=lambda job: job.heard_at)
+            self._forgettable = idle[:JOBS_FORGOTTEN][::-1]
+        return None
 
     def _spread_loss(self, job: Job, lost: list[Lost]) -> None:
         if lost:

@@ -63,7 +63,7 @@ ON CONFLICT (kind, job, key) DO UPDATE SET value = excluded.value, digest = excl
 DELETE FROM records WHERE kind = ? AND job = ? AND key = ? RETURNING digest
 
 -- name: delete_job
-DELETE FROM records WHERE job = ? RETURNING digest
+DELETE FROM records WHERE kind = ? AND job = ? RETURNING digest
 
 -- name: quarantine_record
 INSERT INTO quarantine (kind, job, key, value, problem) VALUES (?, ?, ?, ?, ?)

@@ -410,7 +410,8 @@ class SqliteStore:
                 self._append(effect.event, events)
                 forgotten += effect.forgotten
         for job in removed:
-            self._delete(QUERIES["delete_job"], (job,), records)
+            for kind in RECORD_TYPES:
+                self._delete(QUERIES["delete_job"], (kind, job), records)
         for number in forgotten:
             self._delete(QUERIES["forget_event"], (number,), events)
         for place, change in changes.items():
