@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -174,7 +174,7 @@ def flood(url: str, http_url: str, seconds: float) -> None:
     end = time.monotonic() + seconds
 
     def one_connection() -> None:
-        with RawHttp2Client(url, SOURCE, window=65_535) as client:
+        with suppress(OSError), RawHttp2Client(url, SOURCE, window=65_535) as client:
             while time.monotonic() < end:
                 calls = [client.call("ListJobs", pb.ListJobsRequest()) for _ in range(64)]
                 client.send(b"".join(calls))
