@@ -12,7 +12,8 @@ import pytest
 from tests.unit.coordinator.simulation import Simulation
 
 SEEDS = 20
-STEPS = int(os.environ.get("STRATA_SIM_STEPS", "3000"))
+STEPS = int(os.environ.get("STRATA_SIM_STEPS", "5000"))
+"""Of each seed: 100,000 in all."""
 
 
 def seeds() -> list[int]:
