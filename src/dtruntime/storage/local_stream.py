@@ -173,9 +173,11 @@ class LocalStreamWriter(StreamWriter):
 
     def _start(self, view: memoryview, release: Callable[[], None]) -> None:
         if self._direct and self._started + view.nbytes > self._reserved:
+            # As much again as there is: a writer that dies leaves at most twice what it wrote.
+            size = max(view.nbytes, min(self._reserved, _RESERVED_AT_ONCE))
             with suppress(OSError):  # what is written may still fit
-                reserve(self._file.handle, self._reserved, _RESERVED_AT_ONCE)
-            self._reserved += _RESERVED_AT_ONCE
+                reserve(self._file.handle, self._reserved, size)
+            self._reserved += size
         job = _BlockWrite(view, self._started, release)
         self._running.append(job)
         self._lanes.write(job)

@@ -356,3 +356,12 @@ threading.Thread(target=work).start()
     )
     assert (result.stdout, result.stderr) == ("done\n", "")
     assert names(LocalBackend(tmp_path)) == ["file", "stream"]
+
+
+def test_file_that_is_being_written_takes_at_most_twice_its_content(tmp_path: Path) -> None:
+    writer = LocalBackend(tmp_path)._writer("large")
+    written = 12 * 2**20
+    writer.write(bytes(written))
+    (partial,) = tmp_path.glob(".strata-partial-*")
+    assert partial.stat().st_blocks * 512 <= 2 * written
+    writer.abort()
