@@ -148,6 +148,9 @@ def test_quick_start_example_of_the_runtime_readme(
     assert result.returncode == 0, result.stderr
     assert "Assigned 10 shards" in result.stdout
     assert result.stdout.rstrip().endswith("Training complete!")
+    with dtruntime.CheckpointManager(tmp_path) as manager:
+        assert manager.steps() == [500, 600, 700, 800, 900]
+        assert manager.load_bytes(900) == b"step_900"
 
 
 def test_usage_example_of_the_strata_readme(
