@@ -62,9 +62,15 @@ class Access:
         ``is_one`` says whether a checkpoint is of that kind.
         """
         self.settle()
+
+        def noted(copy: Copy) -> R:
+            found = read(copy)
+            self.loads.note(copy)
+            return found
+
         if step is not None:
-            return self.loads.of_step(check_whole("step", step), read)
-        return self.loads.newest_good(read, own_part=False, is_one=is_one)
+            return self.loads.of_step(check_whole("step", step), noted)
+        return self.loads.newest_good(noted, own_part=False, is_one=is_one)
 
     def in_turn(self, job: Callable[[], R]) -> R:
         """Do something behind the saves that are under way, as one more of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Self
@@ -54,6 +55,12 @@ class Catalog:
         self.backend = backend
         self.floor = 0
         """Sequences begin above it: what is committed here follows what is elsewhere."""
+        self._damaged: set[str] = set()
+        """Manifests of checkpoints that could not be read."""
+        self._damaged_files: set[str] = set()
+        """Where files are that are not what was committed."""
+        self._passed_over = range(0)
+        """Sequences of checkpoints that were there when an older one was loaded."""
         self._manifests: dict[str, Manifest] = {}
         self._needed_once: set[str] = set()
         """Files that a manifest has been seen to need."""
@@ -79,12 +86,64 @@ class Catalog:
         return entries[-1] if entries else None
 
     def manifest(self, entry: Entry) -> Manifest:
-        """Read a manifest; ``CheckpointDamagedError`` when it is not whole any more."""
+        """Read a manifest; ``CheckpointDamagedError`` when it is not whole any more.
+
+        So it is when it is that of another checkpoint: copied, renamed or swapped.
+        """
         known = self._manifests.get(entry.name)
         if known is None:
-            known = open_manifest(self._read(entry.name), self.backend.location(entry.name))
+            where = self.backend.location(entry.name)
+            known = open_manifest(self._read(entry.name), where)
+            if (known.sequence, known.step) != (entry.sequence, entry.step):
+                detail = f"it is the manifest of another checkpoint, {known.name}"
+                raise CheckpointDamagedError(
+                    f"{where} is damaged: {detail}", file=where, detail=detail
+                )
             self._manifests[entry.name] = known
         return known
+
+    def readable(self) -> list[tuple[Entry, Manifest]]:
+        """All checkpoints whose manifests can be read; the others are named in the log."""
+        found = []
+        for entry in self.entries():
+            try:
+                found.append((entry, self.manifest(entry)))
+            except CheckpointDamagedError as exc:
+                self.note_damage(entry, exc)
+        return found
+
+    # What was found to be damaged
+
+    def note_damage(self, entry: Entry, error: CheckpointDamagedError) -> None:
+        """Remember that a checkpoint cannot be read, and log it the first time.
+
+        Nothing is saved by reference to it or to the damaged file from then on, and retention does
+        not count it.
+        """
+        if entry.name not in self._damaged:
+            log.error("checkpoint.damaged", step=entry.step, reason=str(error))
+        self._damaged.add(entry.name)
+        if error.file:
+            self._damaged_files.add(error.file)
+
+    def is_damaged(self, file: str) -> bool:
+        """Whether a file was found not to be what was committed."""
+        return self.backend.location(file) in self._damaged_files
+
+    def note_load(self, manifest: Manifest, newest: int) -> None:
+        """Remember that a checkpoint was loaded while ``newest`` was the newest sequence.
+
+        If that was another one, there was a reason, which another rank may have found: what is
+        saved afterwards does not refer to those that were passed over.
+        """
+        self._passed_over = range(manifest.sequence + 1, newest + 1)
+
+    def base(self) -> Entry | None:
+        """The newest checkpoint that a save may refer to: one that nobody has found damaged."""
+        for entry in reversed(self.entries()):
+            if entry.name not in self._damaged and entry.sequence not in self._passed_over:
+                return entry
+        return None
 
     def parts(self, manifest: Manifest) -> list[Part]:
         """The parts of all ranks."""
@@ -139,7 +198,7 @@ class Catalog:
     def missing(self, files: Collection[str]) -> list[str]:
         """Those of some packs and parts that are not there."""
         if len(files) <= ASKED_ONE_BY_ONE:
-            return sorted(name for name in files if not self.backend.exists(name))
+            return sorted(name for name in files if not self._is_there(name))
         there = {file.name for folder in (PACKS, PARTS) for file in self.backend.list(folder)}
         return sorted(set(files) - there)
 
@@ -231,37 +290,53 @@ class Catalog:
         return [by_sequence[sequence] for sequence in retention.dropped(kept)]
 
     def _whole(self, entries: list[Entry]) -> list[Entry]:
-        """Those that can be read and whose files are all there."""
+        """Those that can be read, whose files are all there, and that nobody found damaged."""
         needed: dict[Entry, set[str]] = {}
         for entry in entries:
             try:
                 needed[entry] = self.manifest(entry).files
+            except CheckpointDamagedError as exc:
+                self.note_damage(entry, exc)
             except StorageError as exc:
                 log.warning("checkpoint.damaged", step=entry.step, reason=str(exc))
         gone = set(self.missing(set().union(*needed.values())))
         for entry, files in needed.items():
             if files & gone:
-                log.error(
-                    "checkpoint.damaged", step=entry.step, reason=f"{min(files & gone)} is gone"
-                )
-        return [entry for entry, files in needed.items() if not files & gone]
+                where = self.backend.location(min(files & gone))
+                self.note_damage(entry, CheckpointDamagedError(f"{where} is gone", file=where))
+        return [
+            entry
+            for entry, files in needed.items()
+            if entry.name not in self._damaged and not any(map(self.is_damaged, files))
+        ]
 
     def _note_needed(self, entries: Iterable[Entry]) -> None:
         """Take note of what checkpoints need before they are dropped."""
         for entry in entries:
             try:
                 self._needed_once |= self.manifest(entry).files
+            except CheckpointDamagedError as exc:
+                self.note_damage(entry, exc)
             except StorageError as exc:
                 log.warning("checkpoint.damaged", step=entry.step, reason=str(exc))
+
+    def _is_there(self, name: str) -> bool:
+        try:
+            return self.backend.exists(name)
+        except StorageError as exc:
+            if is_damage(exc):
+                return False
+            raise
 
     def _read(self, name: str) -> bytes:
         try:
             return self.backend.read(name)
-        except StorageNotFoundError as exc:
+        except StorageError as exc:
+            if not is_damage(exc):
+                raise
             where = self.backend.location(name)
-            raise CheckpointDamagedError(
-                f"{where} is gone", file=where, detail="it is gone"
-            ) from exc
+            detail = "it is gone" if isinstance(exc, StorageNotFoundError) else str(exc)
+            raise CheckpointDamagedError(f"{where}: {detail}", file=where, detail=detail) from exc
 
     def _create(self, manifest: Manifest) -> bool:
         """Write a manifest unless its name is taken; False when it is."""
@@ -286,7 +361,7 @@ class Catalog:
             try:
                 manifest = self.manifest(entry)
             except CheckpointDamagedError as exc:
-                log.warning("checkpoint.damaged", step=entry.step, reason=str(exc))
+                self.note_damage(entry, exc)
                 continue
             if manifest.checkpoint_id == checkpoint_id:
                 return manifest
@@ -299,12 +374,12 @@ class Catalog:
             return {}
 
     def point_to_newest(self) -> None:
-        """Name the newest checkpoint after some were dropped."""
-        newest = self.find()
-        if newest is None:
-            self.backend.delete(POINTER)
+        """Name the newest checkpoint that can be read after some were dropped."""
+        readable = self.readable()
+        if readable:
+            self._point_to(readable[-1][1])
         else:
-            self._point_to(self.manifest(newest))
+            self.backend.delete(POINTER)
 
     def _point_to(self, manifest: Manifest) -> None:
         """Name the newest checkpoint where a reader finds it without listing."""
@@ -317,6 +392,12 @@ class Catalog:
             self.backend.write(POINTER, msgspec.json.encode(pointer))
         except StorageError as exc:
             log.warning("checkpoint.pointer_not_written", reason=str(exc))
+
+
+def is_damage(error: StorageError) -> bool:
+    """Whether a file could not be read because it is gone, a link or folder, or on a bad disk."""
+    damages = (errno.EIO, errno.ELOOP, errno.EISDIR)
+    return isinstance(error, StorageNotFoundError) or error.errno in damages
 
 
 class FilesRemovedError(StorageError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from .format import Chunk, Pack, Part
@@ -47,6 +47,16 @@ class KnownChunks:
             digest: stored
             for digest, stored in self._by_digest.items()
             if there.get(stored.pack.file) == stored.pack.size
+        }
+
+    def forget(self, is_damaged: Callable[[str], bool]) -> None:
+        """Forget chunks whose pack was found to be damaged."""
+        packs = {stored.pack.file for stored in self._by_digest.values()}
+        damaged = {file for file in packs if is_damaged(file)}
+        self._by_digest = {
+            digest: stored
+            for digest, stored in self._by_digest.items()
+            if stored.pack.file not in damaged
         }
 
     def find(self, digest: str, length: int) -> Stored | None:

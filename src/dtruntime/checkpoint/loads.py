@@ -33,14 +33,14 @@ class Loads:
     def of_step(self, step: int, read: Callable[[Copy], R]) -> R:
         """What ``read`` makes of the checkpoint of a step."""
         everything = self._tiers.listed()
-        found = [listed for listed in everything if listed.entry.step == step]
+        found = [listed for listed in reversed(everything) if listed.entry.step == step]
         if not found:
             steps = sorted({listed.entry.step for listed in everything})
             there = ", ".join(map(str, steps[-8:])) or "none"
             raise CheckpointNotFoundError(
                 f"there is no checkpoint of step {step} in {self._tiers.url} (there: {there})"
             )
-        return self._read(found[-1], read)
+        return self._first_good(found, read)
 
     def newest_good(
         self,
@@ -90,11 +90,18 @@ class Loads:
 
     def with_id(self, checkpoint_id: str, read: Callable[[Copy], R]) -> R:
         """What ``read`` makes of a checkpoint by its id."""
+        damaged = 0
         for listed in reversed(self._tiers.listed()):
-            if self._tiers.read(listed, _id_of) == checkpoint_id:
+            try:
+                found = self._tiers.read(listed, _id_of)
+            except CheckpointDamagedError:
+                damaged += 1
+                continue
+            if found == checkpoint_id:
                 return self._read(listed, read)
+        hint = f", unless it is one of {damaged} whose manifests are damaged" if damaged else ""
         raise CheckpointNotFoundError(
-            f"there is no checkpoint {checkpoint_id!r} in {self._tiers.url}"
+            f"there is no checkpoint {checkpoint_id!r} in {self._tiers.url}{hint}"
         )
 
     def steps(self) -> list[int]:
@@ -102,17 +109,27 @@ class Loads:
         return sorted({listed.entry.step for listed in self._tiers.listed()})
 
     def infos(self) -> list[CheckpointInfo]:
-        """Describe all checkpoints, in the order of their commits."""
+        """Describe all checkpoints, in the order of their commits.
+
+        Those whose manifests are damaged are left out, and named in the log. When all are, that is
+        an error: it is not the same as none.
+        """
         found: dict[str, CheckpointInfo] = {}
+        damage: CheckpointDamagedError | None = None
         for listed in self._tiers.listed():
             try:
-                info = self._tiers.read(listed, self.info)
-            except StorageError:
-                if listed.entry in [again.entry for again in self._tiers.listed()]:
+                info = self._read(listed, self.info)
+            except StorageError as exc:
+                if listed.entry not in [again.entry for again in self._tiers.listed()]:
+                    continue  # it was dropped since it was listed
+                if not isinstance(exc, CheckpointDamagedError):
                     raise
-                continue  # it was dropped since it was listed
+                damage = exc
+                continue
             found.pop(info.checkpoint_id, None)  # it was numbered anew in the main storage
             found[info.checkpoint_id] = info
+        if damage is not None and not found:
+            raise damage
         return list(found.values())
 
     def bytes_of(self, copy: Copy, rank: int | None = None) -> bytes:
@@ -121,6 +138,7 @@ class Loads:
         if part.kind != "bytes":
             raise TypeError(f"{copy.title} is a state dict: use load_state()")
         data = copy.reader(part).read()
+        self.note(copy)
         self._found_good(copy)
         return data
 
@@ -141,6 +159,7 @@ class Loads:
             (part.extents[i].offset, view) for i, view in plan.destinations()
         )
         state = plan.finish()
+        self.note(copy)
         if keys is None:
             self._found_good(copy)
         return state
@@ -153,6 +172,21 @@ class Loads:
                 raise problems[0]
         self._witness.good(copy.manifest)
         return self.info(copy)
+
+    def note(self, copy: Copy) -> None:
+        """Take note that a checkpoint was loaded, which later saves may refer to."""
+        self._tiers.note_load(copy.manifest)
+
+    def _first_good(self, some: Iterable[Listed], read: Callable[[Copy], R]) -> R:
+        """What ``read`` makes of the first of several checkpoints of one step that is good."""
+        first: CheckpointDamagedError | None = None
+        for listed in some:
+            try:
+                return self._read(listed, read)
+            except CheckpointDamagedError as exc:
+                first = first or exc
+        assert first is not None
+        raise first
 
     def _read(self, listed: Listed, read: Callable[[Copy], R]) -> R:
         try:

@@ -17,7 +17,12 @@ from typing import Any, NoReturn
 from .._shutdown import shutdown
 from ..client import current
 from ..client.commits import CommitCalls
-from ..errors import CheckpointAbortedError, StorageError, StrataError
+from ..errors import (
+    CheckpointAbortedError,
+    CheckpointDamagedError,
+    StorageError,
+    StrataError,
+)
 from ..telemetry import EventLog, tracing
 from ..types import WorkerState
 from .catalog import files_removed
@@ -406,14 +411,17 @@ class Pipeline:
         self._cleans = True
 
     def _known_chunks(self) -> KnownChunks:
-        """What the newest checkpoint has; nothing when it cannot be read."""
+        """What the newest good checkpoint has; nothing when it cannot be read."""
         catalog = self._place.catalog
-        newest = catalog.find()
+        newest = catalog.base()
         if newest is None:
             return KnownChunks()
         if self._known is None or self._known[0] != newest.name:
             try:
                 parts = catalog.parts(catalog.manifest(newest))
+            except CheckpointDamagedError as exc:
+                catalog.note_damage(newest, exc)
+                return self._known_chunks()
             except StorageError as exc:
                 log.warning("checkpoint.saved_in_full", reason=str(exc))
                 return KnownChunks()
@@ -422,6 +430,7 @@ class Pipeline:
         damaged = self._uploads.damaged_files if self._uploads is not None else ()
         there = {file.name: file.size for file in backend.list(PACKS)}
         known.forget_missing({n: s for n, s in there.items() if backend.location(n) not in damaged})
+        known.forget(catalog.is_damaged)
         return known
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,10 +13,11 @@ import msgspec
 
 from .._memory import new_bytes
 from .._threads import usable_cores
-from ..errors import CheckpointDamagedError, StorageError, StorageNotFoundError
+from ..errors import CheckpointDamagedError, StorageError
 from ..storage.backend import StorageBackend
 from ..storage.lanes import side_by_side
 from .arrivals import Arrival, Request, requests_for
+from .catalog import is_damage
 from .codecs import MOST_BYTES, apply_difference, decode
 from .format import Chunk, Pack, Part, digest_of
 from .known import LONGEST_CHAIN
@@ -192,7 +192,7 @@ class PartReader:
 
     def _is_damage(self, error: StorageError, file: str, stop: int) -> bool:
         """Whether a read failed because a file is gone, unreadable or shorter than it was."""
-        if isinstance(error, StorageNotFoundError) or error.errno == errno.EIO:
+        if is_damage(error):
             return True
         try:
             return self._backend.size(file) < stop

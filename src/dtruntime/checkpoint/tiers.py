@@ -61,6 +61,8 @@ class Tiers:
     def __init__(self, places: Sequence[Place]) -> None:
         self._places = tuple(places)
         self.url = places[-1].url
+        self._newest = 0
+        """The newest sequence when last looked."""
 
     def listed(self) -> list[Listed]:
         """All checkpoints, in the order of their commits; a place that fails raises."""
@@ -70,7 +72,13 @@ class Tiers:
                 found.setdefault(entry, []).append(place)
         main = self._places[-1]
         order = sorted(found, key=lambda e: (e.sequence, main in found[e], e.step))
+        self._newest = order[-1].sequence if order else 0
         return [Listed(entry, tuple(found[entry])) for entry in order]
+
+    def note_load(self, manifest: Manifest) -> None:
+        """Take note of what was loaded, of the checkpoints that were listed last."""
+        for place in self._places:
+            place.catalog.note_load(manifest, self._newest)
 
     def read(self, listed: Listed, read: Callable[[Copy], R]) -> R:
         """What ``read`` makes of a checkpoint: of its first copy that is not damaged."""
@@ -79,7 +87,7 @@ class Tiers:
             try:
                 found = read(Copy(place, place.catalog.manifest(listed.entry)))
             except CheckpointDamagedError as exc:
-                log.error("checkpoint.damaged", step=listed.entry.step, reason=str(exc))
+                place.catalog.note_damage(listed.entry, exc)
                 first = first or exc
                 continue
             if first is not None:
@@ -97,7 +105,7 @@ class Tiers:
             try:
                 ids[place] = place.catalog.manifest(listed.entry).checkpoint_id
             except CheckpointDamagedError as exc:
-                log.warning("checkpoint.damaged", step=listed.entry.step, reason=str(exc))
+                place.catalog.note_damage(listed.entry, exc)
         if len(set(ids.values())) <= 1:
             return tuple(ids) or listed.places
         log.warning("checkpoint.tiers_disagree", step=listed.entry.step, place=self.url)

@@ -71,8 +71,10 @@ class StrataCheckpointIO(CheckpointIO):  # type: ignore[misc]
 
         def drop() -> None:
             catalog = found.place.catalog
-            named = {entry: catalog.manifest(entry).metadata for entry in catalog.entries()}
-            catalog.drop([entry for entry in named if named[entry].get("name") == name])
+            found_names = catalog.readable()
+            catalog.drop(
+                [e for e, manifest in found_names if manifest.metadata.get("name") == name]
+            )
             catalog.point_to_newest()
             found.clean()
 

@@ -9,7 +9,7 @@ from typing import Any
 from .._loop import io
 from ..checkpoint.saving import SaveHandle
 from ..client import TrainingOrchestrator
-from ..errors import CheckpointAbortedError, StrataError
+from ..errors import CheckpointAbortedError, CheckpointDamagedError, StrataError
 from ..telemetry import EventLog
 from ..types import Action, WorkerState
 from .crew import Crew
@@ -112,7 +112,12 @@ class Training:
         # Nobody has to come: there is nothing left to do.
         self._crew = Crew((0,), 0, 0)
         parts.stream.open(self._crew)
-        parts.saves.restore(self._crew, finished)
+        try:
+            parts.saves.restore(self._crew, finished)
+        except CheckpointDamagedError as exc:
+            log.error("run.checkpoint_damaged", checkpoint=finished.checkpoint_id, reason=str(exc))
+            self._assemble()
+            return
         self._gate.reset(finished.step)
         self.ending = "finished"
 

@@ -328,3 +328,34 @@ def test_column_that_is_not_there_is_answered_with_those_that_are(tmp_path):
         mistype()
     notes = "".join(caught.value.__notes__)
     assert notes == "the batch has no column 'simple': did you mean 'sample'? there are 'sample'"
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_damaged_manifest_does_not_keep_a_run_from_starting(tmp_path, number):
+    whole, walk = Walk(), Walk()
+    train(make(tmp_path / "whole", whole), whole)
+    rng.seed(5)
+    train(make(tmp_path / "cut", walk), walk, stop_after=30)
+    damaged = sorted((tmp_path / "cut" / "manifests").iterdir())[number]
+    damaged.write_bytes(damaged.read_bytes()[:-40])
+    again = Walk()
+    run = make(tmp_path / "cut", again)
+    train(run, again)
+    assert run.ending == "finished"
+    assert np.array_equal(again.place, whole.place)
+
+
+@pytest.mark.parametrize("kind", ["manifests", "packs"])
+def test_finished_run_whose_last_checkpoint_is_damaged_trains_the_rest_again(tmp_path, kind):
+    walk = Walk()
+    train(make(tmp_path, walk), walk)
+    newest = max((tmp_path / kind).iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2 if kind == "manifests" else -1] ^= 1
+    newest.write_bytes(data)
+    for _ in range(2):
+        again = Walk()
+        run = make(tmp_path, again)
+        train(run, again)
+        assert (run.ending, run.step) == ("finished", 40)
+        assert np.array_equal(again.place, walk.place)

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ..._shutdown import shutdown
-from ...errors import StorageError
+from ...errors import CheckpointDamagedError, StorageError
 from ...telemetry import EventLog
 from ...types import check_whole
 from ..access import Access, access, manager_of
@@ -250,12 +250,17 @@ class StrataWriter(StorageWriter):
     def _known(self, rank: int) -> KnownChunks:
         """What the newest checkpoint has of the same rank; nothing when it cannot be read."""
         catalog = self._access.place.catalog
-        newest = catalog.find()
+        newest = catalog.base()
         if newest is None:
             return KnownChunks()
         try:
             parts = [part for part in catalog.manifest(newest).parts if part.rank == rank]
-            return KnownChunks([catalog.part(part) for part in parts])
+            known = KnownChunks([catalog.part(part) for part in parts])
+            known.forget(catalog.is_damaged)
+            return known
+        except CheckpointDamagedError as exc:
+            catalog.note_damage(newest, exc)
+            return self._known(rank)
         except StorageError as exc:
             log.warning("checkpoint.saved_in_full", rank=rank, reason=str(exc))
             return KnownChunks()
