@@ -1,16 +1,66 @@
-"""How the command line writes times, sizes and counts."""
+"""How the command line writes: what a terminal would obey is shown, and amounts in units.
+
+Names, paths, metadata and messages come from files and from the wire. Nothing of them may move the
+cursor, change colours or the title, or reorder what is read: `open_console` and `plain` see to it.
+"""
 
 from __future__ import annotations
 
 import io
 import os
+import re
 import sys
+from collections.abc import Iterable
+from typing import Any
 
-from rich.console import Console
+import msgspec
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.filesize import decimal
+from rich.segment import Segment
+from rich.text import Text
 
 PIPE_WIDTH = 160
 """Columns of output that goes to no terminal, unless ``COLUMNS`` says otherwise."""
+
+_OBEYED = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
+)
+"""Control characters but newlines and tabs, and those that change the direction of text."""
+
+
+def plain(text: str) -> str:
+    """Text in which characters that a terminal obeys are written as escapes: ``\\x1b``."""
+    return _OBEYED.sub(_escape, text)
+
+
+def json_text(value: Any, *, indent: bool = True) -> str:
+    """A value as JSON, with escapes for characters that a terminal obeys."""
+    encoded = msgspec.json.encode(value)
+    encoded = msgspec.json.format(encoded) if indent else encoded
+    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", encoded.decode())
+
+
+def _escape(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"
+
+
+class _PlainConsole(Console):
+    """A console that styles what it is given, and lets nothing in it be obeyed."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Text of a string, escaped before it is laid out."""
+        return super().render_str(plain(text), **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Segments of anything; what Rich itself tells the terminal is not text."""
+        for segment in super().render(renderable, options):
+            if segment.control or not _OBEYED.search(segment.text):
+                yield segment
+            else:
+                yield Segment(plain(segment.text), segment.style)
 
 
 def open_console(*, colour: bool = True, stderr: bool = False) -> Console:
@@ -19,7 +69,7 @@ def open_console(*, colour: bool = True, stderr: bool = False) -> Console:
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")
     width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    return Console(
+    return _PlainConsole(
         file=stream,
         width=width,
         highlight=False,

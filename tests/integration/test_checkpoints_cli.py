@@ -275,3 +275,18 @@ def test_documented_fields_are_those_that_are_printed(place: Path) -> None:
         "removal": answered("rm", place, 10, "--yes"),
     }
     assert {name: set(record) for name, record in printed.items()} == documented
+
+
+def test_metadata_cannot_give_orders_to_a_terminal(tmp_path: Path) -> None:
+    attack = "\x1b]0;owned\x07\x1b[2J\x9b31m"
+    with CheckpointManager(tmp_path / "place") as manager:
+        state = {f"w{attack}": np.zeros(3)}
+        manager.save(state, 1, metrics={f"loss{attack}": 1.0}, metadata={attack: attack}).wait()
+    place = tmp_path / "place"
+    for command in (("ls", place), ("show", place, 1), ("verify", place)):
+        for options in ((), ("--json",)):
+            printed = shown(*command, *options)
+            assert not set(printed) & {"\x1b", "\x07", "\x9b"}, command
+    assert r"\x1b]0;owned" in shown("show", place, 1)
+    message = refused("show", tmp_path / f"not{attack}there", 1)
+    assert not set(message) & {"\x1b", "\x07", "\x9b"}

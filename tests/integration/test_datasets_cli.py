@@ -277,3 +277,16 @@ def test_coverage_of_epochs_is_shown(registry: DatasetRegistry) -> None:
     epoch = document("show", "images", *options)["coverage"][3]
     assert_documented("epoch", epoch)
     assert epoch["suspect"] == [[0, 32], [960, 992], [992, 1000]]
+
+
+def test_metadata_cannot_give_orders_to_a_terminal(
+    registry: DatasetRegistry, coordinator: LocalCoordinator
+) -> None:
+    attack = "\x1b]0;owned\x07\x1b[2J\x9b31m"
+    registry.register("odd", "/nowhere", "csv", 100, 10, note=attack)
+    place = ("--job", registry.job, "--url", coordinator.url)
+    for command in (("show", "odd"), ("ls",)):
+        for options in ((), ("--json",)):
+            printed = shown(*command, *place, *options)
+            assert not set(printed) & {"\x1b", "\x07", "\x9b"}, command
+    assert r"\x1b]0;owned" in shown("show", "odd", *place)

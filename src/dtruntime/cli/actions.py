@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ..client import Observer
 from ..config import DEFAULT_URL
-from ..display import duration, open_console
+from ..display import duration, json_text, open_console
 from ..errors import ConfigError
 from ..types import ACTION_KINDS, Action
 from .jobs import one_job
@@ -132,7 +132,7 @@ def _entries(job: str, actions: Sequence[Action]) -> list[ActionEntry]:
 
 def _write(report: ActionsReport, options: argparse.Namespace) -> int:
     if options.json:
-        print(msgspec.json.format(msgspec.json.encode(report)).decode(), flush=True)
+        print(json_text(report), flush=True)
     else:
         open_console().print(_view(report))
     return 0

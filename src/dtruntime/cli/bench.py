@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import msgspec
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from ..display import open_console
+from ..display import json_text, open_console, plain
 from ..errors import ConfigError, StrataError
 from ..rpc.channel import target_of
 from .arguments import whole_between
@@ -186,7 +185,7 @@ def _run(
         if not as_json:
             console.print(view)
     if as_json:
-        print(msgspec.json.encode(report).decode(), flush=True)
+        print(json_text(report, indent=False), flush=True)
     return 0
 
 
@@ -236,7 +235,7 @@ def _may_make_job(options: argparse.Namespace) -> None:
     question = f"make a job at {options.url}? It stays there: jobs are never removed."
     if not sys.stdin.isatty():
         raise ConfigError(f"{question} There is nobody to answer: say --yes")
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"{plain(question)} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise StrataError("nothing was measured")
 

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from ..checkpoint.manager import CheckpointManager
 from ..client import Observer
-from ..display import count, open_console
+from ..display import count, json_text, open_console, plain
 from ..errors import ConfigError, StorageError, StrataError
 from .checkpoints_report import find, opened, read_checkpoint, read_list, remove, verify
 from .checkpoints_telling import Finding, found, gone, tell
@@ -121,7 +121,7 @@ def _tell(options: argparse.Namespace, place: str, findings: Sequence[Finding]) 
         with Observer(url) as observer:
             return tell(observer, options.job, place, findings)
     except StrataError as exc:
-        print(f"the coordinator was not told: {exc}", file=sys.stderr)
+        print(f"the coordinator was not told: {plain(str(exc))}", file=sys.stderr)
         return 0
 
 
@@ -138,7 +138,8 @@ def _export(options: argparse.Namespace) -> int:
         except TypeError as exc:
             raise StorageError(f"step {step} of {where} cannot be exported: {exc}") from exc
     if options.json:
-        print(msgspec.json.encode({"schema": 1, "step": step, "file": options.file}).decode())
+        document = {"schema": 1, "step": step, "file": options.file}
+        print(json_text(document, indent=False))
     else:
         open_console().print(f"wrote step {step} to {options.file}", markup=False, soft_wrap=True)
     return 0
@@ -147,7 +148,7 @@ def _export(options: argparse.Namespace) -> int:
 def _ask(question: str) -> None:
     if not sys.stdin.isatty():
         raise ConfigError(f"{question} There is nobody to answer: say --yes")
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"{plain(question)} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise StorageError("nothing was removed")
 
@@ -156,7 +157,7 @@ def _write(
     report: msgspec.Struct, view: Callable[[], RenderableType], options: argparse.Namespace
 ) -> None:
     if options.json:
-        print(msgspec.json.format(msgspec.json.encode(report)).decode(), flush=True)
+        print(json_text(report), flush=True)
     else:
         open_console().print(view())
 

@@ -21,7 +21,7 @@ from rich.progress import (
 
 from ..client import DatasetRegistry, Observer
 from ..config import DEFAULT_URL
-from ..display import open_console
+from ..display import json_text, open_console
 from ..sharding.coverage import Counted
 from ..types import FORMATS
 from .datasets_report import find_job, read_dataset, read_list, read_plan
@@ -162,7 +162,7 @@ def _plan(url: str, options: argparse.Namespace) -> int:
 
 def _write(report: msgspec.Struct, view: RenderableType, options: argparse.Namespace) -> int:
     if options.json:
-        print(msgspec.json.format(msgspec.json.encode(report)).decode(), flush=True)
+        print(json_text(report), flush=True)
     else:
         open_console().print(view)
     return 0

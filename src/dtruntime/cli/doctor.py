@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..config import DEFAULT_URL, Config, CoordinatorConfig
-from ..display import count, open_console
+from ..display import count, json_text, open_console
 from ..errors import ConfigError
 from .checks.finding import Finding
 from .checks.machine import check_machine
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         found = list(findings)
         document = Diagnosis(url, _healthy(found), found)
-        print(msgspec.json.format(msgspec.json.encode(document)).decode())
+        print(json_text(document))
     else:
         found = _show(findings, url, open_console())
     return 0 if _healthy(found) else 1

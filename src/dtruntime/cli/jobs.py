@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ..client import Observer
 from ..config import DEFAULT_URL
-from ..display import count, duration, open_console
+from ..display import count, duration, json_text, open_console
 from ..errors import StrataError
 from .logs import log_only_when_asked
 from .status import coordinator_url
@@ -119,7 +119,7 @@ def one_job(observer: Observer, url: str, named: str | None) -> str:
 def print_removal(report: RemovalReport, options: argparse.Namespace) -> int:
     """Say what was removed."""
     if options.json:
-        print(msgspec.json.format(msgspec.json.encode(report)).decode(), flush=True)
+        print(json_text(report), flush=True)
     else:
         open_console().print(_removal_view(report))
     return 0
@@ -140,7 +140,7 @@ def _list(observer: Observer, url: str, options: argparse.Namespace) -> int:
     )
     report = JobsReport(url, entries)
     if options.json:
-        print(msgspec.json.format(msgspec.json.encode(report)).decode(), flush=True)
+        print(json_text(report), flush=True)
     else:
         open_console().print(_list_view(report))
     return 0
@@ -149,7 +149,7 @@ def _list(observer: Observer, url: str, options: argparse.Namespace) -> int:
 def _show(observer: Observer, url: str, options: argparse.Namespace) -> int:
     report = read_status(observer, url, options.job)
     if options.json:
-        print(msgspec.json.format(msgspec.json.encode(report)).decode(), flush=True)
+        print(json_text(report), flush=True)
         return 0
     console = open_console()
     console.print(status_view(report, console.width, None))

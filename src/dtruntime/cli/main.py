@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from .._version import __version__
+from ..display import plain
 from ..errors import ConfigError, ConnectionError, StrataError
 from . import (
     actions,
@@ -93,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _complain(error: Exception, code: int) -> int:
-    print(f"strata: {error}", file=sys.stderr)
+    print(f"strata: {plain(str(error))}", file=sys.stderr)
     return code
 
 

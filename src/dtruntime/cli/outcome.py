@@ -10,6 +10,7 @@ from typing import Any
 from ..checkpoint.retention import FINISHED_KEY
 from ..client import Observer
 from ..config import DEFAULT_URL
+from ..display import plain
 from ..errors import StrataError
 from ..types import JobStatus, Membership, WorkerStatus
 from .arguments import whole_between
@@ -49,9 +50,9 @@ def run(options: argparse.Namespace) -> int:
         with Observer(coordinator_url(options)) as observer:
             seen = observer.status(job)
     except StrataError as exc:
-        print(f"strata: how job {job!r} ended is not known: {exc}", file=sys.stderr)
+        print(f"strata: how job {job!r} ended is not known: {plain(str(exc))}", file=sys.stderr)
         return status
-    print(_line(seen, status))
+    print(plain(_line(seen, status)))
     return status_of(seen, status)
 
 

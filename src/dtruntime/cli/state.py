@@ -9,6 +9,7 @@ from typing import Any
 from ..config import Config
 from ..coordinator.store import backup
 from ..coordinator.store.integrity import Examination
+from ..display import plain
 
 
 def add_parser(subparsers: Any) -> None:
@@ -60,17 +61,17 @@ def _data_dir(options: argparse.Namespace) -> Path:
 def _check(options: argparse.Namespace) -> int:
     checked = backup.check(Path(options.copy) if options.copy else _data_dir(options))
     for damage in checked.damages:
-        print(f"damaged: {damage}")
+        print(plain(f"damaged: {damage}"))
     for problem in checked.found.journal:
-        print(f"journal: {problem}")
+        print(plain(f"journal: {problem}"))
     word = "damaged" if checked.damages else "intact"
-    print(f"{checked.path}: {word}: {_contents(checked.found)}")
+    print(plain(f"{checked.path}: {word}: {_contents(checked.found)}"))
     return 1 if checked.damages else 0
 
 
 def _backup(options: argparse.Namespace) -> int:
     found = backup.back_up(_data_dir(options), Path(options.copy), options.force)
-    print(f"{options.copy}: {_contents(found)}")
+    print(plain(f"{options.copy}: {_contents(found)}"))
     return 0
 
 
@@ -82,8 +83,8 @@ def _restore(options: argparse.Namespace) -> int:
     copy = data_dir / "state.db" if own else Path(options.copy)
     aside = backup.restore(copy, data_dir, options.force or own, options.salvage)
     if aside is not None:
-        print(f"what was there is in {aside}")
-    print(f"restored {copy} to {data_dir}: {_contents(backup.check(data_dir).found)}")
+        print(plain(f"what was there is in {aside}"))
+    print(plain(f"restored {copy} to {data_dir}: {_contents(backup.check(data_dir).found)}"))
     return 0
 
 

@@ -7,13 +7,12 @@ import os
 import time
 from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.live import Live
 
 from ..client import Observer
 from ..config import DEFAULT_URL
-from ..display import open_console
+from ..display import json_text, open_console
 from ..errors import ConnectionError
 from .logs import log_only_when_asked
 from .status_report import StatusReport, read_status
@@ -59,9 +58,7 @@ def coordinator_url(options: argparse.Namespace) -> str:
 
 def _write(report: StatusReport, options: argparse.Namespace, console: Console) -> None:
     if options.json:
-        document = msgspec.json.encode(report)
-        text = document if options.watch else msgspec.json.format(document)
-        print(text.decode(), flush=True)
+        print(json_text(report, indent=not options.watch), flush=True)
     else:
         height = console.height if console.is_terminal else None
         console.print(status_view(report, console.width, height))
