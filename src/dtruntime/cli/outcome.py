@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from typing import Any
 
@@ -14,6 +13,7 @@ from ..display import plain
 from ..errors import StrataError
 from ..types import JobStatus, Membership, WorkerStatus
 from .arguments import whole_between
+from .jobs import one_job
 from .logs import log_only_when_asked
 from .status import coordinator_url
 
@@ -31,7 +31,7 @@ def add_parser(subparsers: Any) -> None:
         "the coordinator cannot be reached or does not know the job.",
     )
     parser.add_argument("--url", help=f"coordinator (default: COORDINATOR_URL, else {DEFAULT_URL})")
-    parser.add_argument("--job", help="the job (default: STRATA_JOB)")
+    parser.add_argument("--job", help="the job (default: STRATA_JOB, else the only one)")
     parser.add_argument(
         "--status",
         type=whole_between(0, 255),
@@ -45,12 +45,12 @@ def run(options: argparse.Namespace) -> int:
     """Look at what became of the run, and say so."""
     log_only_when_asked()
     status = int(options.status)
-    job = options.job or os.environ.get("STRATA_JOB") or "default"
+    url = coordinator_url(options)
     try:
-        with Observer(coordinator_url(options)) as observer:
-            seen = observer.status(job)
+        with Observer(url) as observer:
+            seen = observer.status(one_job(observer, url, options.job))
     except StrataError as exc:
-        print(f"strata: how job {job!r} ended is not known: {plain(str(exc))}", file=sys.stderr)
+        print(f"strata: how the run ended is not known: {plain(str(exc))}", file=sys.stderr)
         return status
     print(plain(_line(seen, status)))
     return status_of(seen, status)
