@@ -1,5 +1,6 @@
 """The first programs of a new user: what they store, and what the coordinator knows then."""
 
+import json
 import os
 import subprocess
 import sys
@@ -62,6 +63,34 @@ def main():
 main()
 """
 
+RESUMING = """
+import asyncio, json, os
+from dtruntime import CheckpointManager, DatasetRegistry, TrainingOrchestrator
+
+async def main():
+    url, rank, world = os.environ["URL"], int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    worker = TrainingOrchestrator(
+        worker_id=f"worker-{rank}", coordinator_url=url, world_size=world, rank=rank
+    )
+    await worker.register_worker(ip="127.0.0.1", port=8080)
+    data = DatasetRegistry(url)
+    data.register("numbers", "/data/numbers", "parquet", total_samples=1000)
+    data.get_shard("numbers", worker_rank=rank, epoch=0)
+    saves = CheckpointManager("/saves", backend="s3")
+    try:
+        first = json.loads(await saves.load(step=0))["step"]
+    except FileNotFoundError:
+        first = 0
+    print("first", first)
+    for step in range(first, int(os.environ["STEPS"])):
+        if step % 5 == 0:
+            await worker.wait_barrier(f"epoch_{step // 5}")
+        if step % 10 == 0 and rank == 0:
+            await saves.save_async(json.dumps({"step": step}).encode(), step=step)
+
+asyncio.run(main())
+"""
+
 
 def start(program: str, url: str, job: str, folder: Path, **env: str) -> subprocess.Popen[str]:
     known = {"URL": url, "STRATA_JOB": job, "FOLDER": str(folder), **env}
@@ -118,3 +147,40 @@ def test_plain_program_of_one_worker(
     assert lines[1] == "gpus 8"
     assert stored_in(tmp_path) == {step: b"state %d" % step for step in range(50, 300, 50)}
     check_known(known_of(coordinator, job), workers=1, step=250)
+
+
+def test_program_that_loads_from_a_bucket_when_it_starts(
+    coordinator: LocalCoordinator, job: str, tmp_path: Path, s3_server: dict[str, str]
+) -> None:
+    bucket = s3_server | {"CHECKPOINT_BUCKET": "first-programs", "WORLD_SIZE": "2"}
+
+    def train(steps: int) -> list[str]:
+        both = [
+            start(
+                *(RESUMING, coordinator.url, job, tmp_path),
+                **bucket,
+                RANK=str(rank),
+                STEPS=str(steps),
+            )
+            for rank in range(2)
+        ]
+        return [output_of(process).strip() for process in both]
+
+    assert train(20) == ["first 0"] * 2
+    assert stored_in_bucket(bucket) == {0: '{"step": 0}', 10: '{"step": 10}'}
+    assert train(40) == ["first 10"] * 2
+    assert stored_in_bucket(bucket) == {n: f'{{"step": {n}}}' for n in (0, 10, 20, 30)}
+    check_known(known_of(coordinator, job), workers=2, step=30)
+
+
+def stored_in_bucket(env: dict[str, str]) -> dict[int, str]:
+    """What another process reads."""
+    program = """
+import json
+from dtruntime import CheckpointManager
+with CheckpointManager("/saves", backend="s3") as saves:
+    found = {c.step: saves.get_checkpoint(c.checkpoint_id).decode() for c in saves.checkpoints()}
+    print(json.dumps(found))
+"""
+    found = json.loads(output_of(start(program, "", "", Path(), **env)))
+    return {int(step): text for step, text in found.items()}

@@ -3,6 +3,7 @@
 Only placeholders are filled in: the address, the numbers of steps, the model, the folder.
 """
 
+import ast
 import os
 import re
 import subprocess
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 
 import dtruntime
+from dtruntime.client import Observer
 from dtruntime.testing import LocalCoordinator, WorkerProcess
+from dtruntime.types import Membership
 
 REFERENCE = next(
     (
@@ -28,7 +31,7 @@ REFERENCE = next(
 pytestmark = pytest.mark.skipif(REFERENCE is None, reason="the reference documents are not here")
 
 IMPORTS = """
-import asyncio, dtruntime, io, os, socket
+import ast, asyncio, dtruntime, io, os, socket
 """
 
 
@@ -57,6 +60,27 @@ def run(
         text=True,
         timeout=100,
     )
+
+
+def stored(program: str, coordinator: LocalCoordinator, job: str, **env: str) -> dict[int, str]:
+    """What another process reads with the manager that an expression makes."""
+    reader = f"""
+from dtruntime import CheckpointManager
+with {program} as manager:
+    saved = manager.checkpoints()
+    print({{c.step: manager.get_checkpoint(c.checkpoint_id).decode() for c in saved}})
+"""
+    result = run(reader, coordinator, job, **env)
+    assert result.returncode == 0, result.stderr
+    return dict(ast.literal_eval(result.stdout))
+
+
+def latest_step(coordinator: LocalCoordinator, job: str) -> int | None:
+    """The last checkpoint that the coordinator knows of; all workers have left."""
+    with Observer(coordinator.url) as observer:
+        status = observer.status(job)
+    assert {worker.membership for worker in status.workers} == {Membership.LEFT}
+    return None if status.latest_checkpoint is None else status.latest_checkpoint.step
 
 
 def at(program: str, coordinator: LocalCoordinator) -> str:
@@ -121,8 +145,11 @@ class torch:
         class Adam:
             def __init__(self, parameters): pass
             def state_dict(self): return {}
+            load_state_dict = print
     @staticmethod
     def save(state, buffer): buffer.write(repr(state).encode())
+    @staticmethod
+    def load(buffer): return ast.literal_eval(buffer.read().decode())
 def create_dataloader(files): return iter(range(10**6))
 def train_step(model, batch, optimizer): return 0.5
 total_steps, steps_per_epoch, checkpoint_interval = 20, 5, 10
@@ -130,13 +157,22 @@ total_steps, steps_per_epoch, checkpoint_interval = 20, 5, 10
     program = IMPORTS + placeholders + example
     env = {"COORDINATOR_URL": coordinator.url, "STRATA_JOB": job, "WORLD_SIZE": "2"}
     env |= s3_server | {"CHECKPOINT_BUCKET": "reference-api"}
-    with (
-        WorkerProcess(program, env={**env, "RANK": "0"}) as first,
-        WorkerProcess(program, env={**env, "RANK": "1"}) as second,
-    ):
-        for worker in (first, second):
-            assert worker.expect("Training complete", timeout=60)
-            assert worker.wait() == 0, worker.log
+    for begins_with in (0, 10):
+        with (
+            WorkerProcess(program, env={**env, "RANK": "0"}) as first,
+            WorkerProcess(program, env={**env, "RANK": "1"}) as second,
+        ):
+            for worker in (first, second):
+                assert worker.expect("Step", timeout=60).startswith(f"Step {begins_with},")
+                assert worker.expect("Training complete", timeout=60)
+                assert worker.wait() == 0, worker.log
+        manager = 'CheckpointManager("/checkpoints", backend="s3")'
+        states = stored(manager, coordinator, job, **env)
+        assert {step: ast.literal_eval(text)["step"] for step, text in states.items()} == {
+            0: 0,
+            10: 10,
+        }
+        assert latest_step(coordinator, job) == 10
 
 
 def test_quick_start_example_of_the_runtime_readme(
@@ -151,6 +187,7 @@ def test_quick_start_example_of_the_runtime_readme(
     with dtruntime.CheckpointManager(tmp_path) as manager:
         assert manager.steps() == [500, 600, 700, 800, 900]
         assert manager.load_bytes(900) == b"step_900"
+    assert latest_step(coordinator, job) == 900
 
 
 def test_usage_example_of_the_strata_readme(
@@ -168,6 +205,9 @@ def serialize_model(model): return b"weights"
     env = s3_server | {"CHECKPOINT_BUCKET": "reference-strata"}
     result = run(placeholders + example, coordinator, job, **env)
     assert result.returncode == 0, result.stderr
+    manager = 'CheckpointManager("/checkpoints", backend="s3")'
+    assert stored(manager, coordinator, job, **env) == {0: "weights"}
+    assert latest_step(coordinator, job) == 0
 
 
 def test_pytorch_example_of_the_sdk_reference(
@@ -192,7 +232,7 @@ for epoch in range(10):
         if step % 1000 == 0:
             orchestrator.barrier(f"ckpt_{{step}}")
             if worker_id == "worker-0":
-                buffer = io.BytesIO()
+                buffer = io.BytesIO(f"{{epoch}} {{step}}".encode())
                 ckpt_manager.save(buffer.getvalue(), step, epoch)
     orchestrator.barrier(f"epoch_{{epoch}}_complete")
 print(orchestrator.get_status().gpu_count)
@@ -202,6 +242,10 @@ print(orchestrator.get_status().gpu_count)
     result = run(program, coordinator, job)
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == "8"
+    manager = f"CheckpointManager({str(tmp_path)!r})"
+    # Each epoch counts its steps from 0: the last one saved of a step is the one that stays.
+    assert stored(manager, coordinator, job) == {step: f"9 {step}" for step in (0, 1000, 2000)}
+    assert latest_step(coordinator, job) is not None
 
 
 def test_configuration_example_of_the_api_reference(tmp_path: Path) -> None:
