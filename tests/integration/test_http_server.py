@@ -122,18 +122,24 @@ def test_training_shows_samples_coverage_and_progress(
         worker.register()
         with DatasetRegistry(coordinator.url, job="j") as registry:
             registry.register("d", str(tmp_path), format="parquet", shard_size=250)
-            loader = registry.live_loader("d", 100)
-            for step, _ in enumerate(loader, 1):
+            loader = registry.live_loader("d", 10)
+            steps = enumerate(loader, 1)
+
+            def rate_after_a_step() -> float | None:
+                step, _ = next(steps)
                 worker.report(step=step, epoch=0, state="training", loss=1 / step)
                 loader.commit()
-                if step == 20:
-                    part = eventually(lambda: covered(api, partly=True))
-                    assert 0 < part.covered < 4000
-                    assert not part.exact
+                return api.get("/api/metrics", views.Metrics, job="j").samples_per_second
+
+            eventually(rate_after_a_step)
+            part = eventually(lambda: covered(api, partly=True))
+            assert 0 < part.covered < 4000
+            assert not part.exact
+            for _ in steps:
+                loader.commit()
             whole = eventually(lambda: covered(api, partly=False))
             assert (whole.covered, whole.missing, whole.repeated) == (4000, 0, 0)
             loader.close()
-        eventually(lambda: api.get("/api/metrics", views.Metrics, job="j").samples_per_second)
         (task,) = api.get("/api/tasks", views.Page[views.Task], job="j").items
         assert (task.samples, task.total_samples, task.progress) == (4000, 4000, 1.0)
 
