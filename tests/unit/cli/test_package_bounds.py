@@ -24,5 +24,5 @@ def test_required_packages_are_those_of_the_distribution_without_extras() -> Non
     required = required_packages()
 
     assert required["grpcio"] in (">=1.72.1,<2", "<2,>=1.72.1")
-    assert {"msgspec", "numpy", "protobuf", "psutil", "rich"} <= set(required)
-    assert not {"pyarrow", "pytest", "torch", "uvloop"} & set(required)
+    assert {"msgspec", "numpy", "obstore", "protobuf", "psutil", "pyarrow", "rich"} <= set(required)
+    assert not {"jax", "pytest", "torch", "uvloop"} & set(required)
