@@ -32,6 +32,9 @@ with TrainingOrchestrator(worker_id=name) as worker:
 
         for number, batch in enumerate(loader, 1):
             pending += batch["id"].tolist()
+            if number == 1 and "hold" in sys.argv[4:]:
+                print("holds a batch", flush=True)
+                sys.stdin.readline()
             if number % commit_every == 0:
                 commit()
                 print(f"committed {number}", flush=True)

@@ -5,7 +5,7 @@ import pytest
 from dtruntime import TrainingOrchestrator
 from dtruntime.errors import StorageError, SyncError
 from dtruntime.rpc.gen import coordinator_pb2 as pb
-from dtruntime.testing import LocalCoordinator
+from dtruntime.testing import LocalCoordinator, eventually
 from tests.integration.conftest import JobView
 from tests.integration.raw import RawClient, Refusal
 from tests.integration.workers import remote_workers
@@ -149,12 +149,19 @@ def test_parts_wait_for_ranks_that_have_not_registered(service: RawClient) -> No
 def test_rank_that_leaves_aborts_and_the_survivors_can_save_again(service: RawClient) -> None:
     first, second, third = service.workers(3)
     assert first.commit("c-1", 1, partial=True).result().status == PENDING
-    wait = first.commit("c-1", 1, partial=True, timeout_ms=20_000)
+    wait = second.commit("c-1", 1, partial=True, timeout_ms=20_000)
+
+    def lacking() -> list[int]:
+        return list(first.commit("c-1", 1, partial=True).result().missing_ranks)
+
+    # The coordinator has the second part, and so it holds the call that brought it.
+    eventually(lambda: lacking() == [2], what="the arrival of the second part")
+    assert not wait.done()
     third.leave()
     aborted = wait.result()
     assert aborted.status == ABORTED
     assert "worker-2" in aborted.detail
-    assert second.commit("c-1", 1, partial=True).result().status == ABORTED
+    assert first.commit("c-1", 1, partial=True).result().status == ABORTED
     for worker in (first, second):
         worker.told = aborted.generation
     assert first.commit("c-1", 1, partial=True).result().status == PENDING

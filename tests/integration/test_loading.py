@@ -21,6 +21,7 @@ from tests.integration.s3_server import upload
 
 READER = Path(__file__).with_name("live_reader.py")
 ROWS = 4000
+PATIENCE = 120.0
 
 
 @pytest.fixture
@@ -46,12 +47,13 @@ class Readers:
         self._folder = folder
         self._started = 0
 
-    def start(self, name: str, commit_every: int = 2) -> WorkerProcess:
+    def start(self, name: str, commit_every: int = 2, *, hold: bool = False) -> WorkerProcess:
         self._started += 1
         output = str(self._folder / f"{self._started}-{name}.ids")
-        process = WorkerProcess(READER, [name, output, str(commit_every)], env=self._env)
+        arguments = [name, output, str(commit_every), *(["hold"] if hold else [])]
+        process = WorkerProcess(READER, arguments, env=self._env)
         self._stack.enter_context(process)
-        process.expect("registered")
+        process.expect("registered", PATIENCE)
         return process
 
     def committed(self) -> list[int]:
@@ -69,18 +71,27 @@ def steps(process: WorkerProcess, count: int) -> None:
     """Let a reader go on to its next commit, several times."""
     for _ in range(count):
         process.send("go")
-        process.expect("committed")
+        process.expect("committed", PATIENCE)
+
+
+def notice_deaths(coordinator: LocalCoordinator, job: str) -> None:
+    """Have killed readers declared dead at once: whoever registers looks for their processes."""
+    with TrainingOrchestrator(coordinator_url=coordinator.url, job=job) as newcomer:
+        newcomer.register()
+
+
+def let_run(process: WorkerProcess) -> None:
+    """Let a reader go on to the end; in one write, for it may end as soon as it has enough."""
+    process.send("\n".join(["go"] * (ROWS // 4)))
 
 
 def run_to_the_end(processes: list[WorkerProcess]) -> None:
     for process in processes:
-        for _ in range(ROWS):
-            process.send("go")
+        let_run(process)
     for process in processes:
-        process.expect("done")
+        process.expect("done", PATIENCE)
 
 
-@pytest.mark.deaths
 def test_survivors_read_what_a_killed_worker_left_and_a_newcomer_gets_its_share(
     own_coordinator: LocalCoordinator, job: str, rows: Path, readers: Readers
 ) -> None:
@@ -89,13 +100,15 @@ def test_survivors_read_what_a_killed_worker_left_and_a_newcomer_gets_its_share(
     a, b, c = (readers.start(name) for name in "abc")
     for process in (a, b, c):
         process.send("begin")
-        process.expect("committed")
+        process.expect("committed", PATIENCE)
         steps(process, 3)
     b.kill()
-    steps(a, 2)
+    notice_deaths(own_coordinator, job)
+    while registry.coverage("rows")[0].segments == 1:
+        steps(a, 1)
     d = readers.start("d")
     d.send("begin")
-    d.expect("committed")
+    d.expect("committed", PATIENCE)
     steps(c, 2)
     run_to_the_end([a, c, d])
     assert readers.committed() == list(range(ROWS))
@@ -105,7 +118,6 @@ def test_survivors_read_what_a_killed_worker_left_and_a_newcomer_gets_its_share(
     assert proof.segments >= 3
 
 
-@pytest.mark.deaths
 def test_worker_killed_while_it_waits_for_the_others_has_committed_nothing_by_that(
     own_coordinator: LocalCoordinator, job: str, rows: Path, readers: Readers
 ) -> None:
@@ -113,10 +125,11 @@ def test_worker_killed_while_it_waits_for_the_others_has_committed_nothing_by_th
     registry.register("rows", rows, "parquet", shard_size=50, shuffle=True, seed=3)
     slow, eager = readers.start("slow"), readers.start("eager", commit_every=10**6)
     slow.send("begin")
-    slow.expect("committed")
+    slow.expect("committed", PATIENCE)
     eager.send("begin")
-    eager.expect("waits for the others")
+    eager.expect("waits for the others", PATIENCE)
     eager.kill()
+    notice_deaths(own_coordinator, job)
     run_to_the_end([slow])
     assert readers.committed() == list(range(ROWS))
     (proof,) = registry.coverage("rows")
@@ -131,7 +144,7 @@ def test_coordinator_killed_in_the_middle_of_an_epoch_loses_no_claim(
     a, b = readers.start("a"), readers.start("b")
     for process in (a, b):
         process.send("begin")
-        process.expect("committed")
+        process.expect("committed", PATIENCE)
         steps(process, 2)
     own_coordinator.kill()
     own_coordinator.start()
@@ -145,16 +158,15 @@ def test_slow_workers_shards_go_to_those_who_are_done(
 ) -> None:
     registry = DatasetRegistry(own_coordinator.url, job=job)
     registry.register("rows", rows, "parquet", shard_size=50)
-    slow, fast = readers.start("slow"), readers.start("fast")
+    slow, fast = readers.start("slow", hold=True), readers.start("fast")
     slow.send("begin")
-    slow.expect("committed")
+    slow.expect("holds a batch", PATIENCE)  # and is slower with it than the other with a whole lane
     fast.send("begin")
-    for _ in range(ROWS):
-        fast.send("go")
+    let_run(fast)
     for _ in range(62):  # its half would be 50
-        fast.expect("committed")
+        fast.expect("committed", PATIENCE)
     run_to_the_end([slow])
-    fast.expect("done")
+    fast.expect("done", PATIENCE)
     assert readers.committed() == list(range(ROWS))
 
 
@@ -166,7 +178,7 @@ def test_operator_takes_shards_from_a_slow_worker(
     slow, fast = readers.start("slow"), readers.start("fast")
     for process in (slow, fast):
         process.send("begin")
-        process.expect("committed")
+        process.expect("committed", PATIENCE)
     assert registry.rebalance("rows", 0, {0: 5}) == {0: 5, 1: 100}
     steps(fast, 60)
     run_to_the_end([slow, fast])
@@ -194,7 +206,6 @@ def test_registered_datasets_are_mixed(
         registry.source("a", colums=["id"])
 
 
-@pytest.mark.deaths
 def test_everyone_killed_and_started_again_reads_only_what_was_not_committed(
     own_coordinator: LocalCoordinator, job: str, rows: Path, readers: Readers
 ) -> None:
@@ -203,7 +214,7 @@ def test_everyone_killed_and_started_again_reads_only_what_was_not_committed(
     first = [readers.start(name) for name in "ab"]
     for process in first:
         process.send("begin")
-        process.expect("committed")
+        process.expect("committed", PATIENCE)
         steps(process, 5)
     for process in first:
         process.kill()
