@@ -1,6 +1,8 @@
 """The tools that ship for tests do what they say: processes, a proxy, waiting."""
 
 import asyncio
+import contextlib
+import gc
 import signal
 import socket
 import threading
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dtruntime._loop import io
 from dtruntime.errors import StrataError
 from dtruntime.testing import (
     LocalCoordinator,
@@ -180,6 +183,31 @@ def test_proxy_refuses_connections_until_told_otherwise(proxy: TcpProxy) -> None
     assert proxy.url == url
     with connect(proxy) as connection:
         assert echo(connection) == b"hello"
+
+
+@pytest.mark.parametrize("turns", range(6))
+@pytest.mark.parametrize("silent", [False, True])
+def test_connection_that_comes_while_the_proxy_ends_is_closed(
+    proxy: TcpProxy, turns: int, silent: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Whatever of it the loop has seen to by then, ``turns`` rounds after it was made."""
+
+    async def connect_and_refuse() -> socket.socket:
+        connection = connect(proxy)  # the kernel makes it; the proxy hears of it afterwards
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await proxy.refuse_async()
+        return connection
+
+    if silent:
+        proxy.go_silent(new_connections=True)
+    made = io.submit(connect_and_refuse()).result(60)
+    with made, contextlib.suppress(ConnectionError):
+        assert made.recv(1) == b"", "nobody is there any more"
+    proxy.close()
+    assert proxy.connections == 0
+    gc.collect()
+    assert [str(one.message) for one in recwarn if one.category is ResourceWarning] == []
 
 
 def test_silent_connection_stays_open_and_carries_nothing(proxy: TcpProxy) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import struct
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -19,22 +20,36 @@ CHUNK = 64 * 1024
 class _Link:
     """One connection through the proxy: two sockets and what is done to them."""
 
-    def __init__(self, proxy: TcpProxy, client: asyncio.StreamWriter) -> None:
+    def __init__(self, proxy: TcpProxy, accepted: socket.socket) -> None:
         self.proxy = proxy
         self.swallows = proxy.swallows_new
-        self.client = client
+        self.client: asyncio.StreamWriter | None = None
         self.server: asyncio.StreamWriter | None = None
+        self._accepted: socket.socket | None = accepted
+        """What was accepted, until it is a stream."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
 
-    async def run(self, reader: asyncio.StreamReader) -> None:
+    async def _run(self) -> None:
         """Carry bytes both ways until both sides have ended."""
+        assert self._accepted is not None
+        accepted, self._accepted = self._accepted, None
         try:
+            reader, self.client = await asyncio.open_connection(sock=accepted)
             back, self.server = await asyncio.open_connection(*self.proxy.target)
-        except OSError:
-            self.reset()
-            return
-        await asyncio.gather(self._carry(reader, self.server), self._carry(back, self.client))
-        self.client.close()
-        self.server.close()
+            await asyncio.gather(self._carry(reader, self.server), self._carry(back, self.client))
+        except (OSError, asyncio.CancelledError):
+            self._abort()
+        else:
+            self.client.close()
+            self.server.close()
+
+    async def ended(self) -> None:
+        """Wait for its end."""
+        await asyncio.wait([self._task])
+
+    def on_end(self, call: Callable[[_Link], None]) -> None:
+        """Call something when it has ended."""
+        self._task.add_done_callback(lambda _: call(self))
 
     async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()
@@ -62,6 +77,13 @@ class _Link:
 
     def reset(self) -> None:
         """End both sides at once, as a host that lost its state would."""
+        if self.server is None:
+            self._task.cancel()  # it may wait for the server for long
+        self._abort()
+
+    def _abort(self) -> None:
+        if self._accepted is not None:
+            self._accepted.close()
         for writer in (self.client, self.server):
             if writer is None:
                 continue
@@ -95,8 +117,8 @@ class TcpProxy:
         self.swallows_new = False
         self.accepted = 0
         """How many connections were made so far."""
-        self._links: dict[_Link, asyncio.Task[None]] = {}
-        self._server: asyncio.Server | None = None
+        self._links: set[_Link] = set()
+        self._listener: socket.socket | None = None
         self._port = 0
 
     @property
@@ -114,18 +136,19 @@ class TcpProxy:
     @awaitable
     async def accept_async(self) -> None:
         """Listen, also after `refuse`."""
-        if self._server is None:
-            self._server = await asyncio.start_server(self._on_connection, "127.0.0.1", self._port)
-            self._port = self._server.sockets[0].getsockname()[1]
+        if self._listener is None:
+            # Not as a server of asyncio, which forgets connections that come while it is closed.
+            self._listener = socket.create_server(("127.0.0.1", self._port))
+            self._listener.setblocking(False)
+            self._port = self._listener.getsockname()[1]
+            asyncio.get_running_loop().add_reader(self._listener, self._take, self._listener)
 
     accept = blocking(accept_async)
 
     @awaitable
     async def refuse_async(self) -> None:
         """Reset every connection and listen no more: new ones are refused."""
-        server, self._server = self._server, None
-        if server is not None:
-            server.close()
+        self._stop_listening()
         self._reset_all()
 
     refuse = blocking(refuse_async)
@@ -161,29 +184,31 @@ class TcpProxy:
     @awaitable
     async def close_async(self) -> None:
         """End everything."""
-        server, self._server = self._server, None
-        if server is not None:
-            server.close()
-        tasks = list(self._links.values())
+        self._stop_listening()
+        links = list(self._links)
         self._reset_all()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for link in links:
+            await link.ended()
 
     close = blocking(close_async)
 
-    async def _on_connection(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self.accepted += 1
-        link = _Link(self, writer)
-        task = asyncio.current_task()
-        assert task is not None
-        self._links[link] = task
+    def _take(self, listener: socket.socket) -> None:
+        """Accept a connection; it is known, and can be ended, from then on."""
         try:
-            await link.run(reader)
-        except asyncio.CancelledError:
-            link.reset()
-        finally:
-            self._links.pop(link, None)
+            accepted, _ = listener.accept()
+        except OSError:
+            return  # it has gone again
+        accepted.setblocking(False)
+        self.accepted += 1
+        link = _Link(self, accepted)
+        self._links.add(link)
+        link.on_end(self._links.discard)
+
+    def _stop_listening(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            asyncio.get_running_loop().remove_reader(listener)
+            listener.close()
 
     def _reset_all(self) -> int:
         links = list(self._links)
