@@ -11,7 +11,8 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,13 @@ from tests.unit.storage.object_store import Bucket
 
 ROUNDS = 400
 LONGEST = 40_000
+LENGTHS = (100, 10_000, LONGEST)
+STRIDE = 10_000
+
+
+def all_ranges(size: int) -> Iterator[tuple[int, int]]:
+    """Every range of an object that a reader may ask for."""
+    return product(range(0, size - LONGEST, STRIDE), LENGTHS)
 
 
 def killed_at(call: Callable[..., Any], number: int) -> Callable[..., Any]:
@@ -36,8 +44,8 @@ def killed_at(call: Callable[..., Any], number: int) -> Callable[..., Any]:
 
 def read_at_random(cache: DiskCache, file: FileStat, content: bytes, chance: random.Random) -> None:
     for _ in range(ROUNDS):
-        starts = [chance.randrange(0, len(content) - LONGEST, 10_000) for _ in range(3)]
-        ranges = [(start, chance.choice((100, 10_000, LONGEST))) for start in starts]
+        starts = [chance.randrange(0, len(content) - LONGEST, STRIDE) for _ in range(3)]
+        ranges = [(start, chance.choice(LENGTHS)) for start in starts]
         expected = [content[start : start + length] for start, length in ranges]
         assert cache.read_ranges(file, ranges) == expected
 
