@@ -133,6 +133,11 @@ def test_two_processes_may_save_to_one_folder(savers: Savers, tmp_path: Path, mo
         for step in manager.steps():
             assert same(load(manager, mode, step), content(mode, step))
         assert set(manager.steps()) & {running[0].committed, running[1].committed}
+    with CheckpointManager(tmp_path, keep_count=KEEP[mode]) as manager:
+        manager.save(content(mode, 900), 900).wait()
+        manager.wait()
+        assert len(manager.steps()) == KEEP[mode]
+        assert same(load(manager, mode), content(mode, 900))
 
 
 @pytest.mark.parametrize("left_out", ["", "locks", "latest.json"])

@@ -27,6 +27,7 @@ from .format import (
     seal,
 )
 from .retention import Kept, Retention
+from .sessions import await_sweeps, sweeping
 
 log = EventLog("checkpoint")
 
@@ -247,6 +248,12 @@ class Catalog:
         needed stays until the next sweep, because a save that is under way may refer to it. When a
         manifest cannot be read nothing is deleted, since what it needs is not known.
         """
+        with sweeping(self.backend) as is_alone:
+            return self._sweep(is_dead, pinned) if is_alone else []
+
+    def _sweep(
+        self, is_dead: Callable[[StoredFile, float], bool], pinned: Collection[str]
+    ) -> list[str]:
         files = [file for folder in (PACKS, PARTS) for file in self.backend.list(folder)]
         needed: set[str] = set(pinned)
         for entry in self.entries():
@@ -274,8 +281,10 @@ class Catalog:
     def _confirm(self, manifest: Manifest) -> None:
         """Look for the files of a checkpoint when others can see that it needs them.
 
-        Whoever clears the place away from then on spares them; what was removed before is missing.
+        Whoever clears the place away from then on spares them; what was removed before is missing,
+        also by a sweep that had looked at the manifests before this one was there.
         """
+        await_sweeps(self.backend)
         gone = self.missing(manifest.files)
         if gone:
             taken_back = self.drop([Entry.of(manifest)])
@@ -285,9 +294,9 @@ class Catalog:
             )
 
     def _not_kept(self, entries: list[Entry], retention: Retention) -> list[Entry]:
-        by_sequence = {entry.sequence: entry for entry in entries}
         kept = [Kept(e.sequence, e.step, self._metrics(e, retention)) for e in entries]
-        return [by_sequence[sequence] for sequence in retention.dropped(kept)]
+        dropped = {one.place for one in retention.dropped(kept)}
+        return [entry for entry in entries if (entry.sequence, entry.step) in dropped]
 
     def _whole(self, entries: list[Entry]) -> list[Entry]:
         """Those that can be read, whose files are all there, and that nobody found damaged."""

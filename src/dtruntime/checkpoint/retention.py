@@ -29,6 +29,11 @@ class Kept:
     step: int
     metrics: Mapping[str, float]
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where it stands among all; writers that commit at once may give out a sequence twice."""
+        return self.sequence, self.step
+
 
 @dataclass(frozen=True, slots=True)
 class Retention:
@@ -63,19 +68,19 @@ class Retention:
         except (TypeError, ValueError):
             return None
 
-    def dropped(self, checkpoints: Sequence[Kept]) -> list[int]:
-        """The sequences of those that are not kept, oldest first."""
-        ordered = sorted(checkpoints, key=lambda one: one.sequence)
+    def dropped(self, checkpoints: Sequence[Kept]) -> list[Kept]:
+        """Those that are not kept, oldest first."""
+        ordered = sorted(checkpoints, key=lambda one: one.place)
         if self.keep_count is None or not ordered:
             return []
-        kept = {one.sequence for one in ordered[-self.keep_count :]}
-        newest_of_step = {one.step: one.sequence for one in ordered}
+        kept = {one.place for one in ordered[-self.keep_count :]}
+        newest_of_step = {one.step: one.place for one in ordered}
         if self.keep_every is not None:
-            for step, sequence in newest_of_step.items():
+            for step, place in newest_of_step.items():
                 if step % self.keep_every == 0:
-                    kept.add(sequence)
-        kept |= {one.sequence for one in self._best(ordered)}
-        return [one.sequence for one in ordered if one.sequence not in kept]
+                    kept.add(place)
+        kept |= {one.place for one in self._best(ordered)}
+        return [one for one in ordered if one.place not in kept]
 
     def _best(self, checkpoints: Sequence[Kept]) -> list[Kept]:
         measured = [c for c in checkpoints if not math.isnan(c.metrics.get(self.metric, math.nan))]

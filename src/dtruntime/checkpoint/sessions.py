@@ -7,6 +7,8 @@ import fcntl
 import os
 import re
 import secrets
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..storage.backend import StorageBackend, StoredFile
@@ -15,6 +17,10 @@ from .format import LOCKS
 
 ORPHAN_SECONDS = 6 * 3600.0
 """On stores without locks, a file that nobody committed for so long was left by a dead writer."""
+COMMIT_WAIT_SECONDS = 10.0
+SWEEP_WAIT_SECONDS = 2.0
+"""So long a commit, and another sweep, wait for the sweep of a process that may be stopped."""
+_POLL_SECONDS = 0.005
 _SESSION = re.compile(r"-s([0-9a-f]{12})-")
 
 
@@ -102,3 +108,58 @@ class Session:
             return True
         finally:
             os.close(lock)
+
+
+@contextlib.contextmanager
+def sweeping(backend: StorageBackend) -> Iterator[bool]:
+    """Remove files of a place; `await_sweeps` of other writers to a local folder waits for it.
+
+    Yields False when another process has been at it for long, in a folder: it does the work, or
+    was stopped, and must not stop all others.
+    """
+    handle = _open_folder(backend)
+    if handle < 0:
+        yield True
+        return
+    try:
+        yield _flock_within(handle, fcntl.LOCK_EX, SWEEP_WAIT_SECONDS)
+    finally:
+        with contextlib.suppress(OSError):
+            # A process forked meanwhile has the same lock, and would hold it on.
+            fcntl.flock(handle, fcntl.LOCK_UN)
+        os.close(handle)
+
+
+def await_sweeps(backend: StorageBackend) -> None:
+    """Wait until sweeps of a local folder that are under way have ended, though not for ever."""
+    handle = _open_folder(backend)
+    if handle >= 0:
+        _flock_within(handle, fcntl.LOCK_SH, COMMIT_WAIT_SECONDS)
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)
+        os.close(handle)
+
+
+def _open_folder(backend: StorageBackend) -> int:
+    """The folder of a local place; -1 where there is none."""
+    if backend.kind != "local":
+        return -1
+    try:
+        return os.open(backend.location(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+def _flock_within(handle: int, kind: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(handle, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
+        except OSError:
+            return True  # there are no locks here
+        else:
+            return True

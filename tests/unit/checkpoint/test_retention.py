@@ -15,8 +15,8 @@ def made(*steps, metrics=None):
 
 
 def left(retention, checkpoints):
-    gone = set(retention.dropped(checkpoints))
-    return [c.step for c in checkpoints if c.sequence not in gone]
+    gone = retention.dropped(checkpoints)
+    return [c.step for c in checkpoints if c not in gone]
 
 
 def test_newest_are_kept():
@@ -51,8 +51,16 @@ def test_best_by_metric_are_kept_too():
 def test_newest_is_never_dropped_and_enough_remain(steps, count, every, best):
     checkpoints = made(*steps, metrics=[float(s % 7) for s in steps])
     dropped = Retention(count, every, best).dropped(checkpoints)
-    assert len(checkpoints) - 1 not in dropped
+    assert checkpoints[-1] not in dropped
     assert len(checkpoints) - len(dropped) >= min(count, len(checkpoints))
+
+
+@given(st.sets(st.tuples(st.integers(1, 6), st.integers(0, 9)), min_size=1), st.integers(1, 5))
+def test_checkpoints_of_one_sequence_are_counted_one_by_one(places, count):
+    """Writers that commit at the same moment give out the same sequence."""
+    checkpoints = [Kept(sequence, step, {}) for sequence, step in sorted(places)]
+    dropped = Retention(count).dropped(checkpoints)
+    assert dropped == checkpoints[:-count]
 
 
 @pytest.mark.parametrize("bad", [{"keep_count": 0}, {"keep_every": 0}, {"keep_best": -1}])

@@ -1,5 +1,6 @@
 """Two managers that do not know of each other save to one place: what is listed can be loaded."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +26,20 @@ class BeforeCommit(RecordingBackend):
         super().record(operation, name, size)
         if operation == "create" and name.endswith(self._ending):
             self._happen()
+
+
+class BeforeRemoval(RecordingBackend):
+    """Lets something happen once, when the pack of a step is about to be deleted."""
+
+    def __init__(self, inner: StorageBackend, step: int, happen: Callable[[], None]) -> None:
+        super().__init__(inner)
+        self._start = f"packs/{step:012d}-"
+        self._happen = [happen]
+
+    def _delete_many(self, names):  # type: ignore[no-untyped-def]
+        if self._happen and any(name.startswith(self._start) for name in names):
+            self._happen.pop()()
+        return super()._delete_many(names)
 
 
 def remove_packs(folder: Path, step: int) -> None:
@@ -57,6 +72,68 @@ def test_checkpoint_whose_packs_another_manager_removes_is_taken_back(
             manager.wait()
             assert manager.steps() == [3]
             assert same(manager.load_state(), state(3))
+
+
+def test_retention_drops_each_of_two_checkpoints_that_were_committed_at_the_same_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with CheckpointManager(tmp_path, keep_count=2) as other:
+        other.newest_step()
+        monkeypatch.setattr(
+            place,
+            "open_backend",
+            lambda url, **o: BeforeCommit(
+                open_backend(url), 2, lambda: other.save(state(10), 10).wait() and None
+            ),
+        )
+        with CheckpointManager(tmp_path, keep_count=2) as manager:
+            for step in (1, 2):
+                manager.save(state(step), step).wait()
+                manager.wait()
+            other.wait()
+            names = sorted(path.name for path in (tmp_path / "manifests").iterdir())
+            assert [name.split("-")[0] for name in names] == ["00000002", "00000002"]
+            for step in (3, 4):
+                manager.save(state(step), step).wait()
+                manager.wait()
+            assert manager.steps() == [3, 4]
+
+
+def test_checkpoint_committed_while_another_manager_removes_its_packs_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one has looked at what is needed, and not deleted anything yet."""
+    reached, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        reached.set()
+        assert go_on.wait(60)
+
+    def let_commit() -> None:
+        go_on.set()
+        ended.wait(1)  # it waits in its turn, or else it ends at once
+
+    def opened(url: str, **options: object) -> StorageBackend:
+        return BeforeCommit(BeforeRemoval(open_backend(url), 1, let_commit), 2, hold)
+
+    monkeypatch.setattr(place, "open_backend", opened)
+    with (
+        CheckpointManager(tmp_path, keep_count=1) as manager,
+        CheckpointManager(tmp_path, keep_count=1) as other,
+    ):
+        manager.save(state(1), 1).wait()
+        manager.wait()
+        handle = manager.save(state(2), 2, is_full=False)
+        handle.future.add_done_callback(lambda _: ended.set())
+        assert reached.wait(60)
+        for step in (10, 11):
+            other.save(state(step), step).wait()
+            other.wait()
+        assert go_on.is_set(), "the packs of step 1 were removed"
+        with pytest.raises(StorageError, match=r"was removed while .* is not committed"):
+            handle.wait(60)
+        assert manager.steps() == [11]
+        assert same(manager.load_state(), state(11))
 
 
 def test_manifest_that_cannot_be_taken_back_is_named(

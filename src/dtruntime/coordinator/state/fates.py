@@ -37,7 +37,7 @@ class Fates:
             here = [r for r in known if r.metadata.get(PLACE_KEY) == self._place]
             kept = [Kept(record.sequence, record.step, {}) for record in here]
             following = Kept(known[-1].sequence + 1, -1, {})
-            self._dropped = frozenset(policy.dropped([*kept, following]))
+            self._dropped = frozenset(one.sequence for one in policy.dropped([*kept, following]))
 
     def will_be_dropped(self, record: CheckpointRecord) -> bool | None:
         """Whether a checkpoint is gone after the next commit, or is already; None: not known."""
