@@ -90,6 +90,11 @@ class Member:
         return self._lost
 
     @property
+    def heartbeat_timeout_seconds(self) -> float:
+        """After how long a silent member is declared dead; 0 before this worker has registered."""
+        return self._identity.heartbeat_timeout if self._identity else 0.0
+
+    @property
     def job(self) -> str:
         """The job that this worker belongs to."""
         return self.config.job or ""

@@ -27,6 +27,8 @@ class Identity:
     incarnation: int
     world_size: int
     heartbeat_interval: float
+    heartbeat_timeout: float
+    """After so many seconds of silence a member is declared dead."""
 
 
 @dataclass(frozen=True, slots=True)

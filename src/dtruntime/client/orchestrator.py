@@ -210,6 +210,7 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
             reply.incarnation,
             reply.world_size,
             interval / 1000,
+            reply.heartbeat_timeout_ms / 1000,
         )
         self._process = os.getpid()
         self._silent_after = reply.heartbeat_timeout_ms / 2000 + interval / 1000

@@ -35,9 +35,10 @@ class Losses:
             return False
         if crew.size == 1 and worker.is_registered:
             return False
-        wait = f"up to {self._recovery.detect_seconds:g} s, in case a worker was lost"
+        seconds = self._recovery.detects_within(worker.heartbeat_timeout_seconds)
+        wait = f"up to {seconds:g} s, in case a worker was lost"
         log.warning("run.step_failed", step=step, error=repr(error), waits=wait)
-        deadline = time.monotonic() + self._recovery.detect_seconds
+        deadline = time.monotonic() + seconds
         while not formation.has_lost(crew):
             if time.monotonic() > deadline:
                 return False

@@ -12,6 +12,9 @@ from ..types import check_seconds, check_whole
 
 BACKOFF_SECONDS = 1.0
 BACKOFF_MOST = 60.0
+DETECT_LEAST = 45.0
+"""A coordinator may be away, and come back, before it can tell."""
+DETECT_TIMEOUTS = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +28,9 @@ class Recovery:
     max_failures: int = 20
     """When more workers than this were lost within ``window_seconds``, the run gives up."""
     window_seconds: float = 600.0
-    detect_seconds: float = 45.0
-    """After an error in a step, how long to wait for word that a worker was lost."""
+    detect_seconds: float | None = None
+    """After an error in a step, how long to wait for word that a worker was lost; ``None``: longer
+    than the coordinator's heartbeat timeout, 45 s at the least."""
     assemble_seconds: float = 1800.0
     """How long a run waits for its workers to come together, at the start or again."""
 
@@ -34,7 +38,14 @@ class Recovery:
         check_whole("min_workers", self.min_workers, 1)
         check_whole("max_failures", self.max_failures)
         for name in ("wait_seconds", "window_seconds", "detect_seconds", "assemble_seconds"):
-            check_seconds(name, getattr(self, name), may_be_zero=True)
+            if getattr(self, name) is not None or name != "detect_seconds":
+                check_seconds(name, getattr(self, name), may_be_zero=True)
+
+    def detects_within(self, heartbeat_timeout_seconds: float) -> float:
+        """How long to wait for word of a loss, of a coordinator with this heartbeat timeout."""
+        if self.detect_seconds is not None:
+            return self.detect_seconds
+        return max(DETECT_LEAST, DETECT_TIMEOUTS * heartbeat_timeout_seconds)
 
 
 class Failures:

@@ -44,6 +44,15 @@ def test_old_failures_are_forgotten():
 
 
 @pytest.mark.parametrize(
+    ("given", "timeout", "waits"),
+    [(None, 30.0, 45.0), (None, 3.0, 45.0), (None, 45.0, 67.5), (None, 600.0, 900.0), (5, 600, 5)],
+)
+def test_word_of_a_loss_is_awaited_for_longer_than_the_coordinator_needs(given, timeout, waits):
+    assert Recovery(detect_seconds=given).detects_within(timeout) == waits
+    assert Recovery().detect_seconds is None
+
+
+@pytest.mark.parametrize(
     "wrong",
     [{"min_workers": 0}, {"max_failures": -1}, {"wait_seconds": -1}, {"window_seconds": -1}],
 )
