@@ -7,6 +7,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
 from .._loop import io
@@ -67,6 +68,13 @@ class Membership(ABC):
         """Give the others a value, and get theirs by rank; ``SyncError`` when one is lost."""
 
     @abstractmethod
+    def wait_with(self, crew: Crew, work: Future[None], seconds: float) -> None:
+        """Wait for what needs all of a crew; ``SyncError`` as soon as one is lost.
+
+        Raises what the work raises, and ``TimeoutError`` when it is not done after ``seconds``.
+        """
+
+    @abstractmethod
     def has_changed(self, crew: Crew) -> bool:
         """Whether a crew is not the present membership any more."""
 
@@ -85,6 +93,10 @@ class Alone(Membership):
     def share(self, name: str, value: bytes, crew: Crew) -> Mapping[int, bytes]:
         """Its own value."""
         return {0: value}
+
+    def wait_with(self, crew: Crew, work: Future[None], seconds: float) -> None:
+        """Nobody can be lost."""
+        work.result(seconds)
 
     def has_changed(self, crew: Crew) -> bool:
         """Never."""
@@ -138,6 +150,22 @@ class Together(Membership):
                     raise
                 waiting.say(_absent(exc), exc)
 
+    def wait_with(self, crew: Crew, work: Future[None], seconds: float) -> None:
+        """Wait for what needs all of the crew, and ask meanwhile whether they are there."""
+        until = time.monotonic() + seconds
+        while not wait([work], _pause(crew.size)).done:
+            self._notices.check()
+            self._look()
+            if self.has_lost(crew):
+                raise SyncError(
+                    "a worker was lost, or left, before all had come together",
+                    reason="membership_changed",
+                    generation=self._orchestrator.generation,
+                )
+            if time.monotonic() > until:
+                raise TimeoutError(f"not done within {seconds:g} s")
+        work.result()
+
     def has_changed(self, crew: Crew) -> bool:
         """Whether somebody was lost, left, or came: a crew has all members of its generation."""
         if not self._orchestrator.is_registered:
@@ -153,12 +181,16 @@ class Together(Membership):
     def _hear(self) -> None:
         """Know of the losses up to now."""
         worker = self._orchestrator
-        with contextlib.suppress(ConnectionError):
-            self._notices.wait(io.submit(worker.heartbeat()))
+        self._look()
         if worker.generation < self._generation:
             self._roll_call.forget_losses()
         self._generation = worker.generation
         self._roll_call.hear(worker.lost_generation, time.monotonic())
+
+    def _look(self) -> None:
+        """Hear what the coordinator knows, as far as it can be reached."""
+        with contextlib.suppress(ConnectionError):
+            self._notices.wait(io.submit(self._orchestrator.heartbeat()))
 
     def _call_the_roll(self, waiting: Waiting) -> Crew | None:
         worker, roll = self._orchestrator, self._roll_call
@@ -187,7 +219,7 @@ class Together(Membership):
                 return
             absent = f"{wanted.workers - live} of {wanted.workers} workers"
             waiting.say(absent, None, at_most=wanted.seconds)
-            self._notices.pause(min(POLL_MOST, POLL_SECONDS + live * POLL_PER_WORKER))
+            self._notices.pause(_pause(live))
 
     def _share(self, name: str, value: bytes, crew: Crew) -> Mapping[int, bytes]:
         call = self._orchestrator.exchange_async(
@@ -230,6 +262,11 @@ class Waiting:
     @property
     def _waited(self) -> float:
         return time.monotonic() - self._began
+
+
+def _pause(workers: int) -> float:
+    """How long each of so many waits before it asks again."""
+    return min(POLL_MOST, POLL_SECONDS + workers * POLL_PER_WORKER)
 
 
 def _absent(error: SyncError) -> str:

@@ -13,7 +13,7 @@ from ..errors import (
     SyncError,
 )
 from ..telemetry import EventLog
-from ..types import CheckpointInfo
+from ..types import VALUE_BYTES, CheckpointInfo
 from .batches import Stream
 from .crew import Crew, Membership
 from .places import Places
@@ -63,6 +63,7 @@ class Formation:
                 self.break_up()
                 continue
             self._crew = crew
+            self._heard()  # what was told before there was somebody to wake
             return crew
 
     def break_up(self) -> None:
@@ -90,7 +91,7 @@ class Formation:
         return self._membership.has_lost(crew)
 
     def _heard(self) -> None:
-        """On the I/O thread: wake a training loop that waits for somebody who is gone."""
+        """Wake a training loop that waits for somebody who is gone; mostly on the I/O thread."""
         crew = self._crew
         if crew is not None and self._group is not None and self._membership.has_lost(crew):
             self._group.interrupt()
@@ -104,11 +105,34 @@ class Formation:
         latest = self._restore(crew)
         if latest is None:
             self._begin_from_nothing(crew)
-        if self._group is not None:
-            offers = self._membership.share("address", self._group.offer(crew), crew)
-            self._group.form(crew, offers)
+        if self._group is not None and crew.size > 1:
+            self._form_group(crew, self._group)
         if self._gradients is not None:
             self._gradients.begin(crew)
+
+    def _form_group(self, crew: Crew, group: ProcessGroup) -> None:
+        """Make a process group, which all have or nobody.
+
+        One that is gone leaves some ranks with a group and others without. So each says what became
+        of it, and this fails in all when a worker is lost before.
+        """
+        offers = self._membership.share("address", group.offer(crew), crew)
+        forming, reason = group.form(crew, offers), ""
+        try:
+            self._membership.wait_with(crew, forming, group.timeout_seconds)
+        except StrataError:
+            raise
+        except (RuntimeError, OSError, ValueError) as exc:
+            reason = f"{type(exc).__name__}: {exc}"
+            log.warning("run.group_not_formed", reason=reason)
+        told = self._membership.share("formed", reason.encode()[:VALUE_BYTES], crew)
+        if failed := {rank: why.decode(errors="replace") for rank, why in told.items() if why}:
+            raise StrataError(
+                f"torch's process group could not be formed, and no worker was lost; by rank: "
+                f"{failed}. Workers have to reach each other over TCP: look at firewalls, and name "
+                "the interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)"
+            )
+        group.settle()
 
     def _restore(self, crew: Crew) -> CheckpointInfo | None:
         """Restore the newest checkpoint that is good on all ranks; ``None`` when there is none."""

@@ -1,11 +1,18 @@
-"""torch's process group among a crew, made anew whenever the crew changes."""
+"""torch's process group among a crew, made anew whenever the crew changes.
+
+torch waits for a rank that has died while the group forms, and cannot be told to stop. So it forms
+on a thread of its own: when the crew is given up, its connections are shut down, which ends nearly
+all of these waits, and a thread that waits all the same is left behind with what it holds.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
 import stat
+import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -17,6 +24,33 @@ from .crew import Crew
 
 AUTO = "auto"
 """The backend that suits the devices of what is tracked."""
+END_SECONDS = 1.0
+"""So long a group that is given up may take to stop forming."""
+
+
+class Forming:
+    """A group that forms."""
+
+    def __init__(self) -> None:
+        self.ended: Future[None] = Future()
+        self.given_up = threading.Event()
+        self.before = _open_sockets()
+        """The connections that have nothing to do with it."""
+        self.opened: set[tuple[int, int]] = set()
+        """Those of the group, when it has formed."""
+
+    def run(self, form: Callable[[Forming], None]) -> None:
+        """Let it form, on a thread that nobody waits for at the end of the process."""
+        name = "strata-process-group"
+        threading.Thread(target=self._run, args=(form,), name=name, daemon=True).start()
+
+    def _run(self, form: Callable[[Forming], None]) -> None:
+        try:
+            form(self)
+        except Exception as exc:
+            self.ended.set_exception(exc)
+        else:
+            self.ended.set_result(None)
 
 
 class ProcessGroup:
@@ -37,13 +71,17 @@ class ProcessGroup:
         self._host = coordinator_host
         self._timeout = timedelta(seconds=timeout_seconds)
         self._store: Any = None
+        self._forming: Forming | None = None
         self._sockets: set[tuple[int, int]] = set()
         """The connections that the group has opened: file and inode."""
 
+    @property
+    def timeout_seconds(self) -> float:
+        """How long forming, or a collective, may take."""
+        return self._timeout.total_seconds()
+
     def offer(self, crew: Crew) -> bytes:
         """The backend that this worker needs and, from the crew's leader, where it waits."""
-        if crew.size == 1:
-            return b""
         if is_initialized():
             raise ConfigError(
                 f"process_group={self._wanted!r} lets the run make torch's process group, and the "
@@ -55,16 +93,18 @@ class ProcessGroup:
     def _address(self, crew: Crew) -> str:
         if not crew.leads:
             return ""
-        host = _address_towards(self._host)
+        host, before = _address_towards(self._host), _open_sockets()
         self._store = dist.TCPStore(
             host, 0, crew.size, is_master=True, wait_for_workers=False, timeout=self._timeout
         )
+        self._sockets = _open_sockets() - before
         return f"{host}:{self._store.port}"
 
-    def form(self, crew: Crew, offers: Mapping[int, bytes]) -> None:
-        """Come together, by what each rank has offered."""
-        if crew.size == 1:
-            return
+    def form(self, crew: Crew, offers: Mapping[int, bytes]) -> Future[None]:
+        """Begin to come together, by what each rank has offered; the result says what came of it.
+
+        Then `settle`, when all ranks have formed it, or `leave`, which also ends it on the way.
+        """
         found = {rank: offer.decode().partition(" ") for rank, offer in offers.items()}
         backends = {rank: backend for rank, (backend, _, _) in found.items()}
         if len(set(backends.values())) > 1:
@@ -72,21 +112,38 @@ class ProcessGroup:
                 f"workers need different process groups by the devices of their parameters, by "
                 f"rank {backends}: all have to train on the same kind of device"
             )
-        if not crew.leads:
-            host, _, port = found[crew.ranks[0]][2].rpartition(":")
-            self._store = dist.TCPStore(
-                host, int(port), crew.size, is_master=False, timeout=self._timeout
-            )
-        before = _open_sockets()
-        self._formed = True
+        own, address = self._store, found[crew.ranks[0]][2]
+        self._forming = forming = Forming()
+        forming.run(lambda this: self._join(this, crew, own or self._connect(crew, address)))
+        return forming.ended
+
+    def _join(self, forming: Forming, crew: Crew, store: Any) -> None:
+        """On a thread of its own: come together with the others."""
+        if forming.given_up.is_set():
+            return
+        # torch counts groups that have failed too. The number is part of the name under which
+        # ranks look for each other, and newcomers have seen none fail.
+        dist.distributed_c10d._world.group_count = 0
         dist.init_process_group(
             self._backend,
-            store=dist.PrefixStore(f"generation-{crew.generation}", self._store),
+            store=dist.PrefixStore(f"generation-{crew.generation}", store),
             rank=crew.index,
             world_size=crew.size,
             timeout=self._timeout,
         )
-        self._sockets = _open_sockets() - before
+        forming.opened = _open_sockets() - forming.before
+        if forming.given_up.is_set():
+            dist.destroy_process_group()
+
+    def _connect(self, crew: Crew, address: str) -> Any:
+        host, _, port = address.rpartition(":")
+        return dist.TCPStore(host, int(port), crew.size, is_master=False, timeout=self._timeout)
+
+    def settle(self) -> None:
+        """The group has formed, in all ranks."""
+        assert self._forming is not None
+        self._sockets |= self._forming.opened
+        self._forming, self._formed = None, True
 
     def interrupt(self) -> None:
         """End collectives that are under way, here and where others wait for this rank.
@@ -95,7 +152,10 @@ class ProcessGroup:
         that does not answer would wait for the timeout: so its connections are shut down.
         """
         sockets, self._sockets = self._sockets, set()
-        if sockets and "nccl" in self._backend:
+        forming = self._forming
+        if forming is not None:
+            sockets |= _open_sockets() - forming.before
+        elif sockets and self._formed and "nccl" in self._backend:
             dist.distributed_c10d._abort_process_group()
             if self._backend == "nccl":
                 return
@@ -106,6 +166,10 @@ class ProcessGroup:
         """Break up, when nobody waits for this rank any more."""
         self._sockets = set()
         formed, self._formed = self._formed, False
+        forming, self._forming = self._forming, None
+        if forming is not None:
+            forming.given_up.set()
+            formed = bool(wait([forming.ended], END_SECONDS).done)
         if formed and dist.is_initialized():
             dist.destroy_process_group()
         self._store = None
