@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from .._loop import awaitable, blocking
 from ..rpc.gen import coordinator_pb2 as pb
 from ..types import Action, check_id
 from . import wire
-from .member import Member
+from .member import Member, StateLostError
 
 
 class ActionCalls(Member):
@@ -32,7 +34,7 @@ class ActionCalls(Member):
             request.worker_id = identity.worker_id
         request.requested_by = identity.worker_id
         request.incarnation = identity.incarnation
-        return (await self._call("RequestAction", request, pb.Action)).action_id
+        return (await self.call("RequestAction", request, pb.Action)).action_id
 
     request_action = blocking(request_action_async)
 
@@ -40,6 +42,8 @@ class ActionCalls(Member):
     async def complete_action_async(self, action_id: str, outcome: str = "") -> None:
         """Say that an action is done; any member may, also several, and the first is recorded."""
         identity = self.identity
+        if action_id in self._actions_lost:
+            return
         request = pb.ActionCompletion(
             job=identity.job,
             action_id=check_id("action", action_id),
@@ -47,6 +51,7 @@ class ActionCalls(Member):
             completed_by=identity.worker_id,
             incarnation=identity.incarnation,
         )
-        await self._call("CompleteAction", request, pb.ActionCompleted)
+        with contextlib.suppress(StateLostError):
+            await self.call("CompleteAction", request, pb.ActionCompleted, repeat=False)
 
     complete_action = blocking(complete_action_async)

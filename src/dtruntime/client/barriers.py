@@ -138,7 +138,7 @@ class BarrierCalls(Member):
         telling = asyncio.ensure_future(self._name_missing(request)) if names_missing else None
         try:
             with self.activity.doing(WorkerState.WAITING):
-                reply = await self._call("WaitBarrier", request, pb.BarrierResponse, hold=hold)
+                reply = await self.call("WaitBarrier", request, pb.BarrierResponse, hold=hold)
         finally:
             if telling is not None:
                 telling.cancel()
@@ -154,7 +154,7 @@ class BarrierCalls(Member):
             await asyncio.sleep(pause)
             waited, pause = waited + pause, min(2 * pause, LAST_TOLD_SECONDS)
             with contextlib.suppress(StrataError):
-                status = await self._call("GetStatus", asked, pb.JobStatus, patience=0.0)
+                status = await self.call("GetStatus", asked, pb.JobStatus, patience=0.0)
                 for barrier in status.barriers:
                     if barrier.barrier_id == request.barrier_id:
                         log.warning(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import re
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +14,8 @@ from ..errors import CheckpointAbortedError, StorageError
 from ..rpc.gen import coordinator_pb2 as pb
 from ..types import CheckpointCondition, CheckpointInfo, check_id, check_whole
 from . import wire
-from .member import Member, hold_seconds
+from .member import Member, StateLostError, hold_seconds
+from .settings import WorkerConfig
 
 SAVES_SECONDS = 600.0
 """How long a member that leaves waits for its saves to be committed."""
@@ -20,8 +23,18 @@ REPORT_SECONDS = 2.0
 """How long a coordinator that is away is tried when it is told what became of a checkpoint."""
 
 
+COMMITS_KEPT = 64
+"""So many commits of one writer are told again to a coordinator that has lost its state."""
+
+_ATTEMPT = re.compile(r"step-\d+-(\d+)")
+
+
 class CommitCalls(Member):
     """A member's calls about checkpoints."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        super().__init__(config)
+        self._commits_told: deque[pb.CheckpointInfo] = deque(maxlen=COMMITS_KEPT)
 
     def expect_commit(self, save: concurrent.futures.Future[Any]) -> None:
         """Do not leave before a save has ended that is to be committed through this member."""
@@ -60,8 +73,10 @@ class CommitCalls(Member):
             ticket=next(self._saves),
             ranks=ranks,
         )
-        reply = await self._call("BeginCheckpoint", request, pb.BeginCheckpointResponse)
+        reply = await self.call("BeginCheckpoint", request, pb.BeginCheckpointResponse)
         self._seen = max(self._seen, reply.generation)
+        if number := _ATTEMPT.fullmatch(reply.checkpoint_id):
+            self._attempts_known = max(self._attempts_known, int(number[1]))
         return reply.checkpoint_id
 
     begin_checkpoint = blocking(begin_checkpoint_async)
@@ -76,7 +91,7 @@ class CommitCalls(Member):
         request = pb.AbandonRequest(
             job=identity.job, worker_id=identity.worker_id, incarnation=identity.incarnation
         )
-        reply = await self._call("AbandonCheckpoints", request, pb.Abandoned)
+        reply = await self.call("AbandonCheckpoints", request, pb.Abandoned)
         return reply.count
 
     abandon_checkpoints = blocking(abandon_checkpoints_async)
@@ -118,7 +133,14 @@ class CommitCalls(Member):
             generation=self._told,
             partial=partial,
         )
-        reply = await self._call("NotifyCheckpoint", request, pb.CheckpointResponse, hold=hold)
+        try:
+            reply = await self.call(
+                "NotifyCheckpoint", request, pb.CheckpointResponse, hold=hold, repeat=not partial
+            )
+        except StateLostError as exc:
+            raise CheckpointAbortedError(
+                f"checkpoint {checkpoint_id!r} was not committed: {exc}"
+            ) from exc
         if reply.status == pb.CHECKPOINT_STATUS_ABORTED:
             raise CheckpointAbortedError(
                 f"checkpoint {checkpoint_id!r} was not committed: {reply.detail}"
@@ -128,6 +150,8 @@ class CommitCalls(Member):
                 f"checkpoint {checkpoint_id!r} was not committed within {timeout_ms} ms: ranks "
                 f"{list(reply.missing_ranks)} have not stored their part"
             )
+        if not partial:
+            self._commits_told.append(request)
 
     commit_checkpoint = blocking(commit_checkpoint_async)
 
@@ -147,14 +171,23 @@ class CommitCalls(Member):
         that is away is tried for two seconds only.
         """
         identity = self.identity
+        if condition is CheckpointCondition.REMOVED:
+            gone = set(checkpoint_ids)
+            kept = [told for told in self._commits_told if told.checkpoint_id not in gone]
+            self._commits_told = deque(kept, COMMITS_KEPT)
         request = wire.checkpoint_report(identity.job, checkpoint_ids, condition, path, detail)
         request.reported_by, request.incarnation = identity.worker_id, identity.incarnation
-        reply = await self._call(
+        reply = await self.call(
             "ReportCheckpoints", request, pb.CheckpointsReported, patience=REPORT_SECONDS
         )
         return reply.known
 
     report_checkpoints = blocking(report_checkpoints_async, brief=True)
+
+    async def _tell_commits(self) -> None:
+        """Record again what this worker has recorded alone."""
+        for request in list(self._commits_told):
+            await self.call("NotifyCheckpoint", request, pb.CheckpointResponse)
 
     @awaitable
     async def latest_checkpoint_async(
@@ -166,7 +199,7 @@ class CommitCalls(Member):
         tried, in seconds.
         """
         request = pb.RecoveryRequest(job=self.job, worker_id=self.worker_id)
-        reply = await self._call("GetLatestCheckpoint", request, pb.RecoveryInfo, patience=patience)
+        reply = await self.call("GetLatestCheckpoint", request, pb.RecoveryInfo, patience=patience)
         return wire.checkpoint(reply.checkpoint) if reply.found else None
 
     latest_checkpoint = blocking(latest_checkpoint_async, brief=True)

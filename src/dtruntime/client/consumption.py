@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from google.protobuf.message import Message
 
 from .._loop import awaitable, blocking
 from ..data.loading.live import Claim, Offer
 from ..data.loading.loader import Consumed
 from ..data.order import Segment, TakenBack
-from ..rpc.channel import Channel
+from ..errors import ShardError, ShardNotFoundError
 from ..rpc.gen import coordinator_pb2 as pb
 from ..types import WorkerState
+from . import current
+from .member import StateLostError
 from .settings import OUTAGE_SECONDS
 
 if TYPE_CHECKING:
+    from .datasets import DatasetRegistry
     from .orchestrator import TrainingOrchestrator
+
+R = TypeVar("R", bound=Message)
+
+EPOCHS_TOLD = 64
+"""Reports on so many epochs are told again to a coordinator that has lost its state."""
 
 Outcome = Literal["granted", "moved", "complete", "waiting"]
 _OUTCOMES: dict[int, Outcome] = {
@@ -29,10 +39,14 @@ _OUTCOMES: dict[int, Outcome] = {
 class EpochLedger:
     """The coordinator's ledger of a dataset's epochs, as one worker uses it."""
 
-    def __init__(self, worker: TrainingOrchestrator, channel: Channel, dataset_id: str) -> None:
+    def __init__(
+        self, worker: TrainingOrchestrator, registry: DatasetRegistry, dataset_id: str
+    ) -> None:
         self._worker = worker
-        self._channel = channel
+        self._registry = registry
         self._dataset_id = dataset_id
+        self._state: tuple[int, str] = (-1, "")
+        """The epoch that was claimed of last, and the coordinator's state that has its ledger."""
         self._ended: tuple[int, list[Segment]] = (-1, [])
         """The segments of an epoch that are over, which are not sent again."""
 
@@ -66,13 +80,8 @@ class EpochLedger:
         # With nothing left to read it waits for what others give back, or finish.
         waits = self._worker.activity.doing(WorkerState.WAITING) if wait else nullcontext()
         with waits:
-            reply = await self._channel.call(
-                "ClaimSamples",
-                request,
-                pb.ClaimResponse,
-                patience=OUTAGE_SECONDS,
-                hold=wait or None,
-            )
+            reply = await self._call("ClaimSamples", request, pb.ClaimResponse, wait or None)
+        self._state = epoch, self._worker.state_id
         return Claim(
             outcome=_OUTCOMES[reply.outcome],
             slot=reply.slot,
@@ -107,21 +116,47 @@ class EpochLedger:
             position=position,
             digest=digest,
         )
-        await self._channel.call(
-            "CommitSamples", request, pb.CommitResponse, patience=OUTAGE_SECONDS
-        )
+        await self._call("CommitSamples", request, pb.CommitResponse)
 
     commit = blocking(commit_async)
+
+    async def _call(
+        self, method: str, request: Any, reply: type[R], hold: float | None = None
+    ) -> R:
+        """A call about an epoch; raises `ShardError` when its ledger was lost with the state."""
+        begun = request.segment > 0
+        known = request.epoch, self._worker.state_id
+        if begun and self._state != known:
+            raise self._lost(request.epoch)
+        try:
+            return await call_about(
+                self._worker, self._registry, method, request, reply, hold=hold, repeat=not begun
+            )
+        except StateLostError as exc:
+            raise self._lost(request.epoch) from exc
+
+    def _lost(self, epoch: int) -> ShardError:
+        return ShardError(
+            f"epoch {epoch} of dataset {self._dataset_id!r}: the coordinator has lost its state, "
+            "and with it the record of who has read which samples. Restore it ('strata state "
+            "restore COPY') and start the workers again, or give up what was read of this epoch: "
+            "start them again without, and it is read from its beginning"
+        )
 
 
 class CoverageReports:
     """Tells the coordinator what a loader has consumed, for the proof of coverage."""
 
-    def __init__(self, worker: TrainingOrchestrator, channel: Channel, dataset_id: str) -> None:
+    def __init__(
+        self, worker: TrainingOrchestrator, registry: DatasetRegistry, dataset_id: str
+    ) -> None:
         self._worker = worker
-        self._channel = channel
+        self._registry = registry
         self._dataset_id = dataset_id
         self._attempt = worker.generation, 0
+        self._told: dict[int, pb.CoverageReport] = {}
+        """The last report on each epoch."""
+        current.tells(self)
 
     def resumed(self) -> None:
         """A state was loaded."""
@@ -147,11 +182,42 @@ class CoverageReports:
             loads=self._attempt[1],
             ended=consumed.ended,
         )
-        await self._channel.call(
-            "ReportCoverage", request, pb.CoverageReply, patience=OUTAGE_SECONDS
-        )
+        self._told.pop(consumed.epoch, None)
+        self._told[consumed.epoch] = request
+        while len(self._told) > EPOCHS_TOLD:
+            del self._told[next(iter(self._told))]
+        await self._send(request)
 
     report = blocking(report_async)
+
+    async def tell_again(self, worker: TrainingOrchestrator) -> None:
+        """Report again what a coordinator has lost that ``worker`` is registered with."""
+        if worker is self._worker:
+            for request in list(self._told.values()):
+                await self._send(request)
+
+    async def _send(self, request: pb.CoverageReport) -> None:
+        await call_about(self._worker, self._registry, "ReportCoverage", request, pb.CoverageReply)
+
+
+async def call_about(
+    worker: TrainingOrchestrator,
+    registry: DatasetRegistry,
+    method: str,
+    request: Any,
+    reply: type[R],
+    *,
+    hold: float | None = None,
+    repeat: bool = True,
+) -> R:
+    """A member's call about a dataset, which is registered again if the coordinator lost it."""
+    options: dict[str, Any] = {"patience": OUTAGE_SECONDS, "hold": hold, "repeat": repeat}
+    try:
+        return await worker.call(method, request, reply, **options)
+    except ShardNotFoundError:
+        if not await registry.restore_dataset(request.dataset_id):
+            raise
+    return await worker.call(method, request, reply, **options)
 
 
 def _segment(segment: pb.EpochSegment) -> Segment:

@@ -9,18 +9,45 @@ from __future__ import annotations
 import os
 import weakref
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from .._shutdown import shutdown
+from ..errors import StrataError
+from ..telemetry import EventLog
 from ..types import WorkerState
 
 if TYPE_CHECKING:
     from .orchestrator import TrainingOrchestrator
 
+log = EventLog("worker")
+
 GOODBYE_SECONDS = 2.0
 
+
+class Teller(Protocol):
+    """What has told the coordinator something that has to be told again to an empty one."""
+
+    async def tell_again(self, worker: TrainingOrchestrator) -> None:
+        """Tell it, if it concerns the worker's job."""
+
+
+_tellers: weakref.WeakSet[Teller] = weakref.WeakSet()
 _registered: weakref.WeakSet[TrainingOrchestrator] = weakref.WeakSet()
 _current: weakref.ref[TrainingOrchestrator] | None = None
+
+
+def tells(teller: Teller) -> None:
+    """Ask ``teller`` to tell what it knows when a coordinator has lost its state."""
+    _tellers.add(teller)
+
+
+async def tell_again(worker: TrainingOrchestrator) -> None:
+    """Let everything in this process tell the coordinator what it knows."""
+    for teller in list(_tellers):
+        try:
+            await teller.tell_again(worker)
+        except StrataError as exc:
+            log.error("worker.not_told_again", worker=worker.worker_id, error=str(exc))
 
 
 def enter(orchestrator: TrainingOrchestrator) -> None:

@@ -5,12 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from google.protobuf.message import Message
 
 from .._loop import awaitable, blocking
-from ..errors import ShardError, ShardNotFoundError, ShardValueError
+from ..errors import (
+    ConnectionError,
+    ShardError,
+    ShardNotFoundError,
+    ShardValueError,
+    StrataError,
+    SyncError,
+)
 from ..rpc.channel import Channel
 from ..rpc.gen import coordinator_pb2 as pb
 from ..sharding import MovePlan
@@ -20,7 +29,7 @@ from ..telemetry import EventLog
 from ..types import FORMATS, DatasetSummary, EpochCoverage, ShardInfo, check_id, check_whole
 from . import current, wire
 from .coverage import coverage_of
-from .layouts import DatasetLayout, add_layout, index_in, layout_of, options_in
+from .layouts import DatasetLayout, add_layout, index_in, layout_of
 from .planning import move_plan
 from .registration import Progress, Wanted, changed_files, index_files
 from .settings import OUTAGE_SECONDS, WorkerConfig
@@ -29,8 +38,22 @@ if TYPE_CHECKING:
     from ..data.index import DatasetIndex
     from ..data.loading import LiveLoader, Loader, Source
     from ..data.readers import Options
+    from .orchestrator import TrainingOrchestrator
 
 log = EventLog("datasets")
+
+R = TypeVar("R", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A dataset as a coordinator knew it."""
+
+    wanted: Wanted
+    fingerprint: str
+    """Of its files; empty where nobody has seen them."""
+    state_id: str
+    """The coordinator's state that has it."""
 
 
 class DatasetRegistry:
@@ -59,6 +82,9 @@ class DatasetRegistry:
         """Whether a coordinator that has never answered is given up early."""
         self._patience = OUTAGE_SECONDS if patience is None else patience
         self._warned: set[tuple[str, int]] = set()
+        self._told: dict[tuple[str, str, str], Told] = {}
+        """What is known of datasets, by coordinator, job and id."""
+        self._telling = asyncio.Lock()
 
     @property
     def _config(self) -> WorkerConfig:
@@ -146,7 +172,7 @@ class DatasetRegistry:
     ) -> None:
         """Register a dataset that is known by its sample numbers alone, without files."""
         wanted = Wanted.checked(dataset_id, total_samples, shard_size, shuffle=shuffle)
-        await self._send(wanted.message(self.job, wanted.total_samples or 0))
+        await self._register(wanted, None)
 
     register_dataset = blocking(register_dataset_async, brief=True)
 
@@ -167,7 +193,7 @@ class DatasetRegistry:
             world_size=self._config.world_size or 0,
         )
         self._listen_for_others()
-        reply = await self._channel.call("ListFiles", request, pb.FileList, patience=self._patience)
+        reply = await self._ask("ListFiles", request, pb.FileList)
         if not reply.file_paths:
             self._warn_without_files(request, reply)
         return list(reply.file_paths)
@@ -279,9 +305,7 @@ class DatasetRegistry:
         from .loading import open_loader
 
         summary = await self.describe_async(dataset_id)
-        return await open_loader(
-            self, self._channel, summary, {"batch_size": batch_size, **options}
-        )
+        return await open_loader(self, summary, {"batch_size": batch_size, **options})
 
     loader = blocking(loader_async, brief=True)
 
@@ -299,7 +323,7 @@ class DatasetRegistry:
         summary = await self.describe_async(dataset_id)
         complete = {item.epoch for item in await self._consumption(dataset_id) if item.complete}
         options = {"batch_size": batch_size, **options}
-        return await open_live_loader(self, self._channel, summary, complete, options)
+        return await open_live_loader(self, summary, complete, options)
 
     live_loader = blocking(live_loader_async, brief=True)
 
@@ -337,9 +361,7 @@ class DatasetRegistry:
                 for rank, share in (shares or {}).items()
             },
         )
-        reply = await self._channel.call(
-            "RebalanceEpoch", request, pb.RebalanceResponse, patience=self._patience
-        )
+        reply = await self._ask("RebalanceEpoch", request, pb.RebalanceResponse)
         return dict(enumerate(reply.weights))
 
     rebalance = blocking(rebalance_async, brief=True)
@@ -354,6 +376,14 @@ class DatasetRegistry:
     close = blocking(close_async, brief=True)
 
     async def _register(self, wanted: Wanted, progress: Progress | None) -> None:
+        if wanted.path:
+            await self._register_files(wanted, progress)
+        else:
+            await self._send(wanted.message(self.job, wanted.total_samples or 0))
+        if self._key(wanted.dataset_id) not in self._told:
+            await self._found(wanted.dataset_id)
+
+    async def _register_files(self, wanted: Wanted, progress: Progress | None) -> None:
         description = await self._description(wanted.dataset_id)
         known = description.dataset if description.found else None
         if known is not None:
@@ -387,27 +417,28 @@ class DatasetRegistry:
         if known.layout.fingerprint != index.fingerprint:
             raise await asyncio.to_thread(changed_files, wanted, known, index)
 
+    async def _ask(self, method: str, request: Any, reply: type[R]) -> R:
+        """Ask something about a dataset, which is registered again if it was lost."""
+        try:
+            return await self._channel.call(method, request, reply, patience=self._patience)
+        except (ConnectionError, SyncError):
+            raise
+        except StrataError:
+            if not await self.restore_dataset(request.dataset_id):
+                raise
+        return await self._channel.call(method, request, reply, patience=self._patience)
+
     async def _consumption(self, dataset_id: str, epoch: int | None = None) -> list[pb.Coverage]:
         request = pb.CoverageRequest(job=self.job, dataset_id=dataset_id)
         if epoch is not None:
             request.epoch = check_whole("epoch", epoch)
-        reply = await self._channel.call(
-            "GetCoverage", request, pb.CoverageList, patience=self._patience
-        )
+        reply = await self._ask("GetCoverage", request, pb.CoverageList)
         return list(reply.epochs)
 
     async def _index_here(self, info: pb.DatasetInfo) -> DatasetIndex:
         if not info.path:
             raise ShardError(f"dataset {info.dataset_id!r} has no files that could be indexed")
-        wanted = Wanted.checked(
-            info.dataset_id,
-            None,
-            info.shard_size,
-            path=info.path,
-            format=info.format,
-            shuffle=info.shuffle,
-            options=options_in(info),
-        )
+        wanted = replace(Wanted.of(info), total_samples=None)
         index = await index_files(wanted, None)
         assert index is not None
         if info.HasField("layout") and index.fingerprint != info.layout.fingerprint:
@@ -421,11 +452,12 @@ class DatasetRegistry:
 
     async def _send(self, request: pb.DatasetInfo) -> None:
         try:
-            await self._channel.call(
+            reply = await self._channel.call(
                 "RegisterDataset", request, pb.DatasetRegistration, patience=self._patience
             )
         except ValueError as exc:
             raise ShardError(str(exc)) from exc
+        self._remember(request, reply.state_id)
 
     async def _description(self, dataset_id: str, *, full: bool = False) -> pb.DatasetDescription:
         request = pb.DatasetRequest(
@@ -437,12 +469,61 @@ class DatasetRegistry:
 
     async def _found(self, dataset_id: str, *, full: bool = False) -> pb.DatasetDescription:
         description = await self._description(dataset_id, full=full)
-        if not description.found:
+        if not description.found and await self._told_again(dataset_id, description.state_id):
+            description = await self._description(dataset_id, full=full)
+        if description.found:
+            self._remember(description.dataset, description.state_id)
+        else:
             raise ShardNotFoundError(
                 f"dataset {dataset_id!r} is not registered in job {self.job!r}: see "
                 "'strata datasets ls', or call DatasetRegistry.register() first"
             )
         return description
+
+    # A coordinator that has lost its state
+
+    def _key(self, dataset_id: str) -> tuple[str, str, str]:
+        return self._channel.url, self.job, dataset_id
+
+    def _remember(self, info: pb.DatasetInfo, state_id: str) -> None:
+        """Note what a dataset is, to tell a coordinator that will have lost it."""
+        key = self._key(info.dataset_id)
+        known = self._told.get(key)
+        if known is None or known.state_id != state_id:
+            self._told[key] = Told(Wanted.of(info), info.layout.fingerprint, state_id)
+            current.tells(self)
+
+    async def tell_again(self, worker: TrainingOrchestrator) -> None:
+        """Register again what a coordinator has lost that ``worker`` is registered with."""
+        for url, job, dataset_id in list(self._told):
+            if (url, job) == (self._channel.url, self.job) == (worker.coordinator_url, worker.job):
+                await self.restore_dataset(dataset_id)
+
+    async def restore_dataset(self, dataset_id: str) -> bool:
+        """Register a dataset again if the coordinator has lost it; returns whether it is there."""
+        description = await self._description(dataset_id)
+        return description.found or await self._told_again(dataset_id, description.state_id)
+
+    async def _told_again(self, dataset_id: str, state_id: str) -> bool:
+        """Register a dataset again that is not in this state, but was in another one."""
+        async with self._telling:
+            told = self._told.get(self._key(dataset_id))
+            if told is None or told.state_id == state_id:
+                return told is not None and (await self._description(dataset_id)).found
+            log.warning("dataset.told_again", dataset=dataset_id, job=self.job)
+            request = told.wanted.message(self.job, told.wanted.total_samples or 0)
+            if told.fingerprint:
+                index = await index_files(told.wanted, None)
+                if index is None or index.fingerprint != told.fingerprint:
+                    raise ShardError(
+                        f"dataset {dataset_id!r} cannot be registered again with a coordinator "
+                        f"that has lost its state: the files at {told.wanted.path} have changed "
+                        "since they were registered; begin with another dataset id, or restore "
+                        "the coordinator's state ('strata state restore COPY')"
+                    )
+                await asyncio.to_thread(add_layout, request, index)
+            await self._send(request)
+            return True
 
     def _listen_for_others(self) -> None:
         worker = current.current()
@@ -481,9 +562,7 @@ class DatasetRegistry:
             job=self.job,
             world_size=self._config.world_size or 0,
         )
-        reply = await self._channel.call(
-            "ListShards", request, pb.ShardList, patience=self._patience
-        )
+        reply = await self._ask("ListShards", request, pb.ShardList)
         return [wire.shard(shard) for shard in reply.shards]
 
     def __enter__(self) -> Self:

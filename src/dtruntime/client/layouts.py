@@ -111,10 +111,10 @@ def options_text(options: Options | None) -> str:
 
 def options_in(info: pb.DatasetInfo) -> Options | None:
     """The options that a dataset's files are read with; none for the usual ones."""
-    from ..data.readers import CsvOptions, ParquetOptions, TfrecordOptions
-
     if not info.layout.options:
         return None
+    from ..data.readers import CsvOptions, ParquetOptions, TfrecordOptions
+
     kinds = ParquetOptions | CsvOptions | TfrecordOptions
     decoded: Options = msgspec.json.decode(info.layout.options, type=kinds)
     return decoded

@@ -10,7 +10,6 @@ from ..data.loading import FileSource, LiveLoader, Loader, NumberSource, Source
 from ..data.loading.loader import Delivery
 from ..data.loading.source import Ranges
 from ..errors import ShardError, StrataError
-from ..rpc.channel import Channel
 from ..storage import DiskCache
 from ..types import DatasetSummary
 from . import current
@@ -22,13 +21,13 @@ if TYPE_CHECKING:
 
 
 async def open_loader(
-    registry: DatasetRegistry, channel: Channel, summary: DatasetSummary, options: dict[str, Any]
+    registry: DatasetRegistry, summary: DatasetSummary, options: dict[str, Any]
 ) -> Loader:
     """A loader for this worker's rank, that reports what it consumed."""
     worker = _worker(registry)
     defaults: dict[str, Any] = {"shuffle": summary.shuffle, "seed": summary.seed}
     if worker is not None:
-        defaults["progress"] = CoverageReports(worker, channel, summary.dataset_id)
+        defaults["progress"] = CoverageReports(worker, registry, summary.dataset_id)
         defaults["rank"], defaults["world_size"] = _place(worker, summary)
         worker.listen_for_others()
     source = await open_source(registry, summary, options)
@@ -65,7 +64,6 @@ class LoaderOfNoWorker(Loader):
 
 async def open_live_loader(
     registry: DatasetRegistry,
-    channel: Channel,
     summary: DatasetSummary,
     complete: set[int],
     options: dict[str, Any],
@@ -81,7 +79,7 @@ async def open_live_loader(
         "shuffle": summary.shuffle,
         "seed": summary.seed,
         "epoch": next(epoch for epoch in range(len(complete) + 1) if epoch not in complete),
-        "ledger": EpochLedger(worker, channel, summary.dataset_id),
+        "ledger": EpochLedger(worker, registry, summary.dataset_id),
     }
     source = await open_source(registry, summary, options)
     return LiveLoader(source, **{**defaults, **options}).watched_by(worker.activity)

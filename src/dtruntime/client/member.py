@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from ..config import split_address
 from ..errors import StrataError, SyncError
 from ..rpc.channel import Channel
+from ..rpc.status import ForeignStateError
 from ..telemetry import EventLog
 from ..types import LONGEST_WAIT_SECONDS, Action
 from .membership import Activity, Identity, Report
@@ -23,6 +24,13 @@ from .settings import WorkerConfig
 log = EventLog("worker")
 
 R = TypeVar("R", bound=Message)
+
+SPEAKERS = ("reported_by", "requested_by", "completed_by")
+"""Fields that name the member that calls, where ``worker_id`` names another one, or none."""
+
+
+class StateLostError(SyncError):
+    """The coordinator has lost its state during a call that must not be repeated in another."""
 
 
 class Member:
@@ -38,6 +46,8 @@ class Member:
         self._fence: SyncError | None = None
         self._state_id = ""
         """The coordinator's state that this worker was registered in."""
+        self._attempts_known = 0
+        """The highest number of an attempt at a checkpoint that it was told."""
         self._told = 0
         """The newest generation that the program was told of."""
         self._seen = 0
@@ -47,6 +57,8 @@ class Member:
         self.waited_seconds = 0.0
         """How long calls have waited for other workers, in all."""
         self._actions: tuple[Action, ...] = ()
+        self._actions_lost: set[str] = set()
+        """Ids of actions that a coordinator has forgotten with its state."""
         self._tickets = itertools.count(1)
         self._saves = itertools.count(1)
         self._under_way: set[concurrent.futures.Future[Any]] = set()
@@ -100,6 +112,16 @@ class Member:
         return self.config.job or ""
 
     @property
+    def state_id(self) -> str:
+        """What tells the coordinator's state, in which this worker is registered, from others."""
+        return self._state_id
+
+    @property
+    def coordinator_url(self) -> str:
+        """The address that the coordinator is reached at."""
+        return self._channel.url
+
+    @property
     def coordinator_host(self) -> str:
         """The host that the coordinator is reached at."""
         return split_address(self._channel.url)[0]
@@ -135,7 +157,7 @@ class Member:
         self._resumes[dataset_id] = newest
         return newest
 
-    async def _call(
+    async def call(
         self,
         method: str,
         request: Any,
@@ -143,16 +165,48 @@ class Member:
         *,
         hold: float | None = None,
         patience: float | None = None,
+        repeat: bool = True,
     ) -> R:
-        """A call that rides through an absence of the coordinator, and notices the fence."""
-        with self._fencing(self._identity):
-            return await self._channel.call(
-                method,
-                request,
-                reply,
-                patience=self.config.outage_timeout_ms / 1000 if patience is None else patience,
-                hold=hold,
-            )
+        """A call that rides through an absence of the coordinator, and notices the fence.
+
+        Should the coordinator have lost its state, this worker registers again and repeats the
+        call as what it is then; without ``repeat`` it raises `StateLostError` instead.
+        """
+        if patience is None:
+            patience = self.config.outage_timeout_ms / 1000
+        while True:
+            identity = self._identity
+            self._sign(request)
+            with self._fencing(identity):
+                try:
+                    return await self._channel.call(
+                        method, request, reply, patience=patience, hold=hold
+                    )
+                except ForeignStateError as exc:
+                    if identity is None:
+                        raise
+                    await self._come_back(identity, exc)
+            if not repeat:
+                raise StateLostError(
+                    f"the coordinator at {self._channel.url} has lost its state, and this worker "
+                    "has registered again",
+                    reason="membership_changed",
+                    generation=self.generation,
+                )
+
+    def _sign(self, request: Any) -> None:
+        """Say as whom, and in which state, a member calls."""
+        fields = request.DESCRIPTOR.fields_by_name
+        if self._identity is None or "state_id" not in fields:
+            return
+        names = (name for name in SPEAKERS if name in fields)
+        setattr(request, next(names, "worker_id"), self._identity.worker_id)
+        request.incarnation = self._identity.incarnation
+        request.state_id = self._state_id
+
+    async def _come_back(self, identity: Identity, why: SyncError) -> None:
+        """Register again with a coordinator that has lost its state."""
+        raise why
 
     @contextlib.contextmanager
     def _fencing(self, identity: Identity | None) -> Iterator[None]:

@@ -33,6 +33,8 @@ from .settings import WorkerConfig, trace_worker
 
 log = EventLog("worker")
 
+TELLING_SECONDS = 60.0
+"""So long may leaving take because a coordinator that lost its state is being told what it knew."""
 LAST_REPORT_SECONDS = 2.0
 """So long may leaving take because of what was reported last."""
 
@@ -92,6 +94,11 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
         """A live member is heard at least once in this many seconds."""
         self._probe: ResourceProbe | None = None
         self._listeners: list[Callable[[], None]] = []
+        self._registration = pb.WorkerInfo()
+        """What this worker registered with."""
+        self._returning = asyncio.Lock()
+        self._telling: asyncio.Task[None] | None = None
+        """Tells a coordinator that has lost its state what it knew."""
 
     # Joining and leaving
 
@@ -141,10 +148,73 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
             pb.WorkerRegistration,
             patience=config.registration_seconds,
         )
+        self._registration = request
         self._enter(reply)
+        self._told = reply.generation
+        # In a context of their own: heartbeats belong to no span that was current here.
+        self._heartbeats = asyncio.get_running_loop().create_task(
+            self._keep_beating(), context=contextvars.Context()
+        )
         return reply.worker_id
 
     register = blocking(register_worker)
+
+    async def _come_back(self, identity: Identity, why: SyncError) -> None:
+        """Register again, under the same id and rank, with a coordinator that lost its state.
+
+        What the program is told of stays as it was: its next barrier says that the membership has
+        changed. Raises when a live process has taken the id or rank meanwhile.
+        """
+        async with self._returning:
+            if self._identity is not identity:
+                return
+            log.error(
+                "worker.coordinator_lost_its_state",
+                worker=identity.worker_id,
+                rank=identity.rank,
+                reason=str(why),
+            )
+            await self._refuse_to_displace(identity, why)
+            request = pb.WorkerInfo()
+            request.CopyFrom(self._registration)
+            request.worker_id, request.rank = identity.worker_id, identity.rank
+            request.session, request.state_id = secrets.token_hex(16), self._state_id
+            request.previous_incarnation = identity.incarnation
+            request.previous_generation = self.generation
+            request.previous_attempts = self._attempts_known
+            reply = await self._channel.call(
+                "RegisterWorker",
+                request,
+                pb.WorkerRegistration,
+                patience=self.config.registration_seconds,
+            )
+            if self._identity is not identity:
+                return  # it has left meanwhile
+            self._actions_lost = {action.action_id for action in self._actions}
+            self._enter(reply)
+        self._telling = asyncio.get_running_loop().create_task(
+            self._tell_again(), context=contextvars.Context()
+        )
+
+    async def _refuse_to_displace(self, identity: Identity, why: SyncError) -> None:
+        asked = [
+            pb.StatusRequest(job=self.job, from_rank=identity.rank, limit=1),
+            pb.StatusRequest(job=self.job, worker_id=identity.worker_id),
+        ]
+        for request in asked:
+            for status in await self._workers(request):
+                same = status.rank == identity.rank or status.worker_id == identity.worker_id
+                own = status.process == self._registration.process
+                if same and not own and status.membership == Membership.LIVE:
+                    raise _taken(status, self.job) from why
+
+    async def _tell_again(self) -> None:
+        """Tell the coordinator what this process had told the one that lost its state."""
+        try:
+            await self._tell_commits()
+        except StrataError as exc:
+            log.error("worker.not_told_again", worker=self.worker_id, error=str(exc))
+        await current.tell_again(self)
 
     @awaitable
     async def rejoin_async(self) -> str:
@@ -154,13 +224,7 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
         displaced each other would do so for ever. Then it raises `SyncError`.
         """
         if self._fence is not None and (successor := await self._successor()) is not None:
-            raise SyncError(
-                f"another process ({successor.process}) has registered as "
-                f"{successor.worker_id!r}, rank {successor.rank} of job {self.job!r}, and is live: "
-                "this one ends. Give each worker a rank of its own (RANK, rank=), or this program "
-                "another job (STRATA_JOB, job=)",
-                reason="superseded",
-            ) from self._fence
+            raise _taken(successor, self.job) from self._fence
         return await self.register_worker()
 
     rejoin = blocking(rejoin_async)
@@ -216,15 +280,10 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
         self._silent_after = reply.heartbeat_timeout_ms / 2000 + interval / 1000
         self._fence = None
         self._state_id = reply.state_id
-        self._told = self._seen = reply.generation
-        self._heard = reply.generation
+        self._seen = self._heard = reply.generation
         self._actions = ()
         self._tickets = itertools.count(1)
         self._saves = itertools.count(1)
-        # In a context of their own: heartbeats belong to no span that was current here.
-        self._heartbeats = asyncio.get_running_loop().create_task(
-            self._keep_beating(), context=contextvars.Context()
-        )
         current.enter(self)
         log.info(
             "worker.registered",
@@ -243,6 +302,7 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
         """
         if not reason and self.is_registered:
             await self._let_saves_end()
+        await self._end_telling(TELLING_SECONDS if not reason else LAST_REPORT_SECONDS)
         current.leave(self)
         await self._stop_heartbeats()
         await self._tell_the_last()
@@ -254,6 +314,12 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
             await self._channel.close()
 
     deregister = blocking(deregister_worker)
+
+    async def _end_telling(self, seconds: float) -> None:
+        """Let what is being told again be told, for so long."""
+        telling = self._telling
+        if telling is not None:
+            await asyncio.wait({telling}, timeout=seconds)
 
     async def _tell_the_last(self) -> None:
         """Send what was reported since the last heartbeat: nobody asks for it later."""
@@ -268,6 +334,7 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
             worker_id=identity.worker_id,
             incarnation=identity.incarnation,
             reason=reason,
+            state_id=self._state_id,
         )
         with contextlib.suppress(SyncError):
             await self._channel.call(
@@ -339,11 +406,10 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
             metrics=dict(report.metrics),
             step_seconds=report.step_seconds,
             samples=samples,
-            state_id=self._state_id,
         )
-        reply = await self._call("Heartbeat", request, pb.HeartbeatResponse, patience=0.0)
+        reply = await self.call("Heartbeat", request, pb.HeartbeatResponse, patience=0.0)
         self._told_last = told
-        if self._identity is identity:
+        if self._identity is not None and self._identity.incarnation == request.incarnation:
             self._hear(reply)
 
     beat = blocking(heartbeat, brief=True)
@@ -386,8 +452,8 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
             await asyncio.sleep(interval * JITTER.uniform(0.9, 1.0))
 
     async def _stop_heartbeats(self) -> None:
-        tasks = self._heartbeats, self._listening
-        self._heartbeats = self._listening = None
+        tasks = self._heartbeats, self._listening, self._telling
+        self._heartbeats = self._listening = self._telling = None
         for task in tasks:
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
@@ -410,7 +476,7 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
         while True:
             await asyncio.sleep(identity.heartbeat_interval)
             try:
-                reply = await self._call("GetStatus", request, pb.JobStatus, patience=0.0)
+                reply = await self.call("GetStatus", request, pb.JobStatus, patience=0.0)
             except ConnectionError:
                 continue
             except StrataError:
@@ -459,9 +525,19 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
 
     async def _status(self) -> JobStatus:
         """The job, with this worker alone."""
+        try:
+            return await self._status_of_itself()
+        except (ConnectionError, SyncError):
+            raise
+        except StrataError:
+            # A coordinator that has lost its state knows of neither; it says so to a member.
+            await self.heartbeat()
+            return await self._status_of_itself()
+
+    async def _status_of_itself(self) -> JobStatus:
         identity = self.identity
         request = pb.StatusRequest(job=identity.job, worker_id=identity.worker_id)
-        reply = await self._call("GetStatus", request, pb.JobStatus)
+        reply = await self.call("GetStatus", request, pb.JobStatus)
         status = wire.worker_status(reply.workers[0])
         if status.incarnation != identity.incarnation:
             superseded = SyncError(
@@ -520,3 +596,13 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
 
 def _reason(error: BaseException | None) -> str:
     return "" if error is None else f"failed: {type(error).__name__}"
+
+
+def _taken(status: WorkerStatus, job: str) -> SyncError:
+    """The refusal to displace a live process."""
+    return SyncError(
+        f"another process ({status.process}) has registered as {status.worker_id!r}, rank "
+        f"{status.rank} of job {job!r}, and is live: this one ends. Give each worker a rank of its "
+        "own (RANK, rank=), or this program another job (STRATA_JOB, job=)",
+        reason="superseded",
+    )

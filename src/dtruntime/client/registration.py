@@ -19,7 +19,7 @@ from ..storage.locations import absolute, is_remote, look
 from ..storage.stores import SCHEMES
 from ..telemetry import EventLog
 from ..types import check_flag, check_id, check_whole
-from .layouts import index_in, options_text, unreadable_name
+from .layouts import index_in, options_in, options_text, unreadable_name
 
 if TYPE_CHECKING:
     from ..data.index import DatasetIndex, IndexProgress
@@ -85,6 +85,22 @@ class Wanted:
             exact=check_flag("exact", exact),
             options=options,
             metadata=_described(metadata or {}),
+        )
+
+    @classmethod
+    def of(cls, info: pb.DatasetInfo) -> Wanted:
+        """What a dataset was registered with."""
+        return cls(
+            dataset_id=info.dataset_id,
+            path=info.path,
+            format=info.format,
+            total_samples=info.total_samples,
+            shard_size=info.shard_size,
+            shuffle=info.shuffle,
+            seed=info.seed,
+            exact=info.exact,
+            options=options_in(info),
+            metadata=dict(info.metadata),
         )
 
     def message(self, job: str, total_samples: int) -> pb.DatasetInfo:

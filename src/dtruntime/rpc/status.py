@@ -32,6 +32,7 @@ CODES: dict[str, grpc.StatusCode] = {
     "invalid": _Code.INVALID_ARGUMENT,
     "superseded": _Code.FAILED_PRECONDITION,
     "unknown_worker": _Code.FAILED_PRECONDITION,
+    "foreign_state": _Code.FAILED_PRECONDITION,
     "world_size_conflict": _Code.FAILED_PRECONDITION,
     "not_ready": _Code.FAILED_PRECONDITION,
     "job_is_live": _Code.FAILED_PRECONDITION,
@@ -64,6 +65,10 @@ ABSENT = frozenset({_Code.UNAVAILABLE, _Code.DEADLINE_EXCEEDED, _Code.CANCELLED,
 """Codes that say nothing about the request: the coordinator is away, or was cut off."""
 
 
+class ForeignStateError(SyncError):
+    """The coordinator has another state than the one that the caller was registered in."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A failed call as the caller sees it."""
@@ -85,6 +90,8 @@ class Failure:
 
     def error(self) -> Exception:
         """The exception that a user gets."""
+        if self.reason == "foreign_state":
+            return ForeignStateError(self.message, reason="superseded")
         if self.reason in ("superseded", "unknown_worker"):
             return SyncError(self.message, reason="superseded")
         if self.code == _Code.INVALID_ARGUMENT:

@@ -355,3 +355,28 @@ def test_members_not_heard_since_one_registered_are_silent_for_it(bench: Bench) 
     assert [m.worker_id for m in bench.roster.silent_for(member)] == [ghost.worker_id]
     bench.beat(ghost)
     assert bench.roster.silent_for(member) == []
+
+
+@pytest.mark.parametrize("world_size", [0, 2])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_members_of_a_lost_state_go_on_above_it_and_are_told_of_the_loss(
+    bench: Bench, world_size: int, restarted: bool
+) -> None:
+    first = bench.register(
+        world_size=world_size, previous_incarnation=7, previous_generation=30, previous_attempts=12
+    )
+    second = bench.register(
+        world_size=world_size, previous_incarnation=5, previous_generation=30, previous_attempts=9
+    )
+    assert [m.incarnation for m in (first, second)] == [8, 9]
+    assert 30 < first.generation <= second.generation
+    if restarted:
+        bench.restart()
+    assert bench.beat(first).lost_generation > 30
+    assert bench.begin(first).checkpoint_id.endswith("-000013")
+    for member in (first, second):
+        told = bench.arrive(member, told=30).reply
+        assert isinstance(told, c.MembershipChanged)
+        assert list(told.survivors) == [0, 1]
+    newcomer = bench.register(world_size=world_size, rank=1)
+    assert bench.arrive(newcomer).held, "it was no member of what was lost"

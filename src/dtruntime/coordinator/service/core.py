@@ -14,6 +14,7 @@ from ...errors import StorageError
 from ...rpc.gen import coordinator_pb2 as pb
 from ...rpc.methods import METHODS, SERVICE
 from ...telemetry import EventLog, MethodStats, tracing
+from ...types import DEFAULT_JOB
 from ..state import HELD, Effect, Emit, Machine, Refused, Release
 from ..state import commands as c
 from ..state.journal import ALARMS
@@ -24,6 +25,21 @@ from .queries import Answer, Queries
 
 log = EventLog("coordinator")
 
+STATED = {
+    "Heartbeat": "worker_id",
+    "DeregisterWorker": "worker_id",
+    "ClaimSamples": "worker_id",
+    "CommitSamples": "worker_id",
+    "ReportCoverage": "worker_id",
+    "WaitBarrier": "worker_id",
+    "BeginCheckpoint": "worker_id",
+    "NotifyCheckpoint": "worker_id",
+    "AbandonCheckpoints": "worker_id",
+    "ReportCheckpoints": "reported_by",
+    "RequestAction": "requested_by",
+    "CompleteAction": "completed_by",
+}
+"""The methods that members call as such, and the field of the request that names the member."""
 FOREIGN_STATES = 16
 """Reports of states that were lost, each once, while the coordinator runs."""
 
@@ -130,8 +146,7 @@ class CoordinatorService:
         try:
             if self._closing:
                 raise self._shutting_down()
-            now = self.clock()
-            answer = self._handlers[method](request, now)
+            answer = self._obey(method, request, self.clock())
             if self._store.dirty and not isinstance(answer, asyncio.Future):
                 answer = self._after_flush(answer)
         except BaseException:
@@ -143,6 +158,21 @@ class CoordinatorService:
         else:
             stats.latency.observe(time.perf_counter() - started)
         return answer
+
+    def _obey(self, method: str, request: Any, now: float) -> Answer:
+        """Do what a request asks for, unless it is of a member of another state."""
+        state_id = request.state_id if method in STATED else ""
+        if not state_id or state_id == self._store.state_id:
+            return self._handlers[method](request, now)
+        if state_id not in self._store.ancestors or self._is_newer(method, request):
+            raise self._foreign(method, request, now)
+        return self._handlers[method](request, now)
+
+    def _is_newer(self, method: str, request: Any) -> bool:
+        """Whether a member registered after the copy was made that this state is restored from."""
+        job = self.machine.jobs.get(request.job or DEFAULT_JOB)
+        known = None if job is None else job.roster.by_id.get(getattr(request, STATED[method]))
+        return known is None or known.incarnation < request.incarnation
 
     def request_limit(self, method: str) -> int:
         """How many bytes a request may have."""
@@ -243,9 +273,11 @@ class CoordinatorService:
     # Workers
 
     def _register_worker(self, request: pb.WorkerInfo, now: float) -> Answer:
-        command = decode.register(request, self.config.max_workers_per_job)
-        if request.state_id and request.state_id not in self._store.ancestors:
-            self._compare_state(command.job, command.worker_id, request.state_id, now)
+        state_id = request.state_id
+        returns = state_id not in ("", self._store.state_id)
+        command = decode.register(request, self.config.max_workers_per_job, returns=returns)
+        if returns and state_id not in self._store.ancestors:
+            self._note_foreign(command.job, command.worker_id, state_id, now)
         reply = self._apply(command, now)
         assert isinstance(reply, c.Registered)
         return pb.WorkerRegistration(
@@ -264,15 +296,7 @@ class CoordinatorService:
     def _heartbeat(self, request: pb.HeartbeatRequest, now: float) -> Answer:
         command = decode.heartbeat(request)
         self._limit_worker(command.job, command.worker_id, now)
-        try:
-            reply = self._apply(command, now)
-        except Refused as refused:
-            if refused.reason != "unknown_worker" or not request.state_id:
-                raise
-            job, worker_id = decode.job_name(request.job), request.worker_id
-            decode.identifier("worker id", worker_id)
-            found = self._compare_state(job, worker_id, request.state_id, now)
-            raise Refused(refused.reason, f"{refused}{found}", refused.retry_after) from None
+        reply = self._apply(command, now)
         assert isinstance(reply, c.Pulse)
         response = pb.HeartbeatResponse(
             generation=reply.generation,
@@ -284,17 +308,25 @@ class CoordinatorService:
             response.actions.extend(encode.actions(reply.actions))
         return response
 
-    def _compare_state(self, job: str, worker_id: str, state_id: str, now: float) -> str:
-        """What a worker is told whose state is not this one; reported when it is seen first."""
-        if state_id == self._store.state_id:
-            return ""
-        restored = state_id in self._store.ancestors
-        text = (
-            ". The coordinator's state was restored from a copy made before this worker registered"
-            if restored
-            else ". It was registered in a state that this coordinator has never had: its data "
+    def _foreign(self, method: str, request: Any, now: float) -> Refused:
+        """What a member is told that was registered in another state."""
+        job, worker_id = decode.job_name(request.job), getattr(request, STATED[method])
+        decode.identifier("worker id", worker_id)
+        self._note_foreign(job, worker_id, request.state_id, now)
+        why = (
+            "the coordinator's state was restored from a copy made before this worker registered"
+            if request.state_id in self._store.ancestors
+            else "it was registered in a state that this coordinator has never had: its data "
             "directory was emptied or exchanged, or the address leads to another coordinator"
         )
+        return Refused(
+            "foreign_state",
+            f"worker {worker_id!r} of job {job!r} is not a member: {why}; register() again",
+        )
+
+    def _note_foreign(self, job: str, worker_id: str, state_id: str, now: float) -> None:
+        """Report that another state has existed, when a member of it is first heard."""
+        restored = state_id in self._store.ancestors
         if state_id not in self._foreign_states and len(self._foreign_states) < FOREIGN_STATES:
             names = (job, worker_id or "a newcomer", decode.identifier("state id", state_id))
             self._foreign_states.add(state_id)
@@ -309,7 +341,6 @@ class CoordinatorService:
                 "'strata state restore COPY'",
             )
             self._apply(c.ReportLostState(*names, restored), now)
-        return text
 
     def _deregister_worker(self, request: pb.DeregisterRequest, now: float) -> Answer:
         return encode.reply(self._apply(decode.deregister(request), now))
@@ -320,7 +351,11 @@ class CoordinatorService:
     # Datasets
 
     def _register_dataset(self, request: pb.DatasetInfo, now: float) -> Answer:
-        return encode.reply(self._apply(decode.register_dataset(request), now))
+        reply = self._apply(decode.register_dataset(request), now)
+        assert isinstance(reply, c.DatasetRegistered)
+        registration = encode.dataset_registered(reply)
+        registration.state_id = self._store.state_id
+        return registration
 
     # Consumption
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from ...rpc.codes import CONDITIONS, STATES
 from ...rpc.gen import coordinator_pb2 as pb
 from ...types import (
@@ -27,6 +29,8 @@ PATH_LENGTH = 4096
 TEXT_LENGTH = 512
 DETAIL_LENGTH = 2048
 MAX_COUNT = 2**63 - 1
+MAX_PREVIOUS = 2**53
+"""Above it there is room for all that will ever be counted."""
 PROCESSES_CUT = 1024
 
 
@@ -48,8 +52,8 @@ def job_name(value: str) -> str:
     return identifier("job", value) if value else DEFAULT_JOB
 
 
-def register(request: pb.WorkerInfo, max_workers: int) -> c.Register:
-    """A registration."""
+def register(request: pb.WorkerInfo, max_workers: int, *, returns: bool = False) -> c.Register:
+    """A registration, maybe of a worker that ``returns`` from a state that was lost."""
     rank = request.rank if request.HasField("rank") else None
     if rank is not None and rank >= max_workers:
         raise refuse(f"rank {rank} is too large: a job has at most {max_workers} workers")
@@ -57,7 +61,7 @@ def register(request: pb.WorkerInfo, max_workers: int) -> c.Register:
         raise refuse(f"world_size {request.world_size} is more than {max_workers}")
     if request.port > 65535:
         raise refuse(f"port {request.port} is more than 65535")
-    return c.Register(
+    command = c.Register(
         job=job_name(request.job),
         worker_id=identifier("worker id", request.worker_id) if request.worker_id else "",
         session=identifier("session", request.session) if request.session else "",
@@ -74,6 +78,11 @@ def register(request: pb.WorkerInfo, max_workers: int) -> c.Register:
         pid=_at_most("pid", request.pid, MAX_COUNT),
         process_started=_at_most("process_started", request.process_started, MAX_COUNT),
     )
+    if not returns:
+        return command
+    names = ("previous_incarnation", "previous_generation", "previous_attempts")
+    known = {name: _at_most(name, getattr(request, name), MAX_PREVIOUS) for name in names}
+    return msgspec.structs.replace(command, **known)
 
 
 def machine(value: str) -> str:

@@ -194,7 +194,7 @@ class Queries:
         job = self._machine.jobs.get(decode.job_name(request.job))
         record = job.datasets.find(request.dataset_id) if job else None
         if job is None or record is None:
-            return pb.DatasetDescription(found=False)
+            return pb.DatasetDescription(found=False, state_id=self._store.state_id)
         if request.full:
             return asyncio.ensure_future(self._descriptions.full(job, record))
         return self._descriptions.brief(job, record)

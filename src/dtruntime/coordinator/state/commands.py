@@ -33,6 +33,10 @@ class Register(Command, frozen=True):
     """The place that the next two are of; empty: not known."""
     pid: int = 0
     process_started: int = 0
+    previous_incarnation: int = 0
+    """These are the highest numbers that the worker knew in a state that is not there any more."""
+    previous_generation: int = 0
+    previous_attempts: int = 0
 
 
 class ReportEnded(Command, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from .commands import Lost
@@ -18,7 +19,8 @@ class Losses:
         """The generation that the newest loss began."""
         self._kept: deque[Lost] = deque()
         self._forgotten_generation = newest_generation
-        self._forgotten_heard = heard
+        self._forgotten_heard: float = heard
+        self._forgotten_why = "not known any more"
         self.times: deque[float] = deque(lost_at, maxlen=TIMES_KEPT)
         """When members were lost that did not leave by themselves, nor with their whole world."""
 
@@ -30,6 +32,17 @@ class Losses:
             forgotten = self._kept.popleft()
             self._forgotten_generation = forgotten.generation
             self._forgotten_heard = max(self._forgotten_heard, forgotten.last_heard)
+
+    def forget_state(self, generation: int) -> None:
+        """A state was lost in which ``generation`` was known: whoever was a member then has lost
+        all others.
+        """
+        if generation < self._forgotten_generation:
+            return
+        self.newest_generation = max(self.newest_generation, generation)
+        self._forgotten_generation = generation
+        self._forgotten_heard = math.inf
+        self._forgotten_why = "the coordinator has lost its state"
 
     def since(self, generation: int, incarnation: int, until: int | None = None) -> list[Lost]:
         """Losses after ``generation`` and not after ``until`` of members that one knew.
@@ -47,5 +60,5 @@ class Losses:
         ]
         forgotten = min(self._forgotten_generation, last)
         if generation < forgotten and incarnation < self._forgotten_heard:
-            found.insert(0, Lost(forgotten, "", 0, "not known any more"))
+            found.insert(0, Lost(forgotten, "", 0, self._forgotten_why))
         return found

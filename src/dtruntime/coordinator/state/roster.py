@@ -196,6 +196,7 @@ class Roster:
             self._begin_world(c, out)
         else:
             self.losses.times.extend(out.now for _ in lost)
+        self._go_on_above(c)
         return self._registered(self._seat(c, self._choose_rank(c), out)), lost
 
     def lose(self, member: Member, how: Membership, reason: str, out: Outbox) -> Lost:
@@ -294,6 +295,15 @@ class Roster:
         if self.world_size:
             self.generation += 1
         self._changed()
+
+    def _go_on_above(self, c: Register) -> None:
+        """Give no number again that a newcomer knows from a state that was lost."""
+        self.next_incarnation = max(self.next_incarnation, c.previous_incarnation + 1)
+        self.attempts_begun = max(self.attempts_begun, c.previous_attempts)
+        if c.previous_generation:
+            self.generation = max(self.generation, c.previous_generation + 1)
+            self.losses.forget_state(c.previous_generation + 1)
+            self._changed()
 
     def _seat(self, c: Register, rank: int, out: Outbox) -> Member:
         self.slots.grow(rank + 1)

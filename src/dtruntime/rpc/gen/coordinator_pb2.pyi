@@ -86,7 +86,7 @@ MEMBERSHIP_DEAD: Membership
 MEMBERSHIP_LEFT: Membership
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "hostname", "port", "gpu_count", "memory_bytes", "metadata", "job", "rank", "world_size", "session", "process", "attempt", "state_id", "machine", "pid", "process_started")
+    __slots__ = ("worker_id", "hostname", "port", "gpu_count", "memory_bytes", "metadata", "job", "rank", "world_size", "session", "process", "attempt", "state_id", "machine", "pid", "process_started", "previous_incarnation", "previous_generation", "previous_attempts")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +110,9 @@ class WorkerInfo(_message.Message):
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     PROCESS_STARTED_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     hostname: str
     port: int
@@ -126,7 +129,10 @@ class WorkerInfo(_message.Message):
     machine: str
     pid: int
     process_started: int
-    def __init__(self, worker_id: _Optional[str] = ..., hostname: _Optional[str] = ..., port: _Optional[int] = ..., gpu_count: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., session: _Optional[str] = ..., process: _Optional[str] = ..., attempt: _Optional[int] = ..., state_id: _Optional[str] = ..., machine: _Optional[str] = ..., pid: _Optional[int] = ..., process_started: _Optional[int] = ...) -> None: ...
+    previous_incarnation: int
+    previous_generation: int
+    previous_attempts: int
+    def __init__(self, worker_id: _Optional[str] = ..., hostname: _Optional[str] = ..., port: _Optional[int] = ..., gpu_count: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., session: _Optional[str] = ..., process: _Optional[str] = ..., attempt: _Optional[int] = ..., state_id: _Optional[str] = ..., machine: _Optional[str] = ..., pid: _Optional[int] = ..., process_started: _Optional[int] = ..., previous_incarnation: _Optional[int] = ..., previous_generation: _Optional[int] = ..., previous_attempts: _Optional[int] = ...) -> None: ...
 
 class ProcessesRequest(_message.Message):
     __slots__ = ("job", "machine", "pid", "process_started")
@@ -274,16 +280,18 @@ class HeartbeatResponse(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., live_workers: _Optional[int] = ..., actions: _Optional[_Iterable[_Union[Action, _Mapping]]] = ..., lost_generation: _Optional[int] = ...) -> None: ...
 
 class DeregisterRequest(_message.Message):
-    __slots__ = ("worker_id", "job", "incarnation", "reason")
+    __slots__ = ("worker_id", "job", "incarnation", "reason", "state_id")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    STATE_ID_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     job: str
     incarnation: int
     reason: str
-    def __init__(self, worker_id: _Optional[str] = ..., job: _Optional[str] = ..., incarnation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    state_id: str
+    def __init__(self, worker_id: _Optional[str] = ..., job: _Optional[str] = ..., incarnation: _Optional[int] = ..., reason: _Optional[str] = ..., state_id: _Optional[str] = ...) -> None: ...
 
 class DeregisterResponse(_message.Message):
     __slots__ = ("generation",)
@@ -361,28 +369,32 @@ class DatasetRequest(_message.Message):
     def __init__(self, dataset_id: _Optional[str] = ..., job: _Optional[str] = ..., full: bool = ...) -> None: ...
 
 class DatasetDescription(_message.Message):
-    __slots__ = ("found", "dataset", "generation", "slot_count", "dead_slots")
+    __slots__ = ("found", "dataset", "generation", "slot_count", "dead_slots", "state_id")
     FOUND_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SLOT_COUNT_FIELD_NUMBER: _ClassVar[int]
     DEAD_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    STATE_ID_FIELD_NUMBER: _ClassVar[int]
     found: bool
     dataset: DatasetInfo
     generation: int
     slot_count: int
     dead_slots: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, found: bool = ..., dataset: _Optional[_Union[DatasetInfo, _Mapping]] = ..., generation: _Optional[int] = ..., slot_count: _Optional[int] = ..., dead_slots: _Optional[_Iterable[int]] = ...) -> None: ...
+    state_id: str
+    def __init__(self, found: bool = ..., dataset: _Optional[_Union[DatasetInfo, _Mapping]] = ..., generation: _Optional[int] = ..., slot_count: _Optional[int] = ..., dead_slots: _Optional[_Iterable[int]] = ..., state_id: _Optional[str] = ...) -> None: ...
 
 class DatasetRegistration(_message.Message):
-    __slots__ = ("dataset_id", "shard_count", "created")
+    __slots__ = ("dataset_id", "shard_count", "created", "state_id")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     SHARD_COUNT_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
+    STATE_ID_FIELD_NUMBER: _ClassVar[int]
     dataset_id: str
     shard_count: int
     created: bool
-    def __init__(self, dataset_id: _Optional[str] = ..., shard_count: _Optional[int] = ..., created: bool = ...) -> None: ...
+    state_id: str
+    def __init__(self, dataset_id: _Optional[str] = ..., shard_count: _Optional[int] = ..., created: bool = ..., state_id: _Optional[str] = ...) -> None: ...
 
 class ShardRequest(_message.Message):
     __slots__ = ("dataset_id", "worker_id", "epoch", "job", "index", "incarnation")
@@ -511,7 +523,7 @@ class TakenBack(_message.Message):
     def __init__(self, segment: _Optional[int] = ..., slot: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class ClaimRequest(_message.Message):
-    __slots__ = ("job", "worker_id", "incarnation", "dataset_id", "epoch", "plan", "segment", "upto", "length", "timeout_ms", "known", "commit_segment", "commit_position", "commit_digest")
+    __slots__ = ("job", "worker_id", "incarnation", "dataset_id", "epoch", "plan", "segment", "upto", "length", "timeout_ms", "known", "commit_segment", "commit_position", "commit_digest", "state_id")
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -526,6 +538,7 @@ class ClaimRequest(_message.Message):
     COMMIT_SEGMENT_FIELD_NUMBER: _ClassVar[int]
     COMMIT_POSITION_FIELD_NUMBER: _ClassVar[int]
     COMMIT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    STATE_ID_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker_id: str
     incarnation: int
@@ -540,7 +553,8 @@ class ClaimRequest(_message.Message):
     commit_segment: int
     commit_position: int
     commit_digest: bytes
-    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., dataset_id: _Optional[str] = ..., epoch: _Optional[int] = ..., plan: _Optional[str] = ..., segment: _Optional[int] = ..., upto: _Optional[int] = ..., length: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., known: _Optional[int] = ..., commit_segment: _Optional[int] = ..., commit_position: _Optional[int] = ..., commit_digest: _Optional[bytes] = ...) -> None: ...
+    state_id: str
+    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., dataset_id: _Optional[str] = ..., epoch: _Optional[int] = ..., plan: _Optional[str] = ..., segment: _Optional[int] = ..., upto: _Optional[int] = ..., length: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., known: _Optional[int] = ..., commit_segment: _Optional[int] = ..., commit_position: _Optional[int] = ..., commit_digest: _Optional[bytes] = ..., state_id: _Optional[str] = ...) -> None: ...
 
 class ClaimResponse(_message.Message):
     __slots__ = ("outcome", "segments", "generation", "unfinished", "slot", "claimed", "committed_segment", "committed_position", "committed_digest")
@@ -565,7 +579,7 @@ class ClaimResponse(_message.Message):
     def __init__(self, outcome: _Optional[_Union[ClaimOutcome, str]] = ..., segments: _Optional[_Iterable[_Union[EpochSegment, _Mapping]]] = ..., generation: _Optional[int] = ..., unfinished: _Optional[_Iterable[int]] = ..., slot: _Optional[int] = ..., claimed: _Optional[int] = ..., committed_segment: _Optional[int] = ..., committed_position: _Optional[int] = ..., committed_digest: _Optional[bytes] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
-    __slots__ = ("job", "worker_id", "incarnation", "dataset_id", "epoch", "segment", "position", "digest")
+    __slots__ = ("job", "worker_id", "incarnation", "dataset_id", "epoch", "segment", "position", "digest", "state_id")
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -574,6 +588,7 @@ class CommitRequest(_message.Message):
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    STATE_ID_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker_id: str
     incarnation: int
@@ -582,7 +597,8 @@ class CommitRequest(_message.Message):
     segment: int
     position: int
     digest: bytes
-    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., dataset_id: _Optional[str] = ..., epoch: _Optional[int] = ..., segment: _Optional[int] = ..., position: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+    state_id: str
+    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., dataset_id: _Optional[str] = ..., epoch: _Optional[int] = ..., segment: _Optional[int] = ..., position: _Optional[int] = ..., digest: _Optional[bytes] = ..., state_id: _Optional[str] = ...) -> None: ...
 
 class CommitResponse(_message.Message):
     __slots__ = ("generation", "segment")
@@ -620,7 +636,7 @@ class RebalanceResponse(_message.Message):
     def __init__(self, segment: _Optional[int] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CoverageReport(_message.Message):
-    __slots__ = ("job", "worker_id", "incarnation", "dataset_id", "epoch", "base", "assumed", "world_size", "digest", "dropped", "expected", "generation", "loads", "ended")
+    __slots__ = ("job", "worker_id", "incarnation", "dataset_id", "epoch", "base", "assumed", "world_size", "digest", "dropped", "expected", "generation", "loads", "ended", "state_id")
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -635,6 +651,7 @@ class CoverageReport(_message.Message):
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LOADS_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    STATE_ID_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker_id: str
     incarnation: int
@@ -649,7 +666,8 @@ class CoverageReport(_message.Message):
     generation: int
     loads: int
     ended: bool
-    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., dataset_id: _Optional[str] = ..., epoch: _Optional[int] = ..., base: _Optional[bytes] = ..., assumed: _Optional[int] = ..., world_size: _Optional[int] = ..., digest: _Optional[bytes] = ..., dropped: _Optional[int] = ..., expected: _Optional[int] = ..., generation: _Optional[int] = ..., loads: _Optional[int] = ..., ended: bool = ...) -> None: ...
+    state_id: str
+    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., dataset_id: _Optional[str] = ..., epoch: _Optional[int] = ..., base: _Optional[bytes] = ..., assumed: _Optional[int] = ..., world_size: _Optional[int] = ..., digest: _Optional[bytes] = ..., dropped: _Optional[int] = ..., expected: _Optional[int] = ..., generation: _Optional[int] = ..., loads: _Optional[int] = ..., ended: bool = ..., state_id: _Optional[str] = ...) -> None: ...
 
 class CoverageReply(_message.Message):
     __slots__ = ()
@@ -694,7 +712,7 @@ class CoverageList(_message.Message):
     def __init__(self, epochs: _Optional[_Iterable[_Union[Coverage, _Mapping]]] = ...) -> None: ...
 
 class BarrierRequest(_message.Message):
-    __slots__ = ("barrier_id", "worker_id", "job", "incarnation", "generation", "ticket", "timeout_ms", "payload", "ranks")
+    __slots__ = ("barrier_id", "worker_id", "job", "incarnation", "generation", "ticket", "timeout_ms", "payload", "ranks", "state_id")
     BARRIER_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -704,6 +722,7 @@ class BarrierRequest(_message.Message):
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    STATE_ID_FIELD_NUMBER: _ClassVar[int]
     barrier_id: str
     worker_id: str
     job: str
@@ -713,7 +732,8 @@ class BarrierRequest(_message.Message):
     timeout_ms: int
     payload: bytes
     ranks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, barrier_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., job: _Optional[str] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., ticket: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., payload: _Optional[bytes] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+    state_id: str
+    def __init__(self, barrier_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., job: _Optional[str] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., ticket: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., payload: _Optional[bytes] = ..., ranks: _Optional[_Iterable[int]] = ..., state_id: _Optional[str] = ...) -> None: ...
 
 class MissingWorker(_message.Message):
     __slots__ = ("worker_id", "rank", "last_step", "registered")
@@ -769,30 +789,34 @@ class BarrierResponse(_message.Message):
     def __init__(self, outcome: _Optional[_Union[BarrierOutcome, str]] = ..., round: _Optional[int] = ..., generation: _Optional[int] = ..., participants: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[MissingWorker, _Mapping]]] = ..., missing_count: _Optional[int] = ..., lost: _Optional[_Iterable[_Union[LostWorker, _Mapping]]] = ..., survivors: _Optional[_Iterable[int]] = ..., values: _Optional[_Mapping[int, bytes]] = ..., left_out: _Optional[int] = ...) -> None: ...
 
 class BeginCheckpointRequest(_message.Message):
-    __slots__ = ("job", "worker_id", "incarnation", "step", "ticket", "ranks")
+    __slots__ = ("job", "worker_id", "incarnation", "step", "ticket", "ranks", "state_id")
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    STATE_ID_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker_id: str
     incarnation: int
     step: int
     ticket: int
     ranks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., step: _Optional[int] = ..., ticket: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+    state_id: str
+    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., step: _Optional[int] = ..., ticket: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., state_id: _Optional[str] = ...) -> None: ...
 
 class AbandonRequest(_message.Message):
-    __slots__ = ("job", "worker_id", "incarnation")
+    __slots__ = ("job", "worker_id", "incarnation", "state_id")
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STATE_ID_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker_id: str
     incarnation: int
-    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    state_id: str
+    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., state_id: _Optional[str] = ...) -> None: ...
 
 class Abandoned(_message.Message):
     __slots__ = ("count",)
@@ -811,7 +835,7 @@ class BeginCheckpointResponse(_message.Message):
     def __init__(self, checkpoint_id: _Optional[str] = ..., generation: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CheckpointInfo(_message.Message):
-    __slots__ = ("checkpoint_id", "worker_id", "step", "epoch", "path", "size_bytes", "is_full", "metadata", "job", "incarnation", "generation", "partial", "timeout_ms", "committed_at", "parts", "verified", "verified_at", "verified_by", "will_be_dropped")
+    __slots__ = ("checkpoint_id", "worker_id", "step", "epoch", "path", "size_bytes", "is_full", "metadata", "job", "incarnation", "generation", "partial", "timeout_ms", "committed_at", "parts", "verified", "verified_at", "verified_by", "will_be_dropped", "state_id")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -838,6 +862,7 @@ class CheckpointInfo(_message.Message):
     VERIFIED_AT_FIELD_NUMBER: _ClassVar[int]
     VERIFIED_BY_FIELD_NUMBER: _ClassVar[int]
     WILL_BE_DROPPED_FIELD_NUMBER: _ClassVar[int]
+    STATE_ID_FIELD_NUMBER: _ClassVar[int]
     checkpoint_id: str
     worker_id: str
     step: int
@@ -857,10 +882,11 @@ class CheckpointInfo(_message.Message):
     verified_at: float
     verified_by: str
     will_be_dropped: bool
-    def __init__(self, checkpoint_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., is_full: bool = ..., metadata: _Optional[_Mapping[str, str]] = ..., job: _Optional[str] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., partial: bool = ..., timeout_ms: _Optional[int] = ..., committed_at: _Optional[float] = ..., parts: _Optional[int] = ..., verified: bool = ..., verified_at: _Optional[float] = ..., verified_by: _Optional[str] = ..., will_be_dropped: bool = ...) -> None: ...
+    state_id: str
+    def __init__(self, checkpoint_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., is_full: bool = ..., metadata: _Optional[_Mapping[str, str]] = ..., job: _Optional[str] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., partial: bool = ..., timeout_ms: _Optional[int] = ..., committed_at: _Optional[float] = ..., parts: _Optional[int] = ..., verified: bool = ..., verified_at: _Optional[float] = ..., verified_by: _Optional[str] = ..., will_be_dropped: bool = ..., state_id: _Optional[str] = ...) -> None: ...
 
 class CheckpointReport(_message.Message):
-    __slots__ = ("job", "checkpoint_ids", "path", "condition", "detail", "reported_by", "incarnation")
+    __slots__ = ("job", "checkpoint_ids", "path", "condition", "detail", "reported_by", "incarnation", "state_id")
     JOB_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_IDS_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
@@ -868,6 +894,7 @@ class CheckpointReport(_message.Message):
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     REPORTED_BY_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STATE_ID_FIELD_NUMBER: _ClassVar[int]
     job: str
     checkpoint_ids: _containers.RepeatedScalarFieldContainer[str]
     path: str
@@ -875,7 +902,8 @@ class CheckpointReport(_message.Message):
     detail: str
     reported_by: str
     incarnation: int
-    def __init__(self, job: _Optional[str] = ..., checkpoint_ids: _Optional[_Iterable[str]] = ..., path: _Optional[str] = ..., condition: _Optional[_Union[CheckpointCondition, str]] = ..., detail: _Optional[str] = ..., reported_by: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    state_id: str
+    def __init__(self, job: _Optional[str] = ..., checkpoint_ids: _Optional[_Iterable[str]] = ..., path: _Optional[str] = ..., condition: _Optional[_Union[CheckpointCondition, str]] = ..., detail: _Optional[str] = ..., reported_by: _Optional[str] = ..., incarnation: _Optional[int] = ..., state_id: _Optional[str] = ...) -> None: ...
 
 class CheckpointsReported(_message.Message):
     __slots__ = ("known",)
@@ -922,20 +950,22 @@ class CheckpointList(_message.Message):
     def __init__(self, checkpoints: _Optional[_Iterable[_Union[CheckpointInfo, _Mapping]]] = ...) -> None: ...
 
 class ActionRequest(_message.Message):
-    __slots__ = ("job", "kind", "worker_id", "reason", "requested_by", "incarnation")
+    __slots__ = ("job", "kind", "worker_id", "reason", "requested_by", "incarnation", "state_id")
     JOB_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     REQUESTED_BY_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STATE_ID_FIELD_NUMBER: _ClassVar[int]
     job: str
     kind: str
     worker_id: str
     reason: str
     requested_by: str
     incarnation: int
-    def __init__(self, job: _Optional[str] = ..., kind: _Optional[str] = ..., worker_id: _Optional[str] = ..., reason: _Optional[str] = ..., requested_by: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    state_id: str
+    def __init__(self, job: _Optional[str] = ..., kind: _Optional[str] = ..., worker_id: _Optional[str] = ..., reason: _Optional[str] = ..., requested_by: _Optional[str] = ..., incarnation: _Optional[int] = ..., state_id: _Optional[str] = ...) -> None: ...
 
 class Action(_message.Message):
     __slots__ = ("action_id", "kind", "worker_id", "reason", "requested_at", "requested_by")
@@ -954,18 +984,20 @@ class Action(_message.Message):
     def __init__(self, action_id: _Optional[str] = ..., kind: _Optional[str] = ..., worker_id: _Optional[str] = ..., reason: _Optional[str] = ..., requested_at: _Optional[float] = ..., requested_by: _Optional[str] = ...) -> None: ...
 
 class ActionCompletion(_message.Message):
-    __slots__ = ("job", "action_id", "outcome", "completed_by", "incarnation")
+    __slots__ = ("job", "action_id", "outcome", "completed_by", "incarnation", "state_id")
     JOB_FIELD_NUMBER: _ClassVar[int]
     ACTION_ID_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     COMPLETED_BY_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STATE_ID_FIELD_NUMBER: _ClassVar[int]
     job: str
     action_id: str
     outcome: str
     completed_by: str
     incarnation: int
-    def __init__(self, job: _Optional[str] = ..., action_id: _Optional[str] = ..., outcome: _Optional[str] = ..., completed_by: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    state_id: str
+    def __init__(self, job: _Optional[str] = ..., action_id: _Optional[str] = ..., outcome: _Optional[str] = ..., completed_by: _Optional[str] = ..., incarnation: _Optional[int] = ..., state_id: _Optional[str] = ...) -> None: ...
 
 class ActionCompleted(_message.Message):
     __slots__ = ()
