@@ -2,6 +2,7 @@
 
 import pytest
 
+from dtruntime.config import CoordinatorConfig
 from dtruntime.coordinator.service.limits import RateLimits, TokenBuckets
 from dtruntime.coordinator.state import Refused
 
@@ -108,3 +109,51 @@ def test_workers_of_two_jobs_do_not_share_a_bucket() -> None:
         limits.check_worker("a", "worker-0", 0.0)
     limits.forget_idle(1000.0)
     limits.check_worker("a", "worker-0", 1000.0)
+
+
+def by_default() -> RateLimits:
+    config = CoordinatorConfig()
+    return RateLimits(config.worker_rate_limit, config.peer_rate_limit)
+
+
+def accepted_seconds(limits: RateLimits, peer: str, seconds: float, per_call: float) -> float:
+    """How much work an address gets done that calls without pause."""
+    done, now = 0.0, 0.0
+    while now < seconds:
+        try:
+            limits.check_peer(peer, now)
+        except Refused as refused:
+            now += (refused.retry_after or 0.0) + 1e-6
+            continue
+        limits.charge_peer(peer, per_call)
+        done, now = done + per_call, now + per_call
+    return done
+
+
+@pytest.mark.parametrize("per_call", [0.000_2, 0.005, 0.5])
+def test_address_gets_half_of_a_core_however_long_its_calls_take(per_call: float) -> None:
+    done = accepted_seconds(by_default(), "ipv4:10.0.0.1:1", 60.0, per_call)
+    assert 0.4 * 60 < done < 0.6 * 60
+
+
+def test_crowd_behind_one_address_is_not_hurt() -> None:
+    """1,000 workers that send a heartbeat a second, each of which takes 0.1 ms."""
+    limits = by_default()
+    for beat in range(60_000):
+        peer = f"ipv4:10.0.0.1:{beat % 1000}"
+        limits.check_peer(peer, beat / 1000)
+        limits.charge_peer(peer, 0.000_1)
+
+
+def test_crowd_comes_up_behind_one_address_within_seconds() -> None:
+    """1,000 workers that make ten calls each at once, and come back when they are told to."""
+    limits = by_default()
+    waiting, now = 10_000, 0.0
+    while waiting:
+        try:
+            limits.check_peer("ipv4:10.0.0.1:1", now)
+        except Refused as refused:
+            now += (refused.retry_after or 0.0) + 1e-6
+        else:
+            waiting -= 1
+    assert now <= 3.0

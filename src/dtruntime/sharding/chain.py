@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from .hashing import fold, mix_array
 
 _FEW_SLOTS = 32
+SLICE = 1 << 17
+"""So many shards are dealt at once: numpy keeps other threads waiting while it gathers some."""
 
 
 class Chain:
@@ -24,12 +26,20 @@ class Chain:
     Not safe for concurrent use: asking for more slots extends the pool.
     """
 
-    __slots__ = ("_births", "_pool", "shard_count")
+    __slots__ = ("_births", "_made", "_seed", "shard_count")
 
     def __init__(self, shard_count: int, seed: int) -> None:
         self.shard_count = shard_count
-        self._pool = _hashed_order(shard_count, seed)
+        self._seed = seed
+        self._made: NDArray[np.int32] | None = None
         self._births = np.array([0, shard_count], dtype=np.int64)
+
+    @property
+    def _pool(self) -> NDArray[np.int32]:
+        """The birth lists, one after the other; made when they are first needed."""
+        if self._made is None:
+            self._made = _hashed_order(self.shard_count, self._seed)
+        return self._made
 
     def sizes(self, slot_count: int) -> NDArray[np.int64]:
         """Return how many shards each of ``slot_count`` slots holds."""
@@ -42,9 +52,16 @@ class Chain:
         each, extra = divmod(self.shard_count, slot_count)
         slots = np.arange(min(slot_count, self.shard_count), dtype=np.int32)
         owners = np.empty(self.shard_count, dtype=np.int32)
-        if each:
-            owners[self._rows(0, slots.size, 0, each)] = np.repeat(slots, each)
-        owners[self._rows(0, extra, each, 1)] = slots[:extra]
+        step = max(1, SLICE // max(1, each))
+        for first in range(0, slots.size if each else 0, step):
+            some = slots[first : first + step]
+            for start in range(0, each, SLICE):
+                count = min(SLICE, each - start)
+                rows = self._rows(first, first + some.size, start, count)
+                owners[rows] = np.repeat(some, count)
+        for first in range(0, extra, SLICE):
+            last = min(extra, first + SLICE)
+            owners[self._rows(first, last, each, 1)] = slots[first:last]
         return owners
 
     def tails(self, keep: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -79,7 +96,7 @@ class Chain:
         np.cumsum(self.shard_count // np.arange(1, goal + 1), out=births[1:])
         pool = np.empty(births[-1], dtype=np.int32)
         pool[: self._pool.size] = self._pool
-        self._births, self._pool = births, pool
+        self._births, self._made = births, pool
         while built < goal:
             built += self._join(built, goal)
 
@@ -119,8 +136,11 @@ class Chain:
 
 def _hashed_order(shard_count: int, seed: int) -> NDArray[np.int32]:
     """Return all shards ordered by the high bits of their hash, equal ones by number."""
-    shards = np.arange(shard_count, dtype=np.uint64)
+    keyed = np.arange(shard_count, dtype=np.uint64)
     low_bits = np.uint64((1 << max(shard_count - 1, 0).bit_length()) - 1)
-    keyed = (mix_array(shards ^ np.uint64(fold(seed))) & ~low_bits) | shards
+    for start in range(0, shard_count, SLICE):
+        shards = keyed[start : start + SLICE]
+        shards |= mix_array(shards ^ np.uint64(fold(seed))) & ~low_bits
     keyed.sort()
-    return (keyed & low_bits).astype(np.int32)
+    keyed &= low_bits
+    return keyed.astype(np.int32)

@@ -18,6 +18,8 @@ from .hashing import fold, mix_array
 from .membership import MAX_COUNT, Membership
 
 _REMEMBERED = 4
+_LARGE = 1 << 20
+"""A table of more shards remembers the last membership only, and no lists."""
 
 
 class SlotTable:
@@ -39,7 +41,8 @@ class SlotTable:
     joins, dies or changes weight moves a small multiple of the shards that must move.
 
     Keep one table per dataset: it remembers the last few memberships, and the lists from which
-    any other is made quickly. It may be shared between threads.
+    any other is made quickly; of a million shards or more the last membership alone. It may be
+    shared between threads.
     """
 
     def __init__(self, shard_count: int, *, seed: int = 0) -> None:
@@ -48,6 +51,7 @@ class SlotTable:
         if not 0 <= self.shard_count <= MAX_COUNT:
             raise ValueError(f"shard_count must be from 0 to {MAX_COUNT}, not {shard_count}")
         self._chain = Chain(self.shard_count, self.seed)
+        self._remembered = _REMEMBERED if self.shard_count <= _LARGE else 1
         self._bid_key = np.uint64(fold(self.seed, 1))
         self._recent: OrderedDict[Membership, _Assignment] = OrderedDict()
         self._lock = threading.Lock()
@@ -86,6 +90,29 @@ class SlotTable:
             raise ValueError(f"slot {slot} is not one of the {slot_count} slots")
         return self._assignment(Membership(slot_count, dead, weights)).shards_of(slot)
 
+    def load_of(
+        self,
+        slot: int,
+        slot_count: int,
+        dead: Collection[int] = (),
+        weights: Sequence[int] | None = None,
+    ) -> int:
+        """Return how many shards ``slot`` has, without listing them."""
+        start, end = self._assignment(Membership(slot_count, dead, weights)).part(slot)
+        return end - start
+
+    def shard_at(
+        self,
+        position: int,
+        slot: int,
+        slot_count: int,
+        dead: Collection[int] = (),
+        weights: Sequence[int] | None = None,
+    ) -> int:
+        """Return one of the shards of ``slot``, by its place among them in rising order."""
+        assignment = self._assignment(Membership(slot_count, dead, weights))
+        return assignment.shard_at(slot, position)
+
     def moves(
         self,
         before: Membership | tuple[int, Collection[int]],
@@ -97,13 +124,17 @@ class SlotTable:
     def _assignment(self, membership: Membership) -> _Assignment:
         key = membership.normalised()
         with self._lock:
-            return self._recall(key)
+            known = self._recall(key)
+            if self.shard_count > _LARGE:
+                # Its lists take more memory than they save time.
+                self._chain = Chain(self.shard_count, self.seed)
+            return known
 
     def _recall(self, key: Membership) -> _Assignment:
         known = self._recent.get(key)
         if known is None:
             known = self._recent[key] = _Assignment(self._compute(key))
-            if len(self._recent) > _REMEMBERED:
+            while len(self._recent) > self._remembered:
                 self._recent.popitem(last=False)
         self._recent.move_to_end(key)
         return known
@@ -133,16 +164,31 @@ class _Assignment:
         self._groups: tuple[NDArray[np.int32], NDArray[np.int64]] | None = None
 
     def shards_of(self, slot: int) -> NDArray[np.int64]:
+        start, end = self.part(slot)
+        return self._grouped()[0][start:end].astype(np.int64)
+
+    def shard_at(self, slot: int, position: int) -> int:
+        start, end = self.part(slot)
+        if not 0 <= position < end - start:
+            raise IndexError(f"slot {slot} has {end - start} shards: there is none at {position}")
+        return int(self._grouped()[0][start + position])
+
+    def part(self, slot: int) -> tuple[int, int]:
+        """Where the shards of a slot are among all that are grouped by owner."""
+        ends = self._grouped()[1]
+        if slot >= ends.size:
+            return 0, 0
+        return (int(ends[slot - 1]) if slot else 0), int(ends[slot])
+
+    def _grouped(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         if self._groups is None:
             self._groups = self._group()
-        shards, ends = self._groups
-        if slot >= ends.size:
-            return np.empty(0, dtype=np.int64)
-        start = ends[slot - 1] if slot else 0
-        return shards[start : ends[slot]].astype(np.int64)
+        return self._groups
 
     def _group(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         loads = np.bincount(self.owners)
+        if loads.size == 1:
+            return np.arange(self.owners.size, dtype=np.int32), np.cumsum(loads)
         # Numpy sorts 16-bit numbers by radix, in linear time.
         narrow = np.uint16 if loads.size <= 1 << 16 else np.uint32
         shards = np.argsort(self.owners.astype(narrow), kind="stable")

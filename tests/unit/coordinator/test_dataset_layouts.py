@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -215,3 +218,66 @@ def test_layout_for_the_wire_is_short_unless_all_is_asked_for() -> None:
     assert (short.fingerprint, short.root, short.total_bytes) == ("abc", "/data/", 120)
     lists = (short.shard_samples, short.shard_bytes, short.files, short.file_samples)
     assert not any(lists)
+
+
+MANY = 2_000_000
+
+
+def of_numbers(shards: int) -> DatasetRecord:
+    return DatasetRecord(
+        dataset_id="d",
+        path="",
+        format="",
+        total_samples=shards,
+        shard_size=1,
+        shuffle=True,
+        seed=3,
+        metadata={},
+    )
+
+
+@contextmanager
+def allocated() -> Iterator[Callable[[], tuple[int, int]]]:
+    """Tells how much memory is held and how much was, at most."""
+    tracemalloc.start()
+    try:
+        yield tracemalloc.get_traced_memory
+    finally:
+        tracemalloc.stop()
+
+
+def test_dataset_of_many_shards_costs_nothing_before_somebody_reads_it() -> None:
+    with allocated() as memory:
+        dataset = Dataset(of_numbers(10_000_000))
+        dataset.forget_dealing()
+        assert memory()[1] < 100_000
+
+
+@pytest.mark.parametrize("view", [(1, frozenset[int]()), (3, frozenset({1}))])
+def test_dealing_of_many_shards_keeps_little(view: tuple[int, frozenset[int]]) -> None:
+    with allocated() as memory:
+        dataset = Dataset(of_numbers(MANY))
+        dataset.shard_in_order(0, 0, view, 0)
+        held, most = memory()
+        assert held < 12 * MANY
+        assert most < 64 * MANY
+        dataset.shard_in_order(0, 1, view, 17)
+        assert memory()[1] == most, "another epoch needs nothing more"
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(1, 5),
+    st.sets(st.integers(1, 4)),
+    st.integers(0, 3),
+    st.booleans(),
+)
+def test_shard_in_order_is_that_of_the_whole_order(
+    shards: int, slots: int, holes: set[int], epoch: int, shuffle: bool
+) -> None:
+    dataset = Dataset(msgspec.structs.replace(of_numbers(shards), shuffle=shuffle))
+    view = slots, frozenset(hole for hole in holes if hole < slots)
+    order = dataset.order(0, epoch, view).tolist()
+    assert dataset.load(0, view) == len(order)
+    found = [dataset.shard_in_order(0, epoch, view, i).shard_id for i in range(len(order))]
+    assert found == order

@@ -195,3 +195,11 @@ def test_every_kind_of_event_has_a_sentence() -> None:
 def test_texts_in_spreadsheets_are_no_formulas() -> None:
     event = Event(1, 0.0, "j", "action.requested", {"what": "=cmd()", "reason": "x"})
     assert b"'=cmd()" in journal.as_csv([journal.entry(event)])
+
+
+def test_members_are_measured_whatever_their_ranks() -> None:
+    """One worker of rank 65,535 takes the memory of one worker."""
+    rates = RankRates(samples=10)
+    rates.add(numbers(7, 3), numbers(10, 50), np.array([0.0, 0.0]))
+    rates.add(numbers(3, 7, 9), numbers(90, 30, 1), np.array([4.0, 2.0, 2.0]))
+    assert rates.total == 10 + 10

@@ -112,8 +112,7 @@ class JobFigures:
     ) -> None:
         """Measure everything once; ``durations`` are those of checkpoints, by id."""
         members = job.roster.slots.held()
-        ranks = members[-1].rank + 1 if members else 0
-        oldest = await self._look_at(members, ranks, now)
+        oldest = await self._look_at(members, now)
         self._heartbeats.add(now, job.heartbeats)
         self._count_good(job, now)
         fresh = self._average(members, now)
@@ -168,11 +167,12 @@ class JobFigures:
         """Whether some live worker has not finished."""
         return self.states.total() > self.states[WorkerState.FINISHED]
 
-    async def _look_at(self, members: Sequence[Member], slots: int, now: float) -> float | None:
+    async def _look_at(self, members: Sequence[Member], now: float) -> float | None:
         """Count states and take steps; returns when the most silent live worker was heard."""
-        incarnations = np.zeros(slots, dtype=np.int64)
-        steps, samples = np.full((2, slots), -1, dtype=np.int64)
-        beats = np.zeros(slots)
+        incarnations: list[int] = []
+        steps: list[int] = []
+        samples: list[int] = []
+        beats: list[float] = []
         states: Counter[WorkerState] = Counter()
         heard: list[float] = []
         trained: set[int] = set()
@@ -192,19 +192,18 @@ class JobFigures:
                     trained.add(member.incarnation)
                 if now - member.beat_at <= self._seconds:
                     self._spent[self._kind(member.incarnation in trained, pulse.state)] += 1
-                incarnations[member.rank] = member.incarnation
-                beats[member.rank] = member.beat_at
-                if pulse.step is not None:
-                    steps[member.rank] = pulse.step
-                if pulse.samples:
-                    samples[member.rank] = pulse.samples
-        self._steps.add(incarnations, steps, beats)
-        self._samples.add(incarnations, samples, beats)
+                incarnations.append(member.incarnation)
+                beats.append(member.beat_at)
+                steps.append(-1 if pulse.step is None else pulse.step)
+                samples.append(pulse.samples or -1)
+        of, at = np.array(incarnations, dtype=np.int64), np.array(beats)
+        self._steps.add(of, np.array(steps, dtype=np.int64), at)
+        self._samples.add(of, np.array(samples, dtype=np.int64), at)
         self.states, self.dead, self._trained = states, dead, trained
-        self.heard_at = float(beats.max(initial=self.heard_at))
+        self.heard_at = max(beats, default=self.heard_at)
         if members:
             self.started_at = min(member.record.registered_at for member in members)
-        highest = int(steps.max(initial=-1))
+        highest = max(steps, default=-1)
         self.step = highest if highest >= 0 else self.step
         return min(heard, default=None)
 

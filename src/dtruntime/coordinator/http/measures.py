@@ -127,7 +127,7 @@ class RankRates:
         self._kept: deque[tuple[Numbers, Numbers, Times]] = deque(maxlen=samples + 1)
 
     def add(self, incarnations: Numbers, counts: Numbers, beats: Times) -> None:
-        """What is known of each rank; count -1: none, incarnation 0: nobody."""
+        """What is known of the members that beat, in any order; count -1: none."""
         self._kept.append((incarnations, counts, beats))
 
     @property
@@ -146,9 +146,9 @@ class RankRates:
         if len(self._kept) < 2:
             return None
         (was, before, then), (now, after, beats) = self._kept[0], self._kept[-1]
-        size = min(len(was), len(now))
-        took, advanced = beats[:size] - then[:size], after[:size] - before[:size]
-        known = (was[:size] == now[:size]) & (before[:size] >= 0) & (advanced >= 0) & (took > 0)
+        _, first, last = np.intersect1d(was, now, assume_unique=True, return_indices=True)
+        took, advanced = beats[last] - then[first], after[last] - before[first]
+        known = (before[first] >= 0) & (advanced >= 0) & (took > 0)
         if not known.any():
             return None
         rates: Times = advanced[known] / took[known]

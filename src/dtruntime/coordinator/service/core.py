@@ -85,6 +85,8 @@ class CoordinatorService:
         self._appended = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._foreign_states: set[str] = set()
+        self._admitted = ""
+        """The address whose call is handled next."""
         self.machine = Machine(
             self.config.heartbeat_timeout_ms / 1000,
             store.events(),
@@ -130,6 +132,7 @@ class CoordinatorService:
         except Refused:
             self._count_unheard(method)
             raise
+        self._admitted = peer
 
     def handle(self, method: str, request: Any, metadata: Any = ()) -> Answer:
         """Answer a call; raises `Refused`. A caller that records a span says so in ``metadata``."""
@@ -142,7 +145,8 @@ class CoordinatorService:
 
     def _answer(self, method: str, request: Any) -> Answer:
         stats = self.stats[method]
-        started = time.perf_counter()
+        started, worked = time.perf_counter(), time.thread_time()
+        peer, self._admitted = self._admitted, ""
         try:
             if self._closing:
                 raise self._shutting_down()
@@ -153,6 +157,9 @@ class CoordinatorService:
             stats.errors += 1
             stats.latency.observe(time.perf_counter() - started)
             raise
+        finally:
+            if peer:
+                self._limits.charge_peer(peer, time.thread_time() - worked)
         if isinstance(answer, asyncio.Future):
             answer.add_done_callback(lambda done: _observe(stats, started, done))
         else:

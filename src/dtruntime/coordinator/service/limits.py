@@ -6,6 +6,8 @@ from ..state import Refused
 
 WORKER_BURST = 4.0
 PEER_BURST = 2.0
+PEER_SHARE = 0.5
+"""The part of a core that the calls of one address may take: a longer call counts as several."""
 IDLE_SECONDS = 60.0
 """A bucket unused for this long is full again and can be forgotten."""
 
@@ -36,6 +38,12 @@ class TokenBuckets:
             self._refuse(key, tokens)
         bucket[0] = tokens - 1.0
 
+    def charge(self, key: str, tokens: float) -> None:
+        """Take tokens that may not be there: later calls wait until they are."""
+        bucket = self._buckets.get(key)
+        if bucket is not None:
+            bucket[0] -= tokens
+
     def forget_idle(self, now: float) -> None:
         """Drop buckets that nobody has used for a while."""
         stale = [key for key, (_, used) in self._buckets.items() if now - used > IDLE_SECONDS]
@@ -57,15 +65,22 @@ class TokenBuckets:
 class RateLimits:
     """Both limits of the service."""
 
-    __slots__ = ("_peers", "_workers")
+    __slots__ = ("_peer_rate", "_peers", "_workers")
 
     def __init__(self, worker_rate: float, peer_rate: float) -> None:
+        self._peer_rate = peer_rate
         self._workers = TokenBuckets("worker", worker_rate, WORKER_BURST)
         self._peers = TokenBuckets("peer", peer_rate, PEER_BURST)
 
     def check_peer(self, peer: str, now: float) -> None:
         """Count a call of an address; ``peer`` is ``ipv4:ADDRESS:PORT``."""
         self._peers.take(peer.rpartition(":")[0], now)
+
+    def charge_peer(self, peer: str, seconds: float) -> None:
+        """Count a call of an address by the processor time that it took, if that was much."""
+        more = seconds * self._peer_rate / PEER_SHARE - 1.0
+        if more > 0:
+            self._peers.charge(peer.rpartition(":")[0], more)
 
     def check_worker(self, job: str, worker_id: str, now: float) -> None:
         """Count a call of a worker that is known to exist."""

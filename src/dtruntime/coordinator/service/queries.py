@@ -135,14 +135,15 @@ class Queries:
         generation = job.roster.generation
 
         def answer() -> Message:
-            order = dataset.order(rank, request.epoch, view)
-            if request.index >= len(order):
+            count = dataset.load(rank, view)
+            if request.index >= count:
                 raise Refused(
                     "unknown_rank",
-                    f"worker {request.worker_id!r} has {len(order)} shards of "
+                    f"worker {request.worker_id!r} has {count} shards of "
                     f"{request.dataset_id!r}; there is no shard number {request.index}",
                 )
-            return encode.shard(dataset.shard(int(order[request.index])), len(order), generation)
+            shard = dataset.shard_in_order(rank, request.epoch, view, request.index)
+            return encode.shard(shard, count, generation)
 
         return self._dealings.answer(dataset, answer)
 
@@ -153,8 +154,8 @@ class Queries:
         generation = job.roster.generation
 
         def answer() -> Message:
+            _check_listed(dataset, rank, dataset.load(rank, view))
             order = dataset.order(rank, request.epoch, view)
-            _check_listed(dataset, rank, len(order))
             return encode.shards(dataset.shards(order), len(order), generation)
 
         return self._dealings.answer(dataset, answer)
@@ -171,7 +172,7 @@ class Queries:
 
         def answer() -> Message:
             if not dataset.seen:
-                _check_listed(dataset, rank, len(dataset.order(rank, request.epoch, view)))
+                _check_listed(dataset, rank, dataset.load(rank, view))
             return encode.add_files(reply, dataset.files(rank, request.epoch, view))
 
         return self._dealings.answer(dataset, answer)

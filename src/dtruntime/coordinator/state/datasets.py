@@ -19,9 +19,9 @@ from .roster import Roster
 
 DATASETS_LIMIT = 10_000
 SHARDS_LIMIT = 10_000_000
-DEALT_LIMIT = 20_000_000
+DEALT_LIMIT = 5_000_000
 """Shards, and slots that they are dealt to, of all datasets of all jobs whose dealing is kept; each
-takes some 40 bytes."""
+takes some 40 bytes. One dataset may have more, if it is the only one that is kept."""
 ORDERS_KEPT = 4096
 
 View = tuple[int, frozenset[int]]
@@ -113,6 +113,18 @@ class Dataset:
             order = self._orders[rank, epoch] = self._compute(rank, epoch, view)
             self._ordered += len(order)
         return order
+
+    def load(self, rank: int, view: View) -> int:
+        """How many shards a rank has. Other threads may ask too."""
+        self.owners(view)
+        return self._table.load_of(rank, *view)
+
+    def shard_in_order(self, rank: int, epoch: int, view: View, index: int) -> Shard:
+        """One shard of a rank, by its place in the order of an epoch, which is not made for it."""
+        count = self.load(rank, view)
+        if self.record.shuffle:
+            index = Permutation(count, self.record.seed, epoch, rank)[index]
+        return self.shard(self._table.shard_at(index, rank, *view))
 
     def shard(self, shard_id: int) -> Shard:
         """Where a shard lies."""
