@@ -7,9 +7,11 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
@@ -60,7 +62,8 @@ class StrataDataset(IterableDataset):
         if info is not None and self._reader == os.getpid():
             self._follow()
         self._reader = os.getpid()
-        for step in self.loader.deliveries(part, parts, self._given):
+        before = seed_generators if info is not None else None
+        for step in self.loader.deliveries(part, parts, self._given, before):
             if self._samples:
                 yield from self._rows(step)
             self._given, self._inside = self._given + 1, 0
@@ -115,8 +118,20 @@ class _Deliveries(IterableDataset):
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         info = get_worker_info()
         part, parts = (info.id, info.num_workers) if info is not None else (0, 1)
-        for step in self._loader.deliveries(part, parts):
+        before = seed_generators if info is not None else None
+        for step in self._loader.deliveries(part, parts, before=before):
             yield tuple(step)
+
+
+def seed_generators(number: int) -> None:
+    """Seed the generators of a loader process for the step that it is about to make.
+
+    What ``decode`` and ``transform`` draw is then the same after a restart, with kept processes,
+    and with any number of them. In the training process the generators belong to the program.
+    """
+    random.seed(number)
+    np.random.seed(number & 0xFFFFFFFF)
+    torch.manual_seed(number & 0x7FFFFFFFFFFFFFFF)
 
 
 class TorchLoader:

@@ -18,10 +18,15 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import ConfigError, StrataError
+from ..telemetry import EventLog
 from .crew import Crew
 from .tracking import Tracked
 
+log = EventLog("run")
+
 BUCKET_BYTES = 32 * 2**20
+COMMUTATIVE_WORLD = 2
+"""So many workers have one sum, in whatever order it is added up."""
 _NONE, _SPARSE, _DENSE = range(3)
 """What a worker has of a parameter's gradient."""
 _CHOICES = (
@@ -92,6 +97,9 @@ class Gradients:
             self._drop()
         self._crew, self._has_begun = crew, True
         self._step = self._samples = self._rounds = 0
+        if crew.size > 1:
+            for name, wrapper in self._wrappers():
+                fix_buckets(name, wrapper)
         if crew.size > 1 and not self._independent:
             self._known = self._find()
             self._listen()
@@ -177,11 +185,19 @@ class Gradients:
                     found.update({t: name for t in _stepped_by(thing) if t not in found})
         return {tensor: name for tensor, name in found.items() if tensor not in elsewhere}
 
+    def _wrappers(self) -> Iterator[tuple[str, Any]]:
+        """DDP's wrappers around tracked modules, and inside of them."""
+        yield from self._tracked.wrappers.items()
+        for name, thing in self._tracked.objects.items():
+            if isinstance(thing, torch.nn.Module):
+                yield from ((name, part) for part in thing.modules() if _is_wrapper(part))
+
     def _follow_changes(self, stepped: Iterable[Any]) -> None:
         """Parameters may be thawed, or added to modules and optimizers, while the run goes on."""
         others = [t for t in stepped if t not in self._known and t not in self._foreign]
         if others:
-            self._known |= self._find()
+            # In the order that a process has which finds all of them when it starts.
+            self._known = self._find() | self._known
             self._foreign.update(tensor for tensor in others if tensor not in self._known)
         self._listen()
 
@@ -317,8 +333,12 @@ def _stepped_by(optimizer: Any) -> Iterator[Any]:
 def _wrapped_within(module: Any) -> Iterator[Any]:
     """The parameters of those parts of a module that are in DDP's wrapper."""
     for part in module.modules():
-        if type(part).__name__ == "DistributedDataParallel":
+        if _is_wrapper(part):
             yield from part.parameters()
+
+
+def _is_wrapper(module: Any) -> bool:
+    return type(module).__name__ == "DistributedDataParallel"
 
 
 def _has_group() -> bool:
@@ -424,3 +444,73 @@ def _buckets(gradients: list[Any]) -> Iterator[list[Any]]:
         size += gradient.numel() * gradient.element_size()
     if bucket:
         yield bucket
+
+
+# Buckets of DistributedDataParallel
+
+
+def fix_buckets(name: str, wrapper: Any) -> None:
+    """Let DDP lay out its buckets for good before the first step; all ranks of its group call it.
+
+    DDP sends gradients in one bucket in the first step of a process, and from the second step on
+    in buckets by the order in which they came. In another bucket the numbers of three or more
+    workers are added up in another order, so a process that was started again in the middle would
+    round its first step otherwise than one that was not. Gradients of zero in the order of
+    ``backward``, the last parameter first, take the place of the first step. They cost one
+    reduction, and leave no trace in weights, buffers or random numbers.
+    """
+    if wrapper.process_group.size() <= COMMUTATIVE_WORLD or _keeps_buckets(wrapper):
+        return
+    parameters = [
+        tensor
+        for key, tensor in wrapper.module.named_parameters()
+        if tensor.requires_grad and key not in wrapper.parameters_to_ignore
+    ]
+    if reason := _unfit_for_zeros(wrapper, parameters):
+        log.warning(
+            "run.ddp_buckets_not_fixed",
+            module=name,
+            reason=reason,
+            detail="weights may differ in their last bits from those of a run that was not "
+            "restarted; find_unused_parameters=True or Run(process_group=...) prevent that",
+        )
+        return
+    wrapper.reducer.prepare_for_backward([])
+    for tensor in reversed(parameters):
+        torch.autograd.backward([tensor], [torch.zeros_like(tensor)])
+    for tensor in parameters:
+        tensor.grad = None
+    wrapper.reducer._rebuild_buckets()
+
+
+def _keeps_buckets(wrapper: Any) -> bool:
+    """Whether DDP never lays out its buckets anew, or has done so after a step before the run."""
+    if wrapper.find_unused_parameters and not wrapper.static_graph:
+        return True
+    if wrapper._get_ddp_logging_data().get("has_rebuilt_buckets"):
+        return True
+    return bool(wrapper.reducer._rebuild_buckets())
+
+
+def _unfit_for_zeros(wrapper: Any, parameters: Sequence[Any]) -> str:
+    """Why DDP cannot be given gradients of zero unnoticed; empty if it can."""
+    known = wrapper._get_ddp_logging_data().get("num_parameter_tensors")
+    states = [state for _, state in getattr(wrapper, "_comm_hooks", ())]
+    reasons = {
+        "static_graph=True counts gradients in the first step": wrapper.static_graph,
+        "mixed_precision= is used": getattr(wrapper, "mixed_precision", None) is not None,
+        "its communication hook has a state": any(map(_is_state, states)),
+        "parameters have hooks": any(map(_has_hooks, parameters)),
+        "it has gradients already": any(tensor.grad is not None for tensor in parameters),
+        "it has sparse gradients": any(getattr(m, "sparse", False) for m in wrapper.modules()),
+        "parameters were frozen, thawed or added since it was made": known != len(parameters),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _is_state(state: Any) -> bool:
+    return state is not None and not isinstance(state, dist.ProcessGroup)
+
+
+def _has_hooks(tensor: Any) -> bool:
+    return bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))

@@ -74,6 +74,15 @@ class OwnStream(Stream):
         state = states[index if index < len(states) else 0]
         self._start()
         self.epoch, self._read = state["epoch"], state["read"]
+        if self.epoch and getattr(self._batches, "persistent_workers", False):
+            self._warn(
+                "run.worker_random_numbers_are_not_saved",
+                epoch=self.epoch,
+                reason="with persistent_workers the processes of a DataLoader go on from epoch to "
+                "epoch with random numbers of their own, which no checkpoint has: if data depends "
+                "on them, it is other data than without the restart. Seed by the epoch and the "
+                "sample, or leave out persistent_workers",
+            )
         if self._has_state and state["inner"] is not None:
             self._batches.load_state_dict(state["inner"])
             self._resumed = True

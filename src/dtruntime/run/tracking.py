@@ -24,7 +24,7 @@ class Tracked:
 
     def __init__(self, objects: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> None:
         self._objects: dict[str, Any] = {}
-        self._wrapped: set[str] = set()
+        self._wrappers: dict[str, Any] = {}
         self.values: dict[str, Any] = dict(values or {})
         self._beginning = Beginning(self.values)
         self.add(objects)
@@ -41,7 +41,7 @@ class Tracked:
                 raise ValueError(f"{name!r} is tracked already")
             self._objects[name] = _bare(thing)
             if self._objects[name] is not thing:
-                self._wrapped.add(name)
+                self._wrappers[name] = thing
 
     @property
     def objects(self) -> Mapping[str, Any]:
@@ -57,7 +57,12 @@ class Tracked:
     def reduced_by_torch(self) -> frozenset[str]:
         """Names of what has gradients that torch itself averages: in DDP's wrapper, or sharded."""
         sharded = {name for name, thing in self._objects.items() if _is_sharded(thing)}
-        return frozenset(self._wrapped | sharded)
+        return frozenset(self._wrappers.keys() | sharded)
+
+    @property
+    def wrappers(self) -> Mapping[str, Any]:
+        """DDP's wrappers around tracked modules, by the names of these."""
+        return self._wrappers
 
     def capture(self) -> dict[str, Any]:
         """The states of all, by reference: save them before the next step changes them."""

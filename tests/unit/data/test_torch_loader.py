@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import random
 import warnings
 
 import numpy as np
@@ -262,3 +263,53 @@ def test_lengths_of_lists_that_differ_between_loader_processes_are_an_error(tmp_
     with pytest.raises(ShardError, match=r"'v' has rows, in different batches, .*\(2, 3\)"):
         list(batches)
     assert reading.position == 1
+
+
+def noisy(batch):
+    """A transform that draws random numbers as people do."""
+    drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+    return {**batch, "drawn": drawn}
+
+
+def noise(batches):
+    return [(batch["sample"].tolist(), batch["drawn"]) for batch in batches]
+
+
+def test_random_numbers_of_loader_processes_survive_a_resume_with_other_processes():
+    def reading(workers):
+        made = loader(transform=noisy)
+        return TorchLoader(made, num_workers=workers, multiprocessing_context="fork")
+
+    torch.manual_seed(1)
+    whole = reading(2)
+    expected = [noise(whole), noise(whole)]
+    assert len({str(drawn) for epoch in expected for _, drawn in epoch}) == 2 * len(expected[0])
+    torch.manual_seed(2)
+    first = reading(1)
+    got = noise(first)
+    for batch in first:
+        got += noise([batch])
+        if len(got) == len(expected[0]) + 5:
+            break
+    torch.manual_seed(3)
+    again = reading(3)
+    again.load_state_dict(first.state_dict())
+    assert got + noise(again) == expected[0] + expected[1]
+
+
+def test_random_numbers_of_kept_loader_processes_are_those_of_the_epoch():
+    def reading():
+        dataset = StrataDataset(loader(transform=noisy))
+        return dataset, DataLoader(
+            dataset,
+            batch_size=None,
+            num_workers=2,
+            persistent_workers=True,
+            multiprocessing_context="fork",
+        )
+
+    _, undisturbed = reading()
+    expected = [noise(undisturbed) for _ in range(2)]
+    dataset, restarted = reading()
+    dataset.set_epoch(1)
+    assert noise(restarted) == expected[1]

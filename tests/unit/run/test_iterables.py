@@ -92,6 +92,44 @@ def test_loader_whose_processes_are_kept_goes_on_in_the_same_permutation(
     assert before + again + read(tmp_path / "cut", data(), epochs=2) == expected
 
 
+class Noise(torch.utils.data.Dataset[float]):
+    """Samples that are drawn where they are read."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, number: int) -> float:
+        return float(torch.rand(()))
+
+
+@pytest.mark.parametrize(("persistent", "cut"), [(False, 3), (False, 13), (True, 3), (True, 10)])
+def test_random_numbers_of_loader_processes_are_drawn_again(
+    tmp_path: Path, persistent: bool, cut: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def data() -> Any:
+        return torch.utils.data.DataLoader(Noise(), 2, num_workers=1, persistent_workers=persistent)
+
+    rng.seed(5)
+    expected = read(tmp_path / "whole", data(), epochs=2)
+    rng.seed(5)
+    before = read(tmp_path / "cut", data(), stop_after=cut, epochs=2)
+    rng.seed(99)
+    assert before + read(tmp_path / "cut", data(), epochs=2) == expected
+    assert "worker_random_numbers_are_not_saved" not in caplog.text
+
+
+def test_random_numbers_of_kept_processes_in_later_epochs_are_said_to_be_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def data() -> Any:
+        return torch.utils.data.DataLoader(Noise(), 2, num_workers=1, persistent_workers=True)
+
+    read(tmp_path / "cut", data(), stop_after=13, epochs=2)
+    assert "worker_random_numbers_are_not_saved" not in caplog.text
+    read(tmp_path / "cut", data(), epochs=2)
+    assert "run.worker_random_numbers_are_not_saved" in caplog.text
+
+
 def test_generator_of_a_data_loader_goes_on_when_a_finished_run_is_made_longer(
     tmp_path: Path,
 ) -> None:

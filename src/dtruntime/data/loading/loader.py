@@ -15,6 +15,7 @@ from ..._threads import Ahead
 from ...config import Config
 from ...errors import ShardError
 from ...sharding.coverage import Digest
+from ...sharding.hashing import fold
 from ...types import check_flag, check_whole
 from ..index import DatasetIndex
 from ..order import DEFAULT_WINDOW
@@ -266,14 +267,22 @@ class Loader:
                 yield step.batch
         self.end_epoch()
 
-    def deliveries(self, part: int = 0, parts: int = 1, skip: int = 0) -> Iterator[Delivery]:
+    def deliveries(
+        self,
+        part: int = 0,
+        parts: int = 1,
+        skip: int = 0,
+        before: Callable[[int], None] | None = None,
+    ) -> Iterator[Delivery]:
         """Every ``parts``-th of the steps from here on, without taking note of them.
 
         For loader processes, whose steps the training process has to `accept` one by one, in the
         order of their positions, before it calls `end_epoch`. ``skip`` leaves out the first ones.
+        ``before`` is called in the thread that makes a batch, with a number that is the same
+        whenever this step of this rank and epoch is made.
         """
         with self._turns.begin() as turn:
-            yield from turn.through(self._play(turn, part + skip * parts, parts))
+            yield from turn.through(self._play(turn, part + skip * parts, parts, before))
 
     def through(self, items: Iterable[T]) -> Iterator[T]:
         """Items that other processes make, as an iteration of this loader: the one that goes on."""
@@ -343,18 +352,22 @@ class Loader:
 
     # Inside
 
-    def _play(self, turn: Turn, part: int, parts: int) -> Iterator[Delivery]:
+    def _play(
+        self, turn: Turn, part: int, parts: int, before: Callable[[int], None] | None
+    ) -> Iterator[Delivery]:
         ahead = self._share.prefetch_shards
         fetchers = [
             turn.uses(ShardFetcher(source, self._batches.assemble, ahead))
             for source in self._source.sources
         ]
-        made = self._made(self._program.track(self._here(), fetchers), part, parts)
+        made = self._made(self._program.track(self._here(), fetchers), part, parts, before)
         if self._batches.works:
             made = iter(turn.uses(Ahead(made, BATCHES_AHEAD, "strata-batches")))
         yield from made
 
-    def _made(self, track: Track, part: int, parts: int) -> Iterator[Delivery]:
+    def _made(
+        self, track: Track, part: int, parts: int, before: Callable[[int], None] | None
+    ) -> Iterator[Delivery]:
         filler: Block | None = None
         for block, padding, position in track.play(part, parts):
             if block is None and padding:
@@ -363,6 +376,8 @@ class Loader:
             if block is None:
                 yield Delivery(None, position, np.empty(0, np.int64), {})
                 continue
+            if before is not None:
+                before(fold(self._plan.seed, self.epoch, self.rank, position))
             batch = self._batches.make(block, padding, filler)
             shapes = self._batches.row_shapes(block)
             yield Delivery(batch, position, block.numbers, shapes)
