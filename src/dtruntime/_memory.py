@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import mmap
 from collections import deque
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 LARGE = 4 * 2**20
@@ -43,6 +45,21 @@ def new_pages(size: int) -> mmap.mmap:
         with suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Keep thousands of small objects that are made at once from setting off searches of the heap.
+
+    Nothing that takes long may be done meanwhile: cycles of all threads stay until it is over.
+    """
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
 
 
 class Blocks:

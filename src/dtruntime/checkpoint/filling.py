@@ -21,6 +21,8 @@ THREADS = 8
 """So many threads copy at most: a few use all the bandwidth that memory has."""
 PIECE = 4 * 2**20
 """So much is copied by a thread before it takes the next piece."""
+SMALL = 16 * 2**10
+"""What is not larger is copied at once: to hand it to a thread takes longer."""
 
 
 def staged(
@@ -193,12 +195,17 @@ class _Filler:
             source.copy_part(first, target)
             self._devices.add(source)
             return
-        if self._view is None and target.nbytes == source.nbytes and source.memory() is None:
-            source.copy_into(target)
-            return
-        if self._view is None:
-            self._view = source.memory()
-            if self._view is None:
-                self._view = memoryview(bytearray(source.nbytes))
-                source.copy_into(self._view)
-        self._copies.append((target, self._view[first : first + target.nbytes]))
+        view = self._view
+        if view is None:
+            view = source.memory()
+            if view is None and target.nbytes == source.nbytes:
+                source.copy_into(target)
+                return
+            if view is None:
+                view = memoryview(bytearray(source.nbytes))
+                source.copy_into(view)
+            self._view = view
+        if source.nbytes <= SMALL:
+            target[:] = view[first : first + target.nbytes]
+        else:
+            self._copies.append((target, view[first : first + target.nbytes]))

@@ -26,7 +26,7 @@ IDENTITY = "place.json"
 _MANIFEST = re.compile(r"(\d{8,})-(\d{12,})\.json")
 
 
-class Chunk(msgspec.Struct, frozen=True, array_like=True):
+class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A stretch of a part's stream, and where it is stored."""
 
     offset: int
@@ -47,14 +47,14 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     """With a difference: the digest of the chunk it is from, one of this part's ``bases``."""
 
 
-class Pack(msgspec.Struct, frozen=True, array_like=True):
+class Pack(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A file of chunks."""
 
     file: str
     size: int
 
 
-class Extent(msgspec.Struct, frozen=True, array_like=True):
+class Extent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where a buffer lies in the stream."""
 
     offset: int

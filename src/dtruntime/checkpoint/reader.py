@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from .._memory import new_bytes
+from .._memory import collector_paused, new_bytes
 from .._threads import usable_cores
 from ..errors import CheckpointDamagedError, StorageError
 from ..storage.backend import StorageBackend
@@ -54,7 +54,8 @@ class PartReader:
 
     def read_into(self, wanted: Iterable[tuple[int, memoryview]]) -> None:
         """Fill each memory with the bytes of the stream from its offset on."""
-        arrivals = self._arrivals(wanted)
+        with collector_paused():
+            arrivals = self._arrivals(wanted)
         differences = [one for one in arrivals if _DELTA.fullmatch(one.chunk.codec)]
         others = [one for one in arrivals if not _DELTA.fullmatch(one.chunk.codec)]
         jobs = [partial(self._fetch, request) for request in requests_for(others)]
@@ -99,6 +100,8 @@ class PartReader:
     def _arrivals(self, wanted: Iterable[tuple[int, memoryview]]) -> list[Arrival]:
         """The chunks that are needed, each once, with all memory that wants bytes of it."""
         found: dict[Chunk, Arrival] = {}
+        numbered: dict[int, Arrival] = {}
+        """Small buffers by the thousand lie in one chunk."""
         for offset, target in wanted:
             at, stop = offset, offset + target.nbytes
             number = bisect_right(self._starts, at) - 1
@@ -110,14 +113,22 @@ class PartReader:
                 count = min(chunk.length - inside, stop - at)
                 if count <= 0 or inside < 0:
                     raise CheckpointDamagedError(f"{self._checkpoint} has no bytes {at} to {stop}")
-                same = msgspec.structs.replace(chunk, offset=0)
-                if same not in found:
-                    self._check_place(chunk)
-                    found[same] = Arrival(chunk)
-                found[same].add(inside, target[at - offset : at - offset + count])
+                arrival = numbered.get(number)
+                if arrival is None:
+                    arrival = numbered[number] = self._arrival(chunk, found)
+                whole = count == target.nbytes
+                arrival.add(inside, target if whole else target[at - offset : at - offset + count])
                 at += count
                 number += 1
         return list(found.values())
+
+    def _arrival(self, chunk: Chunk, found: dict[Chunk, Arrival]) -> Arrival:
+        """That of a chunk; the same for one that is stored in the same place."""
+        same = msgspec.structs.replace(chunk, offset=0)
+        if same not in found:
+            self._check_place(chunk)
+            found[same] = Arrival(chunk)
+        return found[same]
 
     def _check_place(self, chunk: Chunk) -> None:
         """Make sure that a chunk can have been written, before memory is made for it."""

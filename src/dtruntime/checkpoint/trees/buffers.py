@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, TypeAlias
 
+import numpy as np
+
 Key: TypeAlias = "str | int | float | complex | bool | bytes | tuple[Any, ...] | None"
 """A key of a dict, an element of a set, or an index of a sequence."""
 
@@ -79,3 +81,24 @@ class StridedBuffer(Buffer):
         self.stop = stop
         self.gathered = gathered = stop - start > size
         self.nbytes = size if gathered else stop - start
+
+
+def memory_at(address: int, nbytes: int, owner: object, *, writable: bool) -> memoryview:
+    """Look at memory by its address; the view keeps its owner alive."""
+    window: np.ndarray[Any, Any] = np.asarray(_Window(address, nbytes, owner, writable))
+    return window.data
+
+
+class _Window:
+    """Bytes of an owner, as numpy asks for them."""
+
+    __slots__ = ("__array_interface__", "_owner")
+
+    def __init__(self, address: int, nbytes: int, owner: object, writable: bool) -> None:
+        self._owner = owner
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (address, not writable),
+            "shape": (nbytes,),
+            "typestr": "|u1",
+        }

@@ -19,6 +19,9 @@ Array = Callable[[int], Any]
 """Gives the value of the array of an index."""
 
 
+_ARRAY = ["array"]
+
+
 class _Container:
     """A container whose parts are not all there yet."""
 
@@ -56,7 +59,8 @@ def build(nodes: list[Node], start: int, array: Array) -> tuple[Any, int]:
     containers: list[_Container] = []
     for position in range(start, len(nodes)):
         node = nodes[position]
-        keys = None if type(node) in PLAIN else parts_of(node)
+        is_leaf = type(node) in PLAIN or (type(node) is list and node[:1] == _ARRAY)
+        keys = None if is_leaf else parts_of(node)
         if keys:
             containers.append(_Container(node[0], keys))
             continue

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from math import prod
 
 from .libraries import landings_of
-from .sharing import dense_strides, extent_of
+from .sharing import extent_of
 from .skeletons import LIBRARY, ArrayEntry, Skeleton, damaged
 
 _SLACK = 16
@@ -40,10 +40,12 @@ def _check_empty(entry: ArrayEntry) -> None:
 
 
 def _check_buffer(tenants: list[ArrayEntry], nbytes: int) -> int:
-    if len({(LIBRARY[entry.kind], entry.device) for entry in tenants}) > 1:
-        raise damaged("arrays of two libraries or devices lie in one buffer")
-    extents = [_extent(entry) for entry in tenants]
-    low, high = min(low for low, _ in extents), max(high for _, high in extents)
+    low, high = _extent(tenants[0])
+    if len(tenants) > 1:
+        if len({(LIBRARY[entry.kind], entry.device) for entry in tenants}) > 1:
+            raise damaged("arrays of two libraries or devices lie in one buffer")
+        extents = [_extent(entry) for entry in tenants]
+        low, high = min(low for low, _ in extents), max(high for _, high in extents)
     if not 0 <= low < _SLACK or high != nbytes:
         raise damaged(f"a buffer of {nbytes} bytes has arrays from byte {low} to {high}")
     return nbytes
@@ -51,8 +53,10 @@ def _check_buffer(tenants: list[ArrayEntry], nbytes: int) -> int:
 
 def _extent(entry: ArrayEntry) -> tuple[int, int]:
     size = landings_of(LIBRARY[entry.kind]).itemsize(entry)
-    strides = dense_strides(entry.shape, size) if entry.strides is None else entry.strides
-    low, high = extent_of(entry.shape, strides, size)
+    if entry.strides is None:
+        low, high = 0, size * prod(entry.shape)
+    else:
+        low, high = extent_of(entry.shape, entry.strides, size)
     if low == high:
         raise damaged(f"an empty array of shape {entry.shape} lies in a buffer")
     return entry.offset + low, entry.offset + high

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Protocol
 
+from ..._memory import collector_paused
 from .buffers import Buffer, Key
 from .libraries import leaves_of, library_of
 from .naming import Place, name_of, path_of
@@ -54,20 +53,8 @@ def flatten(state: object) -> Tree:
     What cannot be stored is a ``TypeError``; a cycle, or an array whose memory is not here, a
     ``ValueError``. Both name the place.
     """
-    with _collector_paused():
+    with collector_paused():
         return _Walk().run(state)
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Keep thousands of new descriptions from setting off searches of the whole heap."""
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
 
 
 _Handler = Callable[[Any, "Place | None", Key], Node]

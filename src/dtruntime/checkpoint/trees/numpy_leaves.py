@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .buffers import StridedBuffer
+from .buffers import StridedBuffer, memory_at
 from .numpy_dtypes import decode_dtype, encode_dtype, name_of
 from .refusals import unsupported
 from .scalars import Node, encode_bytes, encode_str, from_base64, to_base64
@@ -118,8 +118,7 @@ class NumpyBuffer(StridedBuffer):
         """Look at the memory, unless the array has gaps."""
         if self.gathered:
             return None
-        window: np.ndarray[Any, Any] = np.asarray(_Window(self.start, self.nbytes, self.sources))
-        return window.data.toreadonly()
+        return memory_at(self.start, self.nbytes, self.sources, writable=False)
 
     def copy_into(self, target: memoryview) -> None:
         """Copy the elements, or the memory as it lies."""
@@ -133,19 +132,6 @@ class NumpyBuffer(StridedBuffer):
             # Field by field, numpy would leave out what lies between the fields.
             array = array.view(f"V{array.itemsize}")
         np.ndarray(array.shape, array.dtype, target)[...] = array
-
-
-class _Window:
-    """The bytes that arrays cover; keeps them alive."""
-
-    def __init__(self, address: int, nbytes: int, owners: tuple[Any, ...]) -> None:
-        self._owners = owners
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (address, True),
-            "shape": (nbytes,),
-            "typestr": "|u1",
-        }
 
 
 def allocate(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

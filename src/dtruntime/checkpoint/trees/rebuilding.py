@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
+from ..._memory import collector_paused
 from .building import build
 from .checking import check_buffers
 from .libraries import landings_of
@@ -77,6 +78,12 @@ class Rebuild:
         keys: Iterable[str] | None = None,
         map_location: MapLocation = None,
     ) -> None:
+        with collector_paused():
+            self._plan(skeleton, keys, map_location)
+
+    def _plan(
+        self, skeleton: Mapping[str, Any], keys: Iterable[str] | None, map_location: MapLocation
+    ) -> None:
         self._skeleton = parse(skeleton)
         nodes = self._skeleton.nodes
         self._starts = None if keys is None else starts_of(nodes, keys)
@@ -88,8 +95,10 @@ class Rebuild:
         self.sizes = check_buffers(self._skeleton, self._used)
         used = [self._skeleton.arrays[index] for index in self._used]
         self._tenants = {entry.buffer: entry for entry in used}
-        for entry in used:
-            self._place(entry)
+        self._makers = {
+            (kind, device): self._maker(kind, device)
+            for kind, device in dict.fromkeys((entry.kind, entry.device) for entry in used)
+        }
 
     def destinations(self) -> Iterator[tuple[int, memoryview]]:
         """Go through the needed buffers in their order, each with the memory to read it into.
@@ -121,8 +130,9 @@ class Rebuild:
         for index in self.sizes:
             if index not in self._settled:
                 self.loaded(index)
-        arrays = {index: self._restore(self._skeleton.arrays[index]) for index in self._used}
-        return self._values(arrays.__getitem__)
+        with collector_paused():
+            arrays = {index: self._restore(self._skeleton.arrays[index]) for index in self._used}
+            return self._values(arrays.__getitem__)
 
     def _values(self, array: Callable[[int], Any]) -> Any:
         nodes = self._skeleton.nodes
@@ -138,14 +148,15 @@ class Rebuild:
             raise damaged(f"it uses array {index} of {len(self._skeleton.arrays)}")
         self._used[index] = None
 
-    def _place(self, entry: ArrayEntry) -> str:
-        library = LIBRARY[entry.kind]
-        return self._places.of(entry.device, library, landings_of(library))
+    def _maker(self, kind: str, device: str) -> Callable[[int], Landing]:
+        """Makes memory of so many bytes for arrays that were on a device."""
+        library = LIBRARY[kind]
+        home = landings_of(library)
+        place = self._places.of(device, library, home)
+        return lambda nbytes: home.Landing(nbytes, place)
 
     def _landing(self, entry: ArrayEntry, nbytes: int) -> Landing:
-        home = landings_of(LIBRARY[entry.kind])
-        landing: Landing = home.Landing(nbytes, self._place(entry))
-        return landing
+        return self._makers[entry.kind, entry.device](nbytes)
 
     def _restore(self, entry: ArrayEntry) -> Any:
         if entry.buffer is not None:

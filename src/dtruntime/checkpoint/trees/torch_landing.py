@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from ..._memory import use_large_pages
-from .sharing import dense_strides
+from ..._memory import LARGE, use_large_pages
+from .buffers import memory_at
 from .skeletons import ArrayEntry, damaged
 from .torch_leaves import DTYPES
 
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu|hpu|npu|mtia|xla|meta)(:\d{1,4})?")
+_CPU = torch.device("cpu")
 _VALUES = {"qint8", "qint32", "quint8", "quint4x2", "quint2x4"}
 
 
@@ -66,31 +67,35 @@ class Landing:
     """Memory that tensors are restored in."""
 
     def __init__(self, nbytes: int, device: str) -> None:
-        self._bytes = torch.empty(nbytes, dtype=torch.uint8)
+        # Whatever device is torch's default, the bytes are read into the machine's memory.
+        self._bytes = torch.empty(nbytes, dtype=torch.uint8, device=_CPU)
         self._device = device
-        use_large_pages(self.view())
+        if nbytes >= LARGE:
+            use_large_pages(self.view())
 
     def view(self) -> memoryview:
         """The memory to read into."""
-        return memoryview(self._bytes.numpy())
+        memory = self._bytes
+        return memory_at(memory.data_ptr(), memory.numel(), memory, writable=True)
 
     def settle(self) -> None:
         """Move the bytes to their device."""
-        self._bytes = self._bytes.to(self._device)
+        if self._device != "cpu":
+            self._bytes = self._bytes.to(self._device)
 
     def restore(self, entry: ArrayEntry) -> Any:
         """Make a tensor of the memory."""
         dtype = _dtype(entry.dtype)
         size = dtype.itemsize
-        strides = entry.strides or dense_strides(entry.shape, size)
+        strides = entry.strides or ()
         if entry.offset % size or any(step % size or step < 0 for step in strides):
             raise damaged(f"a tensor of {entry.dtype} lies at {entry.offset} with {strides}")
         tensor = torch.empty(0, dtype=dtype, device=self._bytes.device)
+        # Without strides its elements follow each other.
         elements = [step // size for step in strides]
         try:
-            with torch.no_grad():
-                storage = self._bytes.untyped_storage()
-                tensor.set_(storage, entry.offset // size, entry.shape, elements)
+            storage = self._bytes.untyped_storage()
+            tensor.set_(storage, entry.offset // size, entry.shape, elements)
             return _with_meaning(tensor, entry)
         except RuntimeError as exc:
             raise damaged(str(exc)) from exc

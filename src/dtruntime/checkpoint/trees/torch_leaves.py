@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .buffers import StridedBuffer
+from .buffers import StridedBuffer, memory_at
 from .refusals import unsupported
 from .scalars import Node
 from .sharing import Layout, Memory, join, overlaps_itself
@@ -189,7 +189,8 @@ class TorchBuffer(StridedBuffer):
         """Look at the memory, when it is the CPU's and has no gaps."""
         if self.gathered or not self.device.startswith("cpu"):
             return None
-        return memoryview(self.bytes().numpy()).toreadonly()
+        self._check_storage(self.first.untyped_storage(), self.nbytes)
+        return memory_at(self.start, self.nbytes, self.first, writable=False)
 
     def copy_into(self, target: memoryview) -> None:
         """Copy the elements, or the memory as it lies."""
@@ -219,11 +220,16 @@ class TorchBuffer(StridedBuffer):
     def _raw(self, dtype: Any, shape: Any, strides: Any, nbytes: int) -> Any:
         first = self.first
         storage = first.untyped_storage()
-        offset = self.start - storage.data_ptr()
-        if offset < 0 or offset + nbytes > storage.nbytes():
-            raise ValueError(f"{self.key} got other memory since the state was taken")
+        offset = self._check_storage(storage, nbytes)
         raw = torch.empty(0, dtype=dtype, device=first.device)
         return raw.set_(storage, offset // dtype.itemsize, shape, strides)
+
+    def _check_storage(self, storage: Any, nbytes: int) -> int:
+        """Where the memory begins in a storage; ``ValueError`` when it lies in another one."""
+        offset: int = self.start - storage.data_ptr()
+        if offset < 0 or offset + nbytes > storage.nbytes():
+            raise ValueError(f"{self.key} got other memory since the state was taken")
+        return offset
 
 
 def _reach(tensor: Any) -> int:
