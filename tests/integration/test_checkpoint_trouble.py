@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -14,6 +15,7 @@ import pytest
 
 from dtruntime.checkpoint.manager import CheckpointManager
 from dtruntime.errors import StorageError, StoragePermissionError, StorageThrottledError
+from dtruntime.storage.names import PARTIAL
 from dtruntime.testing import TcpProxy, eventually
 from tests.integration.checkpoint_savers import KEEP, content, load, same
 from tests.integration.http_faults import HttpFaults
@@ -85,6 +87,23 @@ def test_disk_filled_by_dead_writers_is_cleared_before_the_first_save(small_disk
         assert manager.load_bytes(1) == noise(1)
     assert not left.exists()
     assert not partial.exists()
+
+
+def test_partial_files_of_killed_processes_go_with_the_next_save(
+    savers: Savers, tmp_path: Path
+) -> None:
+    seen = 0
+    for operation in range(3, 30, 3):
+        arguments = {"url": str(tmp_path), "mode": "full", "step": operation, "saves": 1000}
+        saver = savers.start("save_on", operation=operation, **arguments)
+        assert saver.wait() == -signal.SIGKILL, saver.said
+        left = [path for path in tmp_path.rglob(f"{PARTIAL}*") if path.is_file()]
+        seen += len(left)
+        assert len(left) <= 2, "of the process that was killed last, and of no other"
+    assert seen, "no process was killed in the middle of a write"
+    saver = savers.start("save_on", url=str(tmp_path), mode="full", step=100, saves=1)
+    assert saver.wait() == 0, saver.said
+    assert not list(tmp_path.rglob(f"{PARTIAL}*"))
 
 
 @pytest.fixture

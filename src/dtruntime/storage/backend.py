@@ -232,7 +232,8 @@ class StorageBackend(abc.ABC):
     def sweep(self, older_than: float = 3600.0) -> int:
         """Remove what writers left that died, untouched for ``older_than`` seconds; how many.
 
-        Stores that clean up by themselves remove nothing.
+        What is proved to be of a dead writer goes at once. Stores that clean up by themselves
+        remove nothing.
         """
         if older_than < 0:
             raise ValueError(f"older_than must not be negative: {older_than}")

@@ -36,8 +36,9 @@ class LocalBackend(StorageBackend):
     """Files under a folder, which is made when something is written.
 
     A file is written beside its place, flushed to the disk and renamed; then the folder is flushed.
-    What a killed process leaves is named ``.strata-partial-*``, is never listed, and is deleted an
-    hour later by whoever writes into the same folder, or by :meth:`sweep`. Symbolic links under
+    What a killed process leaves is named ``.strata-partial-*``, is never listed, and is deleted by
+    whoever writes into the same folder, or by :meth:`sweep`: at once when a lock proves that its
+    writer, on this machine, is dead, otherwise an hour later. Symbolic links under
     the folder are neither followed nor listed. Folders that become empty are removed.
 
     Files of 1 MiB and more are written directly, past the page cache, where the file system can

@@ -6,6 +6,8 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from dtruntime.storage import LocalBackend
@@ -38,6 +40,7 @@ for number in itertools.count():
 
 def test_every_file_of_a_killed_writer_is_whole(tmp_path: Path) -> None:
     source = random.Random(7)
+    seen = set()
     for round_ in range(6):
         command = [sys.executable, "-c", WRITER, str(tmp_path), str(round_)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE)
@@ -49,11 +52,71 @@ def test_every_file_of_a_killed_writer_is_whole(tmp_path: Path) -> None:
         process.wait()
         process.stdout.close()
         check(tmp_path)
+        seen |= set(tmp_path.rglob(f"{PARTIAL}*"))
+    assert seen, "no writer was killed in the middle of a write"
     remains = list(tmp_path.rglob(f"{PARTIAL}*"))
-    assert remains, "no writer was killed in the middle of a write"
     assert LocalBackend(tmp_path).sweep(0) == len(remains)
     assert not list(tmp_path.rglob(f"{PARTIAL}*"))
     check(tmp_path)
+
+
+HALF = """
+import sys
+from dtruntime.storage import LocalBackend
+
+writer = LocalBackend(sys.argv[1]).writer("folder/file")
+writer.write(bytes(12 * 2**20))
+print("half", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def half_written(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A process in the middle of writing a file, and the file."""
+    before = set(folder.rglob(f"{PARTIAL}*"))
+    command = [sys.executable, "-c", HALF, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"half\n"
+        (partial,) = set(folder.rglob(f"{PARTIAL}*")) - before
+        try:
+            yield process, partial
+        finally:
+            process.kill()
+
+
+def test_what_a_killed_process_was_writing_goes_with_the_next_write(tmp_path: Path) -> None:
+    with half_written(tmp_path) as (living, kept), half_written(tmp_path) as (process, partial):
+        process.kill()
+        process.wait()
+        assert partial.exists()
+        LocalBackend(tmp_path).write("folder/other", b"x")
+        assert not partial.exists()
+        assert kept.exists(), "its writer lives"
+        assert living.poll() is None
+        living.kill()
+        living.wait()
+        assert LocalBackend(tmp_path).sweep() == 1
+    assert not list(tmp_path.rglob(f"{PARTIAL}*"))
+
+
+def test_lock_says_nothing_about_what_another_machine_writes(tmp_path: Path) -> None:
+    """A network file system may keep the locks of each machine apart."""
+    with half_written(tmp_path) as (process, partial):
+        process.kill()
+        process.wait()
+    host, number = partial.name.removeprefix(PARTIAL).split("-")
+    assert len(host) == 12
+    others = partial.with_name(f"{PARTIAL}{'0' * 12}-{number}")
+    unmarked = partial.with_name(f"{PARTIAL}{number}")
+    partial.rename(others)
+    unmarked.write_bytes(b"of a process that has no lock yet")
+    assert LocalBackend(tmp_path).sweep() == 0
+    for path in (others, unmarked):
+        assert path.exists()
+        os.utime(path, (1, 1))
+    assert LocalBackend(tmp_path).sweep() == 2
 
 
 def check(folder: Path) -> None:
