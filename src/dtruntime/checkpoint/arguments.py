@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import psutil
 
+from ..storage import StorageBackend
 from ..storage.opening import backend_options
 from ..storage.stores import SCHEMES
 from ..types import check_whole
@@ -18,13 +19,15 @@ from .staging import SLAB
 R = TypeVar("R")
 
 
-def check_place(storage_path: Any, path: Any) -> str:
-    """The place that is named by one of two arguments, as text."""
+def check_place(storage_path: Any, path: Any) -> str | StorageBackend:
+    """The place that is named by one of two arguments, as text, or what stores it."""
     if storage_path is not None and path is not None:
         raise TypeError("give storage_path or path, not both: they are the same")
     place = storage_path if storage_path is not None else path
     if place is None:
         raise TypeError("CheckpointManager needs a storage_path (or path)")
+    if isinstance(place, StorageBackend):
+        return place
     text = os.fspath(place)
     if not isinstance(text, str):
         raise TypeError(f"storage_path must be a str or a path, not {type(text).__name__}")

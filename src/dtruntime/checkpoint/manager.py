@@ -14,7 +14,7 @@ from ..client import current
 from ..client.settings import trace_worker
 from ..config import Config
 from ..errors import ConfigError, StorageError
-from ..storage import open_backend, resolve_url
+from ..storage import StorageBackend, open_backend, resolve_url
 from ..storage.opening import with_region
 from ..storage.stores import shown
 from ..types import CheckpointInfo, check_whole
@@ -49,11 +49,11 @@ class CheckpointManager:
 
     def __init__(
         self,
-        storage_path: str | os.PathLike[str] | None = None,
+        storage_path: str | os.PathLike[str] | StorageBackend | None = None,
         backend: str | None = None,
         keep_count: int | None = None,
         *,
-        path: str | os.PathLike[str] | None = None,
+        path: str | os.PathLike[str] | StorageBackend | None = None,
         orchestrator: Coordinator | None = None,
         sharded: bool = False,
         compression: str | None = None,
@@ -75,6 +75,7 @@ class CheckpointManager:
 
         - ``storage_path`` (or ``path``) is a path or a URL (``s3://``, ``gs://``, ``az://``,
           ``file://``). With ``backend="s3"`` a plain path is a prefix in ``CHECKPOINT_BUCKET``.
+          It may also be a ``StorageBackend``, which is used as it is, and not closed.
         - ``keep_count`` newest checkpoints are kept, and those that ``keep_every`` so many steps
           and ``keep_best`` by ``metric`` ask for.
         - ``compression`` is ``none``, ``gzip`` or ``zstd``; chunks that do not get smaller are
@@ -96,8 +97,7 @@ class CheckpointManager:
         trace_worker()
         config = Config.load()
         chosen = config.checkpoint
-        url = resolve_url(place, backend, config.storage)
-        check_options(url, storage_options, CheckpointManager)
+        self._main = _main_place(place, backend, storage_options, config)
         retention = Retention(
             chosen.keep_last_n if keep_count is None else keep_count,
             keep_every,
@@ -115,7 +115,6 @@ class CheckpointManager:
         every = check_whole("upload_every", upload_every, 1)
         kept = Retention(check_whole("local_keep", local_keep, 1))
         self._incremental = incremental or delta
-        self._main = Place(url, with_region(url, storage_options, config.storage))
         self._place = self._main
         """Where saves go."""
         find: Find = current.Responsible() if orchestrator is None else lambda: orchestrator
@@ -376,6 +375,19 @@ class CheckpointManager:
         if self._uploads is not None:
             self._uploads.begin()
         self._commits.heal()
+
+
+def _main_place(
+    place: str | StorageBackend, backend: str | None, options: dict[str, Any], config: Config
+) -> Place:
+    """Where checkpoints are; ``ConfigError`` and ``TypeError`` when it cannot be a place."""
+    if isinstance(place, StorageBackend):
+        for name in [*(["backend"] if backend is not None else []), *options]:
+            raise TypeError(f"a StorageBackend is open already: give {name!r} to it")
+        return Place(place.url, {}, place)
+    url = resolve_url(place, backend, config.storage)
+    check_options(url, options, CheckpointManager)
+    return Place(url, with_region(url, options, config.storage))
 
 
 def local_path(tier: str | os.PathLike[str], main: Place) -> str:

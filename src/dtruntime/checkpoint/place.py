@@ -21,8 +21,12 @@ _IDENTITY = re.compile(r"[0-9a-f]{32}")
 class Place:
     """A storage backend with its catalog, and this process's standing as a writer in it."""
 
-    def __init__(self, url: str, options: dict[str, Any]) -> None:
+    def __init__(
+        self, url: str, options: dict[str, Any], backend: StorageBackend | None = None
+    ) -> None:
+        """``backend`` is one that is open already; it stays its owner's, and is not closed."""
         self.url = url
+        self._given = backend
         self._options = options
         self._catalog: Catalog | None = None
         self._session: Session | None = None
@@ -88,7 +92,7 @@ class Place:
             session, self._session = self._session, None
         if session is not None:
             session.close()
-        if catalog is not None:
+        if catalog is not None and self._given is None:
             catalog.backend.close()
 
     def _open(self) -> tuple[Catalog, Session]:
@@ -102,5 +106,5 @@ class Place:
 
     def _found(self) -> Catalog:
         if self._catalog is None:
-            self._catalog = Catalog(open_backend(self.url, **self._options))
+            self._catalog = Catalog(self._given or open_backend(self.url, **self._options))
         return self._catalog

@@ -19,8 +19,8 @@ from dtruntime.checkpoint import CheckpointWriter
 from dtruntime.checkpoint.format import PACKS
 from dtruntime.checkpoint.manager import CheckpointManager
 from dtruntime.errors import CheckpointNotFoundError, StorageError
-from dtruntime.storage import open_backend
-from dtruntime.testing import eventually
+from dtruntime.storage import LocalBackend, MemoryBackend, open_backend
+from dtruntime.testing import RecordingBackend, eventually
 
 
 def state(seed: int, size: int = 2000):
@@ -357,3 +357,34 @@ def test_manager_is_held_while_it_saves_and_let_go_afterwards(tmp_path: Path) ->
     eventually(is_gone, within=60)
     with CheckpointManager(tmp_path) as manager:
         assert manager.steps() == [1]
+
+
+def test_storage_backend_takes_the_place_of_a_path(tmp_path: Path) -> None:
+    storage = RecordingBackend(LocalBackend(tmp_path / "ckpt"))
+    with CheckpointManager(storage, keep_count=2) as manager:
+        for step in (1, 2, 3):
+            manager.save(state(step), step).wait()
+        assert same(manager.load_state(), state(3))
+    assert storage.counts["writer"] == 3, "it is asked, and no other one for the same place"
+    storage.write("mine", b"x")  # the caller's still
+    with CheckpointManager(tmp_path / "ckpt") as manager:
+        assert manager.steps() == [2, 3]
+        assert same(manager.load_state(), state(3))
+
+
+def test_storage_backend_may_have_a_local_tier(tmp_path: Path) -> None:
+    storage = MemoryBackend(f"test-{tmp_path}")
+    with CheckpointManager(storage, local_tier=tmp_path / "fast") as manager:
+        manager.save(state(1), 1).wait_uploaded(30)
+    with CheckpointManager(path=storage) as manager:
+        assert same(manager.load_state(), state(1))
+
+
+def test_options_that_an_open_storage_backend_cannot_take_are_refused(tmp_path: Path) -> None:
+    storage = LocalBackend(tmp_path)
+    with pytest.raises(TypeError, match="a StorageBackend is open already: give 'endpoint' to it"):
+        CheckpointManager(storage, endpoint="http://localhost")
+    with pytest.raises(TypeError, match="a StorageBackend is open already: give 'backend' to it"):
+        CheckpointManager(storage, backend="s3")
+    with pytest.raises(TypeError, match="not both"):
+        CheckpointManager(storage, path=tmp_path)
