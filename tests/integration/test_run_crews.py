@@ -8,7 +8,7 @@ import pytest
 from dtruntime.client.observer import Observer
 from dtruntime.testing import LocalCoordinator, eventually
 from tests.acceptance.crews import TrainingCrew
-from tests.integration.test_run_actions import crew_of, let_go, outcome
+from tests.integration.test_run_actions import ask, crew_of, let_go, outcome
 
 TOTAL = 4000 * 3999 / 2
 
@@ -131,3 +131,22 @@ def test_worker_that_was_declared_dead_and_not_replaced_comes_back(coordinator, 
         crew.wait()
     assert crew.worlds[-1] == 2
     assert outcome(crew, 1) == {"ending": "finished", "step": 100, "total": TOTAL}
+
+
+def test_joins_are_no_failures_and_nobody_waits_for_a_timeout(start_coordinator, job, tmp_path):
+    """Each costs the others one regrouping, and the request for it is agreed on once."""
+    coordinator = start_coordinator(heartbeat_interval_ms=1000)
+    options = {"samples": 200_000, "save_steps": 100_000, "max_failures": 1, "wait": 5}
+    with crew_of(tmp_path, coordinator, job, 1, started=0, **options) as crew:
+        del crew.environment["WORLD_SIZE"]
+        for workers in (1, 2, 3, 4):
+            crew.start(1)
+            crew.until(f"a crew of {workers}", lambda n=workers: crew.worlds[-1:] == [n])
+        ask(coordinator, job, "stop")
+        crew.wait()
+    for number, trainer in enumerate(crew.trainers):
+        assert outcome(crew, number)["ending"] == "stopped", trainer.log
+        assert trainer.log.count("run.regrouping") == 3 - number, trainer.log
+        assert trainer.log.count("run.agreed") == 4 - number, trainer.log
+        assert "run.no_agreement" not in trainer.log, trainer.log
+    assert {len(entries) for entries in crew.steps.values()} <= {1, 2, 3, 4}, "a step was repeated"

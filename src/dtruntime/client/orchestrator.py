@@ -523,6 +523,13 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
 
     live_workers = blocking(live_workers_async, brief=True)
 
+    @awaitable
+    async def are_waiting_async(self, barrier_id: str, others: int) -> bool:
+        """Whether all live members but so many wait at a barrier, and there are such."""
+        status = await self._status()
+        arrived = sum(b.arrived for b in status.barriers if b.barrier_id == barrier_id)
+        return 0 < status.live_workers - others <= arrived
+
     async def _status(self) -> JobStatus:
         """The job, with this worker alone."""
         try:

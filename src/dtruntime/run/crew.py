@@ -25,6 +25,7 @@ POLL_PER_WORKER = 0.001
 POLL_MOST = 1.0
 """Of many workers each asks less often how many there are."""
 ROUND_MS = 30_000
+ROLL_CALL = "run:assemble"
 FIRST_WORD_SECONDS = 2.0
 """After so long a worker that waits for others says so."""
 NAMES_SHOWN = 8
@@ -75,10 +76,6 @@ class Membership(ABC):
         """
 
     @abstractmethod
-    def has_changed(self, crew: Crew) -> bool:
-        """Whether a crew is not the present membership any more."""
-
-    @abstractmethod
     def has_lost(self, crew: Crew) -> bool:
         """Whether one of a crew is gone."""
 
@@ -98,11 +95,9 @@ class Alone(Membership):
         """Nobody can be lost."""
         work.result(seconds)
 
-    def has_changed(self, crew: Crew) -> bool:
+    def has_lost(self, crew: Crew) -> bool:
         """Never."""
         return False
-
-    has_lost = has_changed
 
 
 class Together(Membership):
@@ -166,12 +161,6 @@ class Together(Membership):
                 raise TimeoutError(f"not done within {seconds:g} s")
         work.result()
 
-    def has_changed(self, crew: Crew) -> bool:
-        """Whether somebody was lost, left, or came: a crew has all members of its generation."""
-        if not self._orchestrator.is_registered:
-            return True
-        return self._orchestrator.generation != crew.generation
-
     def has_lost(self, crew: Crew) -> bool:
         """Whether somebody was lost or left, or this worker itself is not a member any more."""
         if not self._orchestrator.is_registered:
@@ -197,7 +186,7 @@ class Together(Membership):
         brought = roll.bring(time.monotonic())
         timeout_ms = round(1000 * waiting.seconds_to_next())
         met = self._notices.wait(
-            io.submit(worker.meet_async("run:assemble", brought, timeout_ms=timeout_ms))
+            io.submit(worker.meet_async(ROLL_CALL, brought, timeout_ms=timeout_ms))
         )
         concluded = roll.conclude(Called(met.values, met.generation, met.left_out))
         if isinstance(concluded, Waits):

@@ -82,10 +82,6 @@ class Formation:
             self._group.leave()
         self._stream.close()
 
-    def has_changed(self, crew: Crew) -> bool:
-        """Whether a crew is not the present membership any more."""
-        return self._membership.has_changed(crew)
-
     def has_lost(self, crew: Crew) -> bool:
         """Whether one of a crew is gone."""
         return self._membership.has_lost(crew)

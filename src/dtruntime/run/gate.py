@@ -23,6 +23,8 @@ class Due:
 
     step: int
     action: Action
+    lets_in: bool = False
+    """Whether those who wait to train too are let in with it."""
 
 
 class Gate:
@@ -34,6 +36,7 @@ class Gate:
         self._step = 0
         self._era = 0
         self._due: dict[str, Due] = {}
+        self._lets_in = False
         self._done: set[str] = set()
         """Actions that were carried out; heartbeats may name them a little longer."""
 
@@ -41,6 +44,11 @@ class Gate:
     def step(self) -> int:
         """The step that was passed last."""
         return self._step
+
+    @property
+    def lets_in(self) -> bool:
+        """Whether all let newcomers in after the step that was passed last."""
+        return self._lets_in
 
     def reset(self, step: int) -> None:
         """Go on from a step; what was agreed on is void."""
@@ -59,13 +67,19 @@ class Gate:
                 if check is not None:
                     check()
             self._step += 1
-            due = [due.action for due in self._due.values() if due.step == self._step]
-        return sorted(due, key=lambda action: action.requested_at)
+            due = [due for due in self._due.values() if due.step == self._step]
+            self._lets_in = any(one.lets_in for one in due)
+        return sorted((one.action for one in due), key=lambda action: action.requested_at)
 
     def knows(self, action: Action) -> bool:
         """Whether a step has been agreed on for an action."""
         with self._condition:
             return action.action_id in self._due or action.action_id in self._done
+
+    def has_done(self, action: Action) -> bool:
+        """Whether an action was carried out here."""
+        with self._condition:
+            return action.action_id in self._done
 
     def done(self, action: Action) -> None:
         """An action was carried out: it is never due again."""
@@ -78,10 +92,10 @@ class Gate:
             self._closed += 1
             return self._step, self._era
 
-    def open(self, action: Action, step: int | None, era: int) -> None:
+    def open(self, action: Action, step: int | None, era: int, *, lets_in: bool = False) -> None:
         """Let everybody pass; with a ``step`` of this era, the action is due after it."""
         with self._condition:
             self._closed -= 1
             if step is not None and era == self._era:
-                self._due[action.action_id] = Due(step, action)
+                self._due[action.action_id] = Due(step, action, lets_in)
             self._condition.notify_all()

@@ -139,7 +139,7 @@ def open_run(
             Places(manager, worker, notices).check_record()
         notices.wait(io.submit(worker.register_worker()))
         membership = Together(worker, options.recovery, notices)
-        agreements = Agreements(worker, gate)
+        agreements = Agreements(worker, gate, lets_in=True)
         watch = Watch(worker, lambda: notices.reason if notices.look() else "")
     commits = None if worker is None else CrewCommits(worker)
     manager = CheckpointManager(

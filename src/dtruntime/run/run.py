@@ -299,12 +299,12 @@ class Run:
                     raise _without_own_frames(exc) from _shown_cause(exc)
                 self._regroup(f"{type(exc).__name__}: {exc}")
             except Regroup as why:
-                self._regroup(str(why))
+                self._regroup(str(why), is_failure=why.is_failure)
 
-    def _regroup(self, reason: str) -> None:
+    def _regroup(self, reason: str, *, is_failure: bool = True) -> None:
         try:
             with self._notices.during(Interrupts.AT_ONCE):
-                self._training.regroup(reason)
+                self._training.regroup(reason, is_failure=is_failure)
         except Leaving:
             self._training.leave_unsaved()
         except StrataError as exc:

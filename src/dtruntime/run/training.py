@@ -28,6 +28,11 @@ log = EventLog("run")
 class Regroup(Exception):
     """The crew has to come together again."""
 
+    def __init__(self, reason: str, *, is_failure: bool = True) -> None:
+        """Without a failure, nobody was lost: all have agreed on it, and everything is saved."""
+        super().__init__(reason)
+        self.is_failure = is_failure
+
 
 class Training:
     """Where a run is, and what it does between two batches."""
@@ -51,8 +56,6 @@ class Training:
         self._crew: Crew | None = None
         self._broken: Exception | None = None
         self._in_step = False
-        self._welcomed = 0
-        """The generation with newcomers that were noticed last."""
         self.pace = Pace(worker)
         self.metrics: dict[str, float] = {}
         """What the program reports."""
@@ -130,7 +133,7 @@ class Training:
             parts.agreements.begin(crew)
         log.info("run.training", step=self.step, workers=crew.size, place=crew.index)
 
-    def regroup(self, reason: str) -> None:
+    def regroup(self, reason: str, *, is_failure: bool = True) -> None:
         """Come together again and go back to the last checkpoint."""
         log.warning("run.regrouping", step=self.step, reason=reason)
         parts, worker = self.parts, self._worker
@@ -139,7 +142,8 @@ class Training:
         parts.agreements.end()
         parts.formation.break_up()
         worker.report(state=WorkerState.RECOVERING)
-        time.sleep(self._failures.count(self._losses.count(), reason))
+        if is_failure:
+            time.sleep(self._failures.count(self._losses.count(), reason))
         # Before it looks: the others may finish and leave until there is room for it.
         self._notices.wait(io.submit(worker.rejoin_async()))
         self._begin()
@@ -197,8 +201,6 @@ class Training:
         parts.saves.check()
         if not self.ending and parts.formation.has_lost(self.crew):
             raise self._changed()
-        if not self.ending and parts.formation.has_changed(self.crew):
-            self._welcome()
         if not self.ending and self._notices.look():
             self._leave_if_due()
 
@@ -215,18 +217,11 @@ class Training:
                 **{**self._options.length(self._steps), **self.metrics},
             )
 
-    def _changed(self) -> Regroup:
+    def _changed(self, *, is_failure: bool = True) -> Regroup:
         self._losses.check_group()
         assert self._worker is not None
-        return Regroup(f"the membership changed (generation {self._worker.generation})")
-
-    def _welcome(self) -> None:
-        """Somebody has come: save first, so that nothing is lost when the crew forms again."""
-        worker = self._worker
-        assert worker is not None
-        if self.crew.leads and self._welcomed != worker.generation:
-            self._welcomed = worker.generation
-            worker.request_action("checkpoint", reason="a worker has joined")
+        reason = f"the membership changed (generation {self._worker.generation})"
+        return Regroup(reason, is_failure=is_failure)
 
     def _is_time_to_save(self) -> bool:
         if self.parts.manager.should_save(self.step):
@@ -273,9 +268,9 @@ class Training:
             self.ending = "preempted" if noticed else "drained"
         elif leaving and not self.ending:
             self._losses.check_group()
-            raise Regroup(f"{', '.join(sorted(leaving))} left")
-        elif not self.ending and self.parts.formation.has_changed(self.crew):
-            raise self._changed()
+            raise Regroup(f"{', '.join(sorted(leaving))} left", is_failure=False)
+        elif not self.ending and self._gate.lets_in:
+            raise self._changed(is_failure=False)
 
     def _complete(self, worker: TrainingOrchestrator, action: Action) -> None:
         try:
