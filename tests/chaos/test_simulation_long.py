@@ -22,7 +22,7 @@ def test_simulated_cluster_keeps_every_promise_for_minutes(
     end = time.monotonic() + 60 * MINUTES
     runs = steps = 0
     while time.monotonic() < end:
-        steps += Simulation(seed + runs).run(STEPS)
+        steps += Simulation(seed + runs, removals=runs % 2 == 1).run(STEPS)
         runs += 1
     record_property("first_seed", seed)
     record_property("runs", runs)

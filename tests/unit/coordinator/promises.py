@@ -36,6 +36,7 @@ from tests.unit.coordinator.promise_model import (
     demand,
     live_members,
 )
+from tests.unit.coordinator.simulated_removal import NAMES, RemovalPromises
 
 __all__ = ["PromiseBroken", "Promises"]
 
@@ -54,6 +55,8 @@ class Promises:
         self._epochs = EpochPromises(self.readings)
         self._attempts = AttemptPromises()
         self._actions = ActionPromises()
+        self.removals = RemovalPromises()
+        self._once_stored: Callable[[], None] = lambda: None
         self._timeout = heartbeat_timeout
         self._tick = tick
         self._step = 0
@@ -70,6 +73,7 @@ class Promises:
         self._epochs.check(rows)
         self._attempts.restarted(rows)
         self._actions.restarted(machine)
+        self.removals.restarted()
         self._step += 1
         self._last_tick = self._last_stall = now
         for name, model in self.jobs.items():
@@ -78,7 +82,8 @@ class Promises:
             for incarnation in model.live:
                 model.registered.setdefault(incarnation, self._step)
                 model.heard[incarnation], model.heard_at[incarnation] = self._step, now
-            self._check_restarted(machine, name, model)
+            if name not in NAMES:
+                self._check_restarted(machine, name, model)
 
     def _check_restarted(self, machine: Machine, name: str, model: JobModel) -> None:
         job = machine.jobs.get(name)
@@ -128,6 +133,8 @@ class Promises:
             self._hear(command, reply, now)
         self._check_state(machine)
         self._epochs.after(machine, effects)
+        lived = bool(self.jobs[command.job].live) if isinstance(command, c.RemoveJob) else False
+        self._once_stored = self.removals.after(machine, command, reply, effects, lived)
         job = getattr(command, "job", None)
         for name in [job] if job else list(self.jobs):
             own = [e for e in effects if not isinstance(e, Put | Delete) or e.job == name]
@@ -155,6 +162,8 @@ class Promises:
     ) -> None:
         model = self.jobs[name]
         before, model.live = model.live, live_members(machine, name)
+        if name in NAMES:
+            return
         lost = [who for who in before if who not in model.live]
         applied = Applied(machine, name, command, reply, effects, lost)
         self._note_losses(model, applied, now)
@@ -248,9 +257,16 @@ class Promises:
         """Remember what these effects mean once they are stored."""
         puts = [e for e in effects if isinstance(e, Put)]
         deletes = [e for e in effects if isinstance(e, Delete)]
+        puts = [put for put in puts if put.job not in NAMES]
         changed = [e.job for e in puts if e.kind == "job"]
         views = {job: tuple(machine.jobs[job].roster.present_ranks()) for job in changed}
-        return lambda: self._stored(puts, deletes, views)
+        once = self._once_stored
+
+        def stored() -> None:
+            once()
+            self._stored(puts, deletes, views)
+
+        return stored
 
     def _stored(
         self, puts: list[Put], deletes: list[Delete], views: dict[str, tuple[int, ...]]

@@ -22,6 +22,7 @@ from dtruntime.coordinator.state.journal import JOURNAL_LENGTH
 from dtruntime.coordinator.state.records import (
     CRASH_SAFE_KINDS,
     Delete,
+    DeleteJob,
     Effect,
     Emit,
     Event,
@@ -29,6 +30,7 @@ from dtruntime.coordinator.state.records import (
     Release,
 )
 from tests.unit.coordinator.promises import PromiseBroken, Promises
+from tests.unit.coordinator.simulated_removal import PassingJobs
 from tests.unit.coordinator.simulated_worker import Attempt, Launcher, Process
 
 HEARTBEAT_TIMEOUT = 3.0
@@ -75,7 +77,9 @@ class Simulation:
         machine_type: Callable[..., Machine] = Machine,
         replies_wait_for_store: bool = True,
         launcher_type: Callable[..., Launcher] = Launcher,
+        removals: bool = False,
     ) -> None:
+        """With ``removals`` there are also jobs that are removed and begun again."""
         self.seed = seed
         self.rng = random.Random(seed)
         self.now = 1000.0
@@ -89,6 +93,7 @@ class Simulation:
         self.coordinator = Coordinator(self, machine_type, replies_wait_for_store)
         names = ["alpha", "beta"][: self.rng.choice([1, 1, 2])]
         self.launchers = [launcher_type(self, name) for name in names]
+        self.passing = PassingJobs(self) if removals else None
 
     def run(self, steps: int) -> int:
         """Run ``steps`` steps of chaos, then heal; returns all steps. Raises `PromiseBroken`."""
@@ -96,6 +101,8 @@ class Simulation:
             self.coordinator.start()
             for launcher in self.launchers:
                 launcher.start()
+            if self.passing is not None:
+                self.passing.start()
             self._schedule_fault()
             while self.steps < steps and self._events:
                 self._next()
@@ -103,9 +110,9 @@ class Simulation:
         except PromiseBroken as broken:
             lines = "\n  ".join(self.trace)
             raise PromiseBroken(
-                f"{broken}\nseed {self.seed}, step {self.steps}, t={self.now:.3f}; the last "
-                f"commands were\n  {lines}\nreplay: STRATA_SIM_SEED={self.seed} "
-                "STRATA_SIM_STEPS="
+                f"{broken}\nseed {self.seed}, removals={self.passing is not None}, "
+                f"step {self.steps}, t={self.now:.3f}; the last commands were\n  {lines}\n"
+                f"replay: STRATA_SIM_SEED={self.seed} STRATA_SIM_STEPS="
                 f"{steps} .venv/bin/pytest tests/unit/coordinator/{self.replayed_by}"
             ) from broken
         return self.steps
@@ -290,6 +297,12 @@ class Coordinator:
             self._calls[call] = attempt
             attempt.calls.append(call)
 
+    def obey(self, command: c.Command) -> Any:
+        """Apply a command of somebody beside the network; none while nothing can be heard."""
+        if self.machine is None or self.sim.now < self._stalled_until:
+            return None
+        return self._apply(command)
+
     def _catch_up(self, term: int) -> None:
         if term == self.term:
             backlog, self._backlog = self._backlog, []
@@ -346,7 +359,7 @@ class Coordinator:
         for effect in effects:
             if isinstance(effect, Release) and effect.call in self._calls:
                 leaving.append((self._calls.pop(effect.call), effect.reply))
-        durable = [e for e in effects if isinstance(e, Put | Delete)]
+        durable = [e for e in effects if isinstance(e, Put | Delete | DeleteJob)]
         self.journal.extend(e.event for e in effects if isinstance(e, Emit))
         stored = self.sim.promises.to_be_stored(machine, effects)
         if not self._waits or (isinstance(reply, Refused) and not effects):
@@ -356,7 +369,9 @@ class Coordinator:
         self._store(Batch(durable, leaving, [stored] if durable else []))
 
     def _store(self, batch: Batch) -> None:
-        needs_disk = any(e.kind not in CRASH_SAFE_KINDS for e in batch.effects)
+        needs_disk = any(
+            isinstance(e, DeleteJob) or e.kind not in CRASH_SAFE_KINDS for e in batch.effects
+        )
         if self._queue or needs_disk:
             self._queue.append(batch)
             if len(self._queue) == 1:
@@ -399,6 +414,9 @@ def apply_to(rows: Rows, effects: Any) -> None:
             rows[effect.kind, effect.job, effect.key] = effect.record
         elif isinstance(effect, Delete):
             rows.pop((effect.kind, effect.job, effect.key), None)
+        elif isinstance(effect, DeleteJob):
+            for key in [key for key in rows if key[1] == effect.job]:
+                del rows[key]
 
 
 def _row_difference(stored: Rows, wanted: Rows) -> str:

@@ -14,6 +14,8 @@ from tests.unit.coordinator.simulation import Simulation
 SEEDS = 20
 STEPS = int(os.environ.get("STRATA_SIM_STEPS", "5000"))
 """Of each seed: 100,000 in all."""
+REMOVAL_SEEDS = 3
+REMOVAL_STEPS = 1000
 
 
 def seeds() -> list[int]:
@@ -27,6 +29,14 @@ def seeds() -> list[int]:
 @pytest.mark.parametrize("seed", seeds())
 def test_simulated_cluster_keeps_every_promise(seed: int) -> None:
     assert Simulation(seed).run(STEPS) >= STEPS
+
+
+@pytest.mark.parametrize("seed", seeds()[:REMOVAL_SEEDS])
+def test_simulated_cluster_keeps_every_promise_while_jobs_are_removed(seed: int) -> None:
+    simulation = Simulation(seed, removals=True)
+    steps = min(STEPS, REMOVAL_STEPS) if "STRATA_SIM_STEPS" not in os.environ else STEPS
+    assert simulation.run(steps) >= steps
+    assert simulation.promises.removals.removals
 
 
 def test_seed_decides_the_whole_run() -> None:

@@ -1,10 +1,11 @@
 """The checks of the simulation can fail: a machine that is broken is noticed."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from dtruntime.coordinator.state import barriers, outbox, records
+from dtruntime.coordinator.state import barriers, machine, outbox, records, roster
 from tests.unit.coordinator import promises, simulation
 from tests.unit.coordinator.attempt_bugs import ATTEMPT_BUGS, join_attempts_given_up
 from tests.unit.coordinator.ledger_bugs import LEDGER_BUGS
@@ -109,3 +110,31 @@ def test_simulation_catches_claims_that_a_power_failure_takes_back(
 def test_simulation_catches(monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
     MACHINE_BUGS[bug](monkeypatch.setattr)
     first_breach(first=SEEN_AT.get(bug, 0))
+
+
+def give_numbers_again(patch: Any) -> None:
+    begin = roster.Roster.begin
+    patch(roster.Roster, "begin", lambda self, now, removed: begin(self, now, None))
+
+
+def keep_calls_waiting(patch: Any) -> None:
+    patch(machine.Machine, "_spread_loss", lambda self, job, lost: None)
+
+
+def remove_under_live_members(patch: Any) -> None:
+    patch(machine.Machine, "_check_removable", lambda self, job, force, again: None)
+
+
+def keep_records(patch: Any) -> None:
+    patch(outbox.Outbox, "delete_job", lambda self, job: None)
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [give_numbers_again, keep_calls_waiting, remove_under_live_members, keep_records],
+)
+def test_simulation_catches_removals_that(
+    monkeypatch: pytest.MonkeyPatch, break_it: Callable[[Any], None]
+) -> None:
+    break_it(monkeypatch.setattr)
+    first_breach(removals=True)
