@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -36,6 +37,9 @@ RESULTS = Path(__file__).parent / "results"
 SOURCE = "127.0.0.2"
 """The attacker's address; the honest worker has 127.0.0.1."""
 BEATS_PER_SECOND = 50
+AT_ONCE = 256
+NAMES = 12_000
+"""More than a coordinator remembers."""
 
 
 class Client:
@@ -54,6 +58,42 @@ class Client:
         )
         return stub(request, timeout=timeout)
 
+    def begin(self, method: str, request: object) -> grpc.Future:
+        """Begin a call."""
+        known = METHODS[method]
+        stub = self._channel.unary_unary(
+            known.path,
+            request_serializer=known.request.SerializeToString,
+            response_deserializer=known.reply.FromString,
+        )
+        return stub.future(request, timeout=120.0)
+
+
+class Forwarder:
+    """Carries connections on to a server from another address, which gRPC cannot bind."""
+
+    def __init__(self, url: str) -> None:
+        self._target = split_address(url)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            inside, _ = self._listener.accept()
+            outside = socket.create_connection(self._target, source_address=(SOURCE, 0))
+            for ends in ((inside, outside), (outside, inside)):
+                threading.Thread(target=_carry, args=ends, daemon=True).start()
+
+
+def _carry(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+    for end in (source, target):
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+
 
 # The attacks: each goes on for some seconds, in a process of its own
 
@@ -65,7 +105,7 @@ def quiet(url: str, http_url: str, seconds: float) -> None:
 
 def large_dataset(url: str, http_url: str, seconds: float) -> None:
     """Ask for shards of datasets with as many as are allowed, in ever other epochs."""
-    client, end = Client(url), time.monotonic() + seconds
+    client, end = Client(Forwarder(url).url), time.monotonic() + seconds
     member = client.call("RegisterWorker", pb.WorkerInfo(job="large"))
     assert isinstance(member, pb.WorkerRegistration)
     for number in range(4):
@@ -87,7 +127,8 @@ def large_dataset(url: str, http_url: str, seconds: float) -> None:
             incarnation=member.incarnation,
             epoch=epoch,
         )
-        client.call("GetDataShard", asked)
+        with suppress(grpc.RpcError):
+            client.call("GetDataShard", asked)
 
 
 def unread_answers(url: str, http_url: str, seconds: float) -> None:
@@ -122,13 +163,16 @@ def unread_answers(url: str, http_url: str, seconds: float) -> None:
 
 def empty_worlds(url: str, http_url: str, seconds: float) -> None:
     """Register one of 65,536 workers in job after job, and open barriers that nobody comes to."""
-    client, end = Client(url), time.monotonic() + seconds
+    client, end = Client(Forwarder(url).url), time.monotonic() + seconds
     with ExitStack() as stack:
         number = 0
         while time.monotonic() < end and number < 2000:
             number += 1
             job = f"world-{number}"
-            member = client.call("RegisterWorker", pb.WorkerInfo(job=job, world_size=65_536))
+            try:
+                member = client.call("RegisterWorker", pb.WorkerInfo(job=job, world_size=65_536))
+            except grpc.RpcError:
+                continue
             assert isinstance(member, pb.WorkerRegistration)
             waiting = stack.enter_context(RawHttp2Client(url, SOURCE)) if number % 50 == 1 else None
             for barrier in range(10 if waiting else 0):
@@ -148,15 +192,23 @@ def empty_worlds(url: str, http_url: str, seconds: float) -> None:
 
 def job_names(url: str, http_url: str, seconds: float) -> None:
     """Use up names of jobs."""
-    client, end, number = Client(url), time.monotonic() + seconds, 0
-    while time.monotonic() < end:
-        number += 1
-        member = client.call("RegisterWorker", pb.WorkerInfo(job=f"name-{number}"))
-        assert isinstance(member, pb.WorkerRegistration)
-        gone = pb.DeregisterRequest(
-            job=f"name-{number}", worker_id=member.worker_id, incarnation=member.incarnation
-        )
-        client.call("DeregisterWorker", gone)
+    client, end, names = Client(Forwarder(url).url), time.monotonic() + seconds, 0
+    while time.monotonic() < end or names < NAMES:
+        jobs = [f"name-{names + number}" for number in range(AT_ONCE)]
+        begun = [client.begin("RegisterWorker", pb.WorkerInfo(job=job)) for job in jobs]
+        left = []
+        for job, call in zip(jobs, begun, strict=True):
+            with suppress(grpc.RpcError):
+                member = call.result()
+                names += 1
+                gone = pb.DeregisterRequest(
+                    job=job, worker_id=member.worker_id, incarnation=member.incarnation
+                )
+                left.append(client.begin("DeregisterWorker", gone))
+        for call in left:
+            with suppress(grpc.RpcError):
+                call.result()
+    print(f"{names} names of jobs were taken", flush=True)
 
 
 def half_requests(url: str, http_url: str, seconds: float) -> None:
@@ -173,15 +225,20 @@ def flood(url: str, http_url: str, seconds: float) -> None:
     """Call as fast as answers come, 64 calls at a time on each of four connections."""
     end = time.monotonic() + seconds
 
+    def connections() -> None:
+        while time.monotonic() < end:
+            with suppress(OSError):
+                one_connection()
+
     def one_connection() -> None:
-        with suppress(OSError), RawHttp2Client(url, SOURCE, window=65_535) as client:
+        with RawHttp2Client(url, SOURCE, window=65_535) as client:
             while time.monotonic() < end:
                 calls = [client.call("ListJobs", pb.ListJobsRequest()) for _ in range(64)]
                 client.send(b"".join(calls))
                 while client.drain(0.002):
                     pass
 
-    threads = [threading.Thread(target=one_connection) for _ in range(4)]
+    threads = [threading.Thread(target=connections) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -218,6 +275,8 @@ class Measured:
     memory_mb: float
     """The most that the coordinator had."""
     memory_before_mb: float
+    load: float
+    """How many processes wanted a processor, over the last minute, with everything else here."""
 
 
 def beat(url: str, until: threading.Event, took: list[float], failed: list[str]) -> None:
@@ -269,6 +328,7 @@ def measure(attack: str, seconds: float) -> Measured:
         health=health,
         memory_mb=most / 1e6,
         memory_before_mb=before / 1e6,
+        load=os.getloadavg()[0],
     )
 
 
@@ -292,10 +352,21 @@ def show(measured: Sequence[Measured], console: Console) -> None:
             str(one.health),
             f"{one.memory_before_mb:.0f}",
             f"{one.memory_mb:.0f}",
+            f"{one.load:.1f}",
         ]
         for one in measured
     ]
-    headings = ("attack", "p50 ms", "p99 ms", "max ms", "failed", "health", "MB before", "MB most")
+    headings = (
+        "attack",
+        "p50 ms",
+        "p99 ms",
+        "max ms",
+        "failed",
+        "health",
+        "MB before",
+        "MB most",
+        "load",
+    )
     console.print(table("An honest worker's heartbeats, and the coordinator", headings, rows))
 
 
