@@ -37,7 +37,7 @@ class Measure(msgspec.Struct, frozen=True):
     least_seconds: float
     longest_seconds: float
     per_second: float | None
-    """Units per second, the median of all turns."""
+    """Units per second, by the median of the time that each takes."""
     of_limit: float | None
     """The rate as a fraction of the limit's in the same round, the median of all rounds."""
     call_p50_seconds: float | None
@@ -97,7 +97,8 @@ class Record:
             median_seconds=statistics.median(self._seconds),
             least_seconds=min(self._seconds),
             longest_seconds=max(self._seconds),
-            per_second=statistics.median(rates) if rates else None,
+            # By the time of a unit: of an even number of turns the median of rates is another one.
+            per_second=1 / statistics.median(1 / rate for rate in rates) if rates else None,
             of_limit=statistics.median(ratios) if ratios else None,
             call_p50_seconds=percentile(self._calls, 50),
             call_p99_seconds=percentile(self._calls, 99),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from ..errors import CheckpointDamagedError, CheckpointNotFoundError, StorageError
@@ -171,7 +173,7 @@ class Loads:
             if problems:
                 raise problems[0]
         self._witness.good(copy.manifest)
-        return self.info(copy)
+        return replace(self.info(copy), verified=True, verified_at=time.time())
 
     def note(self, copy: Copy) -> None:
         """Take note that a checkpoint was loaded, which later saves may refer to."""

@@ -100,6 +100,7 @@ class Pipeline:
         """Whether there may be something to collect before the next save; None: if it leads."""
         self._cleans = False
         """Whether there may be something that is not kept any more after this one."""
+        self.has_committed = False
 
     def take(self, state: Any, wanted: Wanted) -> SaveHandle:
         """Begin a save; returns when the state is not needed any more."""
@@ -399,6 +400,7 @@ class Pipeline:
 
     def _after_commit(self, manifest: Manifest | None, part: Part) -> None:
         """Remember what is stored."""
+        self.has_committed = True
         if self._differ is not None:
             self._differ.end()
         if manifest is None:

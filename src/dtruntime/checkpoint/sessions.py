@@ -83,6 +83,13 @@ class Session:
                     found.add(path.read_text(encoding="utf-8", errors="replace").strip())
         return sorted(found - {"", str(os.getpid())})
 
+    def is_alone(self) -> bool:
+        """Whether no other writer lives; not known, and so never, but on a local disk."""
+        if self._backend.kind != "local":
+            return False
+        locks = self._lock_file("x").parent.glob("*.lock")
+        return all(lock.stem == self.id or self._is_unlocked(lock.stem) for lock in locks)
+
     def forget_dead(self) -> None:
         """Remove the lock files of writers that are gone."""
         if self._backend.kind != "local":

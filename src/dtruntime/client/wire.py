@@ -190,6 +190,10 @@ def job_status(message: pb.JobStatus, workers: list[WorkerStatus]) -> JobStatus:
     )
 
 
+def _members(number: int) -> str:
+    return "1 member remains" if number == 1 else f"{number} members remain"
+
+
 def raise_barrier_outcome(barrier_id: str, timeout_ms: float, reply: pb.BarrierResponse) -> None:
     """Raise unless the round completed."""
     if reply.outcome == pb.BARRIER_OUTCOME_COMPLETED:
@@ -199,7 +203,7 @@ def raise_barrier_outcome(barrier_id: str, timeout_ms: float, reply: pb.BarrierR
         named = ", ".join(f"{who} ({why})" for who, why in list(lost.items())[:4])
         raise SyncError(
             f"barrier {barrier_id!r} ended because the membership changed: lost "
-            f"{named or 'a member'}; {len(reply.survivors)} members remain. Resume from the last "
+            f"{named or 'a member'}; {_members(len(reply.survivors))}. Resume from the last "
             "checkpoint, or enter the barrier again to go on with the survivors",
             reason="membership_changed",
             lost=lost,

@@ -90,7 +90,7 @@ class Chronicle:
         """Tell an entry, if it matters."""
         match kind, dict(fields):
             case "dataset.registered", {"dataset": name, "samples": samples, "shards": shards}:
-                text = f"{name}: {int(samples):,} samples in {int(shards):,} shards"
+                text = f"{name}: {count(int(samples), 'sample')} in {count(int(shards), 'shard')}"
                 self.say("dataset", text, at=at)
             case "worker.registered", {"worker": name, "rank": rank, "generation": generation}:
                 self._registered(at, name, int(rank), int(generation))

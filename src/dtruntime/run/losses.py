@@ -8,6 +8,7 @@ import time
 from ..client import TrainingOrchestrator
 from ..errors import ConnectionError, SyncError
 from ..telemetry import EventLog
+from ..types import WorkerState
 from .crew import Crew
 from .formation import Formation
 from .recovery import Recovery
@@ -15,6 +16,13 @@ from .recovery import Recovery
 log = EventLog("run")
 
 LOOK_SECONDS = 0.1
+BRIEF = 240
+
+
+def brief(error: BaseException) -> str:
+    """An error in a log: libraries add pages of advice to what went wrong."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text if len(text) <= BRIEF else text[:BRIEF] + '...'}"
 
 
 class Losses:
@@ -37,7 +45,8 @@ class Losses:
             return False
         seconds = self._recovery.detects_within(worker.heartbeat_timeout_seconds)
         wait = f"up to {seconds:g} s, in case a worker was lost"
-        log.warning("run.step_failed", step=step, error=repr(error), waits=wait)
+        log.warning("run.step_failed", step=step, error=brief(error), waits=wait)
+        worker.report(state=WorkerState.RECOVERING)
         deadline = time.monotonic() + seconds
         while not formation.has_lost(crew):
             if time.monotonic() > deadline:

@@ -17,6 +17,7 @@ from ..types import EpochCoverage, check_whole
 from .batches import DataOptions
 from .crew import Crew
 from .kinds import check_data, check_lockstep
+from .losses import brief
 from .notices import PREEMPTED, Interrupts, Leaving, Notices
 from .opening import job_of_program, worker_of
 from .options import REPORTED, RunOptions, as_mapping
@@ -297,7 +298,7 @@ class Run:
                 # From the stream: what was consumed could not be reported.
                 if not (isinstance(exc, SyncError) and self._training.explains(exc)):
                     raise _without_own_frames(exc) from _shown_cause(exc)
-                self._regroup(f"{type(exc).__name__}: {exc}")
+                self._regroup(brief(exc))
             except Regroup as why:
                 self._regroup(str(why), is_failure=why.is_failure)
 

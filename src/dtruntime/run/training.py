@@ -14,7 +14,7 @@ from ..telemetry import EventLog
 from ..types import Action, WorkerState
 from .crew import Crew
 from .gate import Gate
-from .losses import Losses
+from .losses import Losses, brief
 from .notices import Interrupts, Notices
 from .opening import Opened, open_run
 from .options import RunOptions
@@ -187,7 +187,7 @@ class Training:
 
     def _after_step(self) -> None:
         if self._broken is not None:
-            raise Regroup(f"{type(self._broken).__name__}: {self._broken}")
+            raise Regroup(brief(self._broken))
         parts = self.parts
         if parts.gradients is not None:
             parts.gradients.end_step()

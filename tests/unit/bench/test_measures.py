@@ -21,6 +21,17 @@ def test_rate_is_compared_with_the_limit_of_the_same_round() -> None:
     assert (save.least_seconds, save.median_seconds, save.longest_seconds) == (2.0, 8.0, 10.0)
 
 
+def test_rate_and_time_agree_for_an_even_number_of_rounds() -> None:
+    record = Record("read", "bytes", bytes_each=1)
+    for seconds in (1.0, 4.0):
+        record.add(seconds, 100)
+
+    (measure,) = results([record])
+
+    assert measure.median_seconds == 2.5
+    assert measure.per_second == 40
+
+
 def test_what_moves_nothing_has_no_rate() -> None:
     limit, stall = Record("copy", "bytes"), Record("stall", "bytes", "copy")
     limit.add(1.0, 100)

@@ -50,6 +50,23 @@ def test_bytes_come_back(manager, data):
     assert manager.get_checkpoint(handle.checkpoint_id) == data
     info = manager.load_latest()
     assert (info.step, info.epoch, info.size_bytes) == (7, 2, len(data))
+    assert info.verified is True
+
+
+def test_closed_manager_leaves_nothing_that_no_checkpoint_needs(tmp_path):
+    with CheckpointManager(tmp_path, keep_count=3) as manager:
+        for step in range(7):
+            manager.save(state(step), step=step)
+    assert [int(name.split("-")[0]) for name in packs(tmp_path)] == [4, 5, 6]
+
+
+def test_manager_that_closes_leaves_what_another_may_refer_to(tmp_path):
+    with CheckpointManager(tmp_path) as other:
+        other.save(state(0), step=0).wait()
+        with CheckpointManager(tmp_path, keep_count=1) as manager:
+            for step in (1, 2):
+                manager.save(state(step), step=step)
+        assert [int(name.split("-")[0]) for name in packs(tmp_path)] == [1, 2]
 
 
 def test_state_dicts_come_back(manager):

@@ -187,7 +187,7 @@ def test_foreign_files_are_left_alone(tmp_path):
 
 
 def test_writers_that_die_right_after_their_commit_keep_no_more(tmp_path, monkeypatch):
-    monkeypatch.setattr(Upkeep, "clean", lambda self: None)
+    monkeypatch.setattr(Upkeep, "clean", lambda self, **options: None)
     for step in range(1, 6):
         with CheckpointManager(tmp_path, keep_count=2) as manager:
             manager.save(b"x", step=step)

@@ -23,6 +23,12 @@ def _why(fields: _Fields, name: str = "reason") -> str:
     return f": {fields[name]}" if fields.get(name) else ""
 
 
+def _counted(fields: _Fields, name: str) -> str:
+    """A number of things that are named in the plural: ``1 shard``, ``3 shards``."""
+    number = _of(fields, name)
+    return f"{number} {name.removesuffix('s') if number == '1' else name}"
+
+
 _SENTENCES: dict[str, Callable[[_Fields], str]] = {
     "worker.registered": lambda f: f"{_of(f, 'worker')} joined as rank {_of(f, 'rank')}",
     "worker.dead": lambda f: f"{_of(f, 'worker')} (rank {_of(f, 'rank')}) was lost{_why(f)}",
@@ -64,19 +70,19 @@ _SENTENCES: dict[str, Callable[[_Fields], str]] = {
     ),
     "epoch.incomplete": lambda f: (
         f"epoch {_of(f, 'epoch')} of dataset {_of(f, 'dataset')} ended with {_of(f, 'missing')} of "
-        f"{_of(f, 'expected')} samples missing: {_of(f, 'workers')} workers reported"
+        f"{_of(f, 'expected')} samples missing: {_counted(f, 'workers')} reported"
     ),
     "dataset.registered": lambda f: (
-        f"dataset {_of(f, 'dataset')} was registered: {_of(f, 'samples')} samples in "
-        f"{_of(f, 'shards')} shards"
+        f"dataset {_of(f, 'dataset')} was registered: {_counted(f, 'samples')} in "
+        f"{_counted(f, 'shards')}"
     ),
     "dataset.removed": lambda f: f"dataset {_of(f, 'dataset')} was removed",
     "job.forgotten": lambda f: (
         f"the job was idle and had nothing to keep: it gave way to {_of(f, 'in_favour_of')}"
     ),
     "job.removed": lambda f: (
-        f"the job was removed: {_of(f, 'datasets')} datasets, {_of(f, 'checkpoints')} records of "
-        f"checkpoints, {_of(f, 'workers')} live workers"
+        f"the job was removed: {_counted(f, 'datasets')}, {_counted(f, 'checkpoints')} on record, "
+        f"{_counted(f, 'workers')} alive"
     ),
     "action.requested": lambda f: (
         f"{_of(f, 'what')} was asked for{' of ' + f['worker'] if f.get('worker') else ''}{_why(f)}"

@@ -178,6 +178,7 @@ class Machine:
         job = self.jobs.get(name)
         if job is None:
             known = ", ".join(sorted(self.jobs)[:8]) or "none"
+            known += f" and {len(self.jobs) - 8} more" if len(self.jobs) > 8 else ""
             raise Refused("unknown_job", f"job {name!r} does not exist (known: {known})")
         return job
 
