@@ -193,6 +193,9 @@ class DatasetSummary:
     """How many slots the job has; 0 when it has no members."""
     dead_slots: tuple[int, ...] = ()
     """The slots that nobody holds at the moment."""
+    order: str = ""
+    """How workers read it: ``"global"`` (the ranks share the batches), ``"affinity"`` (the ranks
+    share the shards), or empty when nobody has said."""
 
 
 @dataclass(frozen=True, slots=True)

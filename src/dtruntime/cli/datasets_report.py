@@ -18,6 +18,8 @@ from ..types import DatasetSummary, EpochCoverage
 SCHEMA = 1
 """Grows when a field of the JSON changes its meaning or goes away; new fields may appear."""
 PATIENCE = 2.0
+BATCHES_SHARED = "global"
+"""The order of loaders in which shards do not decide who reads what."""
 
 
 class ListedDataset(msgspec.Struct, frozen=True):
@@ -59,7 +61,8 @@ class DatasetReport(msgspec.Struct, frozen=True):
     job: str
     dataset: DatasetSummary
     files: tuple[FileReport, ...]
-    share: Share
+    share: Share | None
+    """None: the ranks share the batches, and no rank has shards of its own."""
     coverage: tuple[EpochCoverage, ...]
     coverage_unknown: str = ""
     """Why nothing is known about the coverage."""
@@ -110,7 +113,7 @@ def read_dataset(url: str, job: str, dataset_id: str, progress: Counted | None) 
         job,
         dataset,
         tuple(FileReport(path, samples) for path, samples in files),
-        _share(dataset, layout),
+        None if dataset.order == BATCHES_SHARED else _share(dataset, layout),
         coverage,
         unknown,
     )

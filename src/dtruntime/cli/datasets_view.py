@@ -92,9 +92,12 @@ def _facts(report: DatasetReport) -> Iterator[tuple[str, RenderableType]]:
         yield "files", _seen(report)
         yield "columns", _columns(dataset)
     yield "ranks", _members(dataset)
-    shards = _span(share.least_shards, share.most_shards, "shard")
-    samples = _span(share.least_samples, share.most_samples, "sample")
-    yield "per rank", f"{shards}, {samples}"
+    if share is None:
+        yield "per rank", "a part of every batch (global order), not shards of its own"
+    else:
+        shards = _span(share.least_shards, share.most_shards, "shard")
+        samples = _span(share.least_samples, share.most_samples, "sample")
+        yield "per rank", f"{shards}, {samples}"
     yield from dataset.metadata.items()
 
 

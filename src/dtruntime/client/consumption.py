@@ -148,11 +148,16 @@ class CoverageReports:
     """Tells the coordinator what a loader has consumed, for the proof of coverage."""
 
     def __init__(
-        self, worker: TrainingOrchestrator, registry: DatasetRegistry, dataset_id: str
+        self,
+        worker: TrainingOrchestrator,
+        registry: DatasetRegistry,
+        dataset_id: str,
+        order: str = "global",
     ) -> None:
         self._worker = worker
         self._registry = registry
         self._dataset_id = dataset_id
+        self._order = order
         self._attempt = worker.generation, 0
         self._told: dict[int, pb.CoverageReport] = {}
         """The last report on each epoch."""
@@ -181,6 +186,7 @@ class CoverageReports:
             generation=self._attempt[0],
             loads=self._attempt[1],
             ended=consumed.ended,
+            order=self._order,
         )
         self._told.pop(consumed.epoch, None)
         self._told[consumed.epoch] = request

@@ -223,9 +223,12 @@ class DatasetRegistry:
     list_datasets = blocking(list_datasets_async, brief=True)
 
     @awaitable
-    async def describe_async(self, dataset_id: str) -> DatasetSummary:
-        """A dataset and who shares it; `ShardNotFoundError` when it is not registered."""
-        description = await self._found(dataset_id)
+    async def describe_async(self, dataset_id: str, *, order: str = "") -> DatasetSummary:
+        """A dataset and who shares it; `ShardNotFoundError` when it is not registered.
+
+        ``order`` tells the coordinator in which order this worker is about to read it.
+        """
+        description = await self._found(dataset_id, order=order)
         return wire.dataset(description.dataset, description)
 
     describe = blocking(describe_async, brief=True)
@@ -302,9 +305,9 @@ class DatasetRegistry:
         the registration. What it consumed is reported at the end of each epoch and with each
         `commit`, so that ``strata datasets show`` can prove that every sample was read once.
         """
-        from .loading import open_loader
+        from .loading import GLOBAL, described_for, open_loader
 
-        summary = await self.describe_async(dataset_id)
+        summary = await described_for(self, dataset_id, options.get("order", GLOBAL))
         return await open_loader(self, summary, {"batch_size": batch_size, **options})
 
     loader = blocking(loader_async, brief=True)
@@ -318,9 +321,9 @@ class DatasetRegistry:
         Begins with the first epoch that is not complete; ``options`` are those of
         `dtruntime.data.LiveLoader`, and ``columns``, ``skip`` and ``cache`` as for `loader`.
         """
-        from .loading import open_live_loader
+        from .loading import AFFINITY, described_for, open_live_loader
 
-        summary = await self.describe_async(dataset_id)
+        summary = await described_for(self, dataset_id, AFFINITY)
         complete = {item.epoch for item in await self._consumption(dataset_id) if item.complete}
         options = {"batch_size": batch_size, **options}
         return await open_live_loader(self, summary, complete, options)
@@ -333,9 +336,10 @@ class DatasetRegistry:
 
         ``options`` are ``columns``, ``skip`` and ``cache``, as for `dtruntime.data.FileSource`.
         """
-        from .loading import open_source
+        from .loading import GLOBAL, described_for, open_source
 
-        source = await open_source(self, await self.describe_async(dataset_id), options)
+        # What is mixed is read in global order only.
+        source = await open_source(self, await described_for(self, dataset_id, GLOBAL), options)
         if options:
             raise TypeError(f"a source has no option {next(iter(options))!r}")
         return source
@@ -459,18 +463,22 @@ class DatasetRegistry:
             raise ShardError(str(exc)) from exc
         self._remember(request, reply.state_id)
 
-    async def _description(self, dataset_id: str, *, full: bool = False) -> pb.DatasetDescription:
+    async def _description(
+        self, dataset_id: str, *, full: bool = False, order: str = ""
+    ) -> pb.DatasetDescription:
         request = pb.DatasetRequest(
-            dataset_id=check_id("dataset", dataset_id), job=self.job, full=full
+            dataset_id=check_id("dataset", dataset_id), job=self.job, full=full, order=order
         )
         return await self._channel.call(
             "GetDataset", request, pb.DatasetDescription, patience=self._patience
         )
 
-    async def _found(self, dataset_id: str, *, full: bool = False) -> pb.DatasetDescription:
-        description = await self._description(dataset_id, full=full)
+    async def _found(
+        self, dataset_id: str, *, full: bool = False, order: str = ""
+    ) -> pb.DatasetDescription:
+        description = await self._description(dataset_id, full=full, order=order)
         if not description.found and await self._told_again(dataset_id, description.state_id):
-            description = await self._description(dataset_id, full=full)
+            description = await self._description(dataset_id, full=full, order=order)
         if description.found:
             self._remember(description.dataset, description.state_id)
         else:

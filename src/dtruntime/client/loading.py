@@ -20,6 +20,17 @@ if TYPE_CHECKING:
     from .orchestrator import TrainingOrchestrator
 
 
+GLOBAL, AFFINITY = "global", "affinity"
+
+
+async def described_for(
+    registry: DatasetRegistry, dataset_id: str, order: object
+) -> DatasetSummary:
+    """A dataset that is about to be read; a worker tells in which order."""
+    told = "" if _worker(registry) is None else str(order)
+    return await registry.describe_async(dataset_id, order=told)
+
+
 async def open_loader(
     registry: DatasetRegistry, summary: DatasetSummary, options: dict[str, Any]
 ) -> Loader:
@@ -27,7 +38,8 @@ async def open_loader(
     worker = _worker(registry)
     defaults: dict[str, Any] = {"shuffle": summary.shuffle, "seed": summary.seed}
     if worker is not None:
-        defaults["progress"] = CoverageReports(worker, registry, summary.dataset_id)
+        order = str(options.get("order", GLOBAL))
+        defaults["progress"] = CoverageReports(worker, registry, summary.dataset_id, order)
         defaults["rank"], defaults["world_size"] = _place(worker, summary)
         worker.listen_for_others()
     source = await open_source(registry, summary, options)

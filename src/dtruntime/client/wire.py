@@ -79,6 +79,7 @@ def dataset(
         metadata=dict(info.metadata),
         slot_count=description.slot_count if description else 0,
         dead_slots=tuple(description.dead_slots) if description else (),
+        order=description.order if description else "",
     )
 
 

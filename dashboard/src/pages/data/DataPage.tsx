@@ -91,7 +91,11 @@ function DistributionPanel({ dataset }: { dataset: Dataset }) {
   return (
     <Panel title="Shards per rank" note={balanceWords(ranks.map((share) => share.shards))}>
       {ranks.length === 0 ? (
-        <p className="quiet-note">Shards are dealt out when the first worker asks for its own.</p>
+        <p className="quiet-note">
+          {dataset.coverage.length > 0
+            ? "No rank has shards of its own: in global order the ranks share every batch."
+            : "Shards are dealt out when the first worker asks for its own."}
+        </p>
       ) : (
         <ColumnChart
           label="Shards per rank"
@@ -121,7 +125,7 @@ function DistributionPanel({ dataset }: { dataset: Dataset }) {
             {plural(change.moved_samples, "sample")}. The rest stayed where it was.
           </>
         ) : (
-          "No shard has moved: membership has not changed since the shards were dealt out."
+          ranks.length > 0 && "No shard has moved: membership has not changed since the shards were dealt out."
         )}
         {ranks.length >= 1024 && " The first 1,024 ranks are shown."}
       </p>

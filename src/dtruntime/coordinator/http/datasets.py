@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..state import Job
-from ..state.datasets import Dataset, View
+from ..state.datasets import GLOBAL, Dataset, View
 from . import coverage, views
 from .coverage import Reported
 
@@ -36,6 +37,11 @@ class Board:
         self._view: View | None = None
         self._owners: NDArray[np.int32] | None = None
         self._judged: dict[int, tuple[float, views.Coverage, int]] = {}
+
+    def share_batches(self) -> None:
+        """The ranks share the batches: no rank has shards of its own, and none can move."""
+        self.shares, self.last_change = [], None
+        self._view = self._owners = None
 
     def deal(self, view: View, now: float, reason: str) -> None:
         """Find out who reads what, and what moved; for another thread."""
@@ -116,19 +122,23 @@ class DatasetBoard:
             return
         async with self._busy:
             view = job.roster.view()
-            work = []
+            work: list[_Work] = []
             for record in job.datasets.records()[:DATASETS_SHOWN]:
                 board = self._boards.get(record.dataset_id)
                 if board is None:
                     board = Board(job.datasets.get(record.dataset_id))
                     self._boards[record.dataset_id] = board
                 reported = coverage.collect(job, record.dataset_id, record.total_samples)
-                work.append((board, reported))
+                if job.coverages.order(record.dataset_id) == GLOBAL:
+                    board.share_batches()
+                    work.append(_Work(board, reported, None))
+                else:
+                    work.append(_Work(board, reported, view))
             started = time.monotonic()
             if work:
-                await asyncio.to_thread(_work, work, view, now, reason)
+                await asyncio.to_thread(_work, work, now, reason)
             self._next_at = now + max(0.9, EASE * (time.monotonic() - started))
-            self._publish([board for board, _ in work], now)
+            self._publish([one.board for one in work], now)
 
     def _publish(self, boards: list[Board], now: float) -> None:
         self.rows = [board.show() for board in boards]
@@ -141,10 +151,20 @@ class DatasetBoard:
         self.assignment_seconds = max(times, default=None)
 
 
-def _work(work: list[tuple[Board, list[Reported]]], view: View, now: float, reason: str) -> None:
+class _Work(NamedTuple):
+    """What there is to find out of one dataset."""
+
+    board: Board
+    reported: list[Reported]
+    view: View | None
+    """Who shares the shards; none: nobody does."""
+
+
+def _work(work: list[_Work], now: float, reason: str) -> None:
     left = SHARDS_DEALT
-    for board, reported in work:
-        left -= board.dataset.record.shard_count
-        if left >= 0:
-            board.deal(view, now, reason)
+    for board, reported, view in work:
+        if view is not None:
+            left -= board.dataset.record.shard_count
+            if left >= 0:
+                board.deal(view, now, reason)
         board.judge(reported, now)

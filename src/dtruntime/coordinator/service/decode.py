@@ -19,6 +19,7 @@ from ...types import (
 )
 from ..state import Refused
 from ..state import commands as c
+from ..state.datasets import ORDERS
 from . import layouts
 
 METADATA_ENTRIES = 64
@@ -344,7 +345,13 @@ def report_coverage(request: pb.CoverageReport) -> c.ReportCoverage:
         generation=_at_most("generation", request.generation, MAX_COUNT),
         loads=request.loads,
         ended=request.ended,
+        order=order(request.order),
     )
+
+
+def order(told: str) -> str:
+    """The order in which a worker reads; empty: one that is not known here."""
+    return told if told in ORDERS else ""
 
 
 def _incarnation(value: int) -> int:

@@ -24,7 +24,7 @@ class Descriptions:
 
     def brief(self, job: Job, record: DatasetRecord) -> pb.DatasetDescription:
         """A dataset without the lists of its shards and files."""
-        description = _heading(job, self._store.state_id)
+        description = _heading(job, record, self._store.state_id)
         description.dataset.CopyFrom(encode.dataset(record, job.name))
         return description
 
@@ -40,7 +40,7 @@ class Descriptions:
         except StorageError as exc:
             self._record = self._reading = self._described = None
             raise Refused("storage", str(exc)) from exc
-        heading, known = _heading(job, self._store.state_id), self._described
+        heading, known = _heading(job, record, self._store.state_id), self._described
         if reading is self._reading and known is not None and _same_heading(heading, known):
             return known
         heading.dataset.CopyFrom(dataset)
@@ -54,7 +54,7 @@ class Descriptions:
         return encode.dataset(record, job, full=True, index=data)
 
 
-def _heading(job: Job, state_id: str) -> pb.DatasetDescription:
+def _heading(job: Job, record: DatasetRecord, state_id: str) -> pb.DatasetDescription:
     slot_count, dead = job.roster.view()
     return pb.DatasetDescription(
         found=True,
@@ -62,6 +62,7 @@ def _heading(job: Job, state_id: str) -> pb.DatasetDescription:
         slot_count=slot_count,
         dead_slots=sorted(dead),
         state_id=state_id,
+        order=job.coverages.order(record.dataset_id),
     )
 
 
@@ -70,4 +71,5 @@ def _same_heading(one: pb.DatasetDescription, other: pb.DatasetDescription) -> b
         one.generation == other.generation
         and one.slot_count == other.slot_count
         and one.dead_slots == other.dead_slots
+        and one.order == other.order
     )

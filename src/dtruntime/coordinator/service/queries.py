@@ -196,6 +196,8 @@ class Queries:
         record = job.datasets.find(request.dataset_id) if job else None
         if job is None or record is None:
             return pb.DatasetDescription(found=False, state_id=self._store.state_id)
+        dataset = job.datasets.get(request.dataset_id)
+        dataset.read_order = decode.order(request.order) or dataset.read_order
         if request.full:
             return asyncio.ensure_future(self._descriptions.full(job, record))
         return self._descriptions.brief(job, record)

@@ -244,6 +244,8 @@ class ReportCoverage(Command, frozen=True):
     loads: int = 0
     ended: bool = False
     """Whether the worker has finished its part."""
+    order: str = ""
+    """One of `datasets.ORDERS`; empty: it does not say."""
 
 
 class RequestAction(Command, frozen=True):

@@ -16,7 +16,7 @@ import msgspec
 from ...sharding.coverage import Digest
 from ...types import Membership
 from .commands import DONE, Done, Refused, ReportCoverage
-from .datasets import Datasets
+from .datasets import GLOBAL, Datasets
 from .epochs import EPOCHS_KEPT
 from .ledger import Ledger
 from .member import Member
@@ -136,6 +136,18 @@ class Coverages:
         found += [a.covered(samples) for a in self.attempts.get(dataset_id, {}).values()]
         return sorted(found, key=lambda covered: covered.epoch)
 
+    def order(self, dataset_id: str) -> str:
+        """The order in which a dataset is read; empty: nobody has said, or nobody reads it.
+
+        Who reports without saying so reads in global order: that is the default of loaders.
+        """
+        told = self._datasets.get(dataset_id).read_order
+        attempts = self.attempts.get(dataset_id, {}).values()
+        if told or not attempts:
+            return told
+        newest = max(attempts, key=lambda a: (a.record.generation, a.record.loads))
+        return newest.record.order or GLOBAL
+
     def restore(self, records: list[CoverageRecord], shares: list[ShareRecord]) -> list[str]:
         """Take back what was stored; returns what had to be left out."""
         for record in sorted(records, key=lambda r: r.sequence):
@@ -176,6 +188,7 @@ class Coverages:
             expected=c.expected,
             generation=c.generation,
             loads=c.loads,
+            order=c.order,
         )
         attempt = self.attempts.setdefault(c.dataset_id, {})[c.epoch] = Attempt(record)
         out.put("coverage", self._roster.job, coverage_key(record), record)
@@ -192,6 +205,7 @@ class Coverages:
             expected=c.expected,
             generation=generation,
             loads=loads,
+            order=c.order or known.order,
         )
         if record != known:
             attempt.record = record

@@ -23,6 +23,8 @@ DEALT_LIMIT = 5_000_000
 """Shards, and slots that they are dealt to, of all datasets of all jobs whose dealing is kept; each
 takes some 40 bytes. One dataset may have more, if it is the only one that is kept."""
 ORDERS_KEPT = 4096
+GLOBAL, AFFINITY = ORDERS = ("global", "affinity")
+"""How workers read a dataset: the ranks share the batches, or the shards."""
 
 View = tuple[int, frozenset[int]]
 """How many slots there are, and which of them are holes."""
@@ -77,6 +79,8 @@ class Dataset:
         dealt: DealtDatasets | None = None,
     ) -> None:
         self.record = record
+        self.read_order = ""
+        """One of `ORDERS`: what the last that was about to read it said; empty: nobody has."""
         self._dealt = DealtDatasets() if dealt is None else dealt
         self.assignment_seconds: float | None = None
         """How long it took to deal the shards to the newest slots; none: nobody has asked."""

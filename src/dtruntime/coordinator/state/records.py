@@ -290,6 +290,8 @@ class CoverageRecord(Record, frozen=True):
     loads: int = 0
     lacking: Count = 0
     """How many samples were missing when everybody had gone on; 0: none, or nobody has."""
+    order: str = ""
+    """The order in which it is read; empty: nobody said."""
 
 
 class ShareRecord(Record, frozen=True):

@@ -359,30 +359,34 @@ class DatasetLayout(_message.Message):
     def __init__(self, fingerprint: _Optional[str] = ..., shard_samples: _Optional[_Iterable[int]] = ..., shard_bytes: _Optional[_Iterable[int]] = ..., root: _Optional[str] = ..., files: _Optional[_Iterable[str]] = ..., file_samples: _Optional[_Iterable[int]] = ..., total_bytes: _Optional[int] = ..., columns: _Optional[_Iterable[str]] = ..., options: _Optional[str] = ...) -> None: ...
 
 class DatasetRequest(_message.Message):
-    __slots__ = ("dataset_id", "job", "full")
+    __slots__ = ("dataset_id", "job", "full", "order")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     FULL_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
     dataset_id: str
     job: str
     full: bool
-    def __init__(self, dataset_id: _Optional[str] = ..., job: _Optional[str] = ..., full: bool = ...) -> None: ...
+    order: str
+    def __init__(self, dataset_id: _Optional[str] = ..., job: _Optional[str] = ..., full: bool = ..., order: _Optional[str] = ...) -> None: ...
 
 class DatasetDescription(_message.Message):
-    __slots__ = ("found", "dataset", "generation", "slot_count", "dead_slots", "state_id")
+    __slots__ = ("found", "dataset", "generation", "slot_count", "dead_slots", "state_id", "order")
     FOUND_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SLOT_COUNT_FIELD_NUMBER: _ClassVar[int]
     DEAD_SLOTS_FIELD_NUMBER: _ClassVar[int]
     STATE_ID_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
     found: bool
     dataset: DatasetInfo
     generation: int
     slot_count: int
     dead_slots: _containers.RepeatedScalarFieldContainer[int]
     state_id: str
-    def __init__(self, found: bool = ..., dataset: _Optional[_Union[DatasetInfo, _Mapping]] = ..., generation: _Optional[int] = ..., slot_count: _Optional[int] = ..., dead_slots: _Optional[_Iterable[int]] = ..., state_id: _Optional[str] = ...) -> None: ...
+    order: str
+    def __init__(self, found: bool = ..., dataset: _Optional[_Union[DatasetInfo, _Mapping]] = ..., generation: _Optional[int] = ..., slot_count: _Optional[int] = ..., dead_slots: _Optional[_Iterable[int]] = ..., state_id: _Optional[str] = ..., order: _Optional[str] = ...) -> None: ...
 
 class DatasetRegistration(_message.Message):
     __slots__ = ("dataset_id", "shard_count", "created", "state_id")
@@ -636,7 +640,7 @@ class RebalanceResponse(_message.Message):
     def __init__(self, segment: _Optional[int] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CoverageReport(_message.Message):
-    __slots__ = ("job", "worker_id", "incarnation", "dataset_id", "epoch", "base", "assumed", "world_size", "digest", "dropped", "expected", "generation", "loads", "ended", "state_id")
+    __slots__ = ("job", "worker_id", "incarnation", "dataset_id", "epoch", "base", "assumed", "world_size", "digest", "dropped", "expected", "generation", "loads", "ended", "state_id", "order")
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -652,6 +656,7 @@ class CoverageReport(_message.Message):
     LOADS_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     STATE_ID_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker_id: str
     incarnation: int
@@ -667,7 +672,8 @@ class CoverageReport(_message.Message):
     loads: int
     ended: bool
     state_id: str
-    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., dataset_id: _Optional[str] = ..., epoch: _Optional[int] = ..., base: _Optional[bytes] = ..., assumed: _Optional[int] = ..., world_size: _Optional[int] = ..., digest: _Optional[bytes] = ..., dropped: _Optional[int] = ..., expected: _Optional[int] = ..., generation: _Optional[int] = ..., loads: _Optional[int] = ..., ended: bool = ..., state_id: _Optional[str] = ...) -> None: ...
+    order: str
+    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., dataset_id: _Optional[str] = ..., epoch: _Optional[int] = ..., base: _Optional[bytes] = ..., assumed: _Optional[int] = ..., world_size: _Optional[int] = ..., digest: _Optional[bytes] = ..., dropped: _Optional[int] = ..., expected: _Optional[int] = ..., generation: _Optional[int] = ..., loads: _Optional[int] = ..., ended: bool = ..., state_id: _Optional[str] = ..., order: _Optional[str] = ...) -> None: ...
 
 class CoverageReply(_message.Message):
     __slots__ = ()

@@ -1,0 +1,144 @@
+"""Shares, epochs and endings as a new user sees them, after the programs of the documentation."""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dtruntime.testing import LocalCoordinator, WorkerProcess, eventually
+from tests.integration.command_line import strata
+from tests.integration.http_api import Api
+
+SAMPLES = 1200
+
+PARTS = """
+import sys
+from dtruntime import DatasetRegistry, TrainingOrchestrator
+
+folder, order = sys.argv[1:3]
+with TrainingOrchestrator() as worker:
+    worker.register()
+    datasets = DatasetRegistry()
+    datasets.register("train", folder, "parquet", shuffle=True)
+    worker.barrier("begin")
+    loader = datasets.loader("train", batch_size=50, order=order)
+    for epoch in range(2):
+        for step, batch in enumerate(loader):
+            worker.report(step=step, epoch=epoch, state="training")
+            if not step:
+                print("reads", epoch, flush=True)
+                input()
+        print("read", epoch, flush=True)
+        worker.barrier(f"epoch-{epoch}")
+"""
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    pq.write_table(pa.table({"n": range(SAMPLES)}), folder / "part.parquet")
+    return folder
+
+
+class Job:
+    """One job, as everything shows it."""
+
+    def __init__(self, served: LocalCoordinator, api: Api, name: str) -> None:
+        self.url, self.name, self._api = served.url, name, api
+
+    @contextmanager
+    def workers(
+        self, count: int, program: str, *arguments: object, **env: str
+    ) -> Iterator[list[WorkerProcess]]:
+        """So many processes of a program."""
+        given = [str(argument) for argument in arguments]
+        told = {"COORDINATOR_URL": self.url, "STRATA_JOB": self.name, "WORLD_SIZE": str(count)}
+        with ExitStack() as stack:
+            yield [
+                stack.enter_context(WorkerProcess(program, given, env={**told, **env}))
+                for _ in range(count)
+            ]
+
+    def until_nobody_is_live(self) -> None:
+        eventually(lambda: not self.seen()["metrics"]["workers_live"], what="nobody is live")
+
+    def seen(self) -> Any:
+        return self._api.ask("/api/dashboard", job=self.name).json()
+
+    def task(self) -> Any:
+        (task,) = self.seen()["tasks"]
+        return task
+
+    def dataset(self) -> Any:
+        (found,) = self._api.ask("/api/datasets", job=self.name).json()["items"]
+        return found
+
+    def shows_no_shares(self) -> bool:
+        found = self.dataset()
+        return (found["shards_per_rank"], found["last_change"]) == ([], None)
+
+    def shown(self, *options: str) -> str:
+        told = strata("datasets", "show", "train", "--url", self.url, "--job", self.name, *options)
+        assert told.returncode == 0, told.stderr
+        return told.stdout
+
+    def status(self) -> str:
+        return strata("status", "--url", self.url, "--job", self.name).stdout
+
+
+@pytest.fixture
+def run(served: LocalCoordinator, api: Api, job: str) -> Job:
+    return Job(served, api, job)
+
+
+def go_on(workers: list[WorkerProcess], *lines: str) -> None:
+    """Let all workers go on from where they say they are."""
+    for line in lines:
+        for worker in workers:
+            worker.expect(line)
+        for worker in workers:
+            worker.send("go")
+
+
+def test_ranks_that_share_the_batches_have_no_shards_of_their_own(run: Job, rows: Path) -> None:
+    with run.workers(2, PARTS, rows, "global") as workers:
+        for worker in workers:
+            worker.expect("reads 0")
+        eventually(run.shows_no_shares, what="no shares")
+        assert "a part of every batch" in run.shown()
+        assert json.loads(run.shown("--json"))["share"] is None
+        for worker in workers:
+            worker.send("go")
+        go_on(workers, "reads 1")
+        for worker in workers:
+            worker.wait()
+    run.until_nobody_is_live()
+    eventually(run.shows_no_shares, what="no shares")
+    assert "0 to 1,200 samples" not in run.shown()
+
+
+def test_order_of_a_dataset_is_known_after_a_restart(
+    run: Job, rows: Path, served: LocalCoordinator
+) -> None:
+    with run.workers(2, PARTS, rows, "global") as workers:
+        go_on(workers, "reads 0")
+        for worker in workers:
+            worker.expect("reads 1")
+        served.stop()
+        served.start()
+        eventually(run.shows_no_shares, what="no shares")
+        assert "a part of every batch" in run.shown()
+
+
+def test_ranks_that_share_the_shards_are_shown_with_them(run: Job, rows: Path) -> None:
+    with run.workers(2, PARTS, rows, "affinity") as workers:
+        eventually(lambda: any("reads 0" in worker.lines for worker in workers))
+        shares = eventually(lambda: run.dataset()["shards_per_rank"], what="shares")
+        assert sorted(share["samples"] for share in shares) == [0, SAMPLES]
+        assert "0 to 1 shard, 0 to 1,200 samples" in run.shown()
