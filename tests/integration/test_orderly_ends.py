@@ -73,6 +73,15 @@ ENDS = {
         gc.collect()
         """
     ),
+    "SIGTERM that is an exit": End(
+        """
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        train()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(600)
+        """,
+        status=128 + signal.SIGTERM,
+    ),
     "several managers": End(
         """
         def main():
