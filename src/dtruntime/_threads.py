@@ -8,6 +8,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
@@ -61,6 +62,28 @@ def _begun(work: Callable[[], T], name: str, daemon: bool | None) -> asyncio.Fut
 
     threading.Thread(target=run, name=name, daemon=daemon).start()
     return future
+
+
+class ThreadPool(ThreadPoolExecutor):
+    """A pool for threads that may outlive the main one.
+
+    When the main thread has ended, the interpreter gives pools no more work. Whoever submits some
+    then does it at once, in its own thread.
+    """
+
+    def submit(self, work: Callable[..., T], /, *args: Any, **options: Any) -> Future[T]:
+        """Let a thread do the work."""
+        try:
+            return super().submit(work, *args, **options)
+        except RuntimeError as exc:
+            if "interpreter shutdown" not in str(exc):
+                raise
+        done: Future[T] = Future()
+        try:
+            done.set_result(work(*args, **options))
+        except BaseException as exc:
+            done.set_exception(exc)
+        return done
 
 
 class Hold:

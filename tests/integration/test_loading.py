@@ -398,3 +398,39 @@ def test_loader_made_before_registration_does_not_read_the_others_share(
             with pytest.raises(StrataError, match=r"made before .* register\(\)"):
                 next(iter(early))
             assert sum(len(batch["sample"]) for batch in own) == 100
+
+
+def test_registry_of_another_coordinator_does_not_take_the_worker_for_its_own(
+    own_coordinator: LocalCoordinator, patient_coordinator: LocalCoordinator, job: str
+) -> None:
+    with (
+        TrainingOrchestrator(
+            coordinator_url=own_coordinator.url, job=job, world_size=4, rank=2
+        ) as worker,
+        DatasetRegistry(patient_coordinator.url, job=job) as elsewhere,
+        DatasetRegistry(own_coordinator.url.replace("127.0.0.1", "localhost"), job=job) as here,
+    ):
+        worker.register()
+        for registry in (elsewhere, here):
+            registry.register_dataset("train", 100, 10)
+        assert sum(len(batch["sample"]) for batch in elsewhere.loader("train", 10)) == 100
+        assert here.loader("train", 10).rank == 2
+
+
+READS_ON = """
+import sys, threading
+from dtruntime.data import FileSource, Loader, build_index
+
+def read():
+    threading.main_thread().join()
+    source = FileSource(build_index(sys.argv[1], "parquet"), 50)
+    print("read", sum(len(batch["id"]) for batch in Loader(source, 10)), flush=True)
+
+threading.Thread(target=read).start()
+"""
+
+
+def test_thread_that_outlives_the_main_one_reads_everything(rows: Path) -> None:
+    with WorkerProcess(READS_ON, [str(rows)]) as process:
+        code = process.wait(PATIENCE)
+        assert (process.lines, process.log, code) == ([f"read {ROWS}"], "", 0)

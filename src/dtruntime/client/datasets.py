@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
+from urllib.parse import urlsplit
 
 from google.protobuf.message import Message
 
@@ -115,6 +116,19 @@ class DatasetRegistry:
     def job(self) -> str:
         """The job whose datasets these are."""
         return self._config.job or ""
+
+    @property
+    def worker(self) -> TrainingOrchestrator | None:
+        """This process's orchestrator, if it is a member of the same job at the same coordinator.
+
+        Its rank means nothing in a job of that name elsewhere. One host has many names: a
+        coordinator counts as another one if its port is.
+        """
+        worker = current.current()
+        if worker is None or worker.job != self.job:
+            return None
+        urls = (worker.coordinator_url, self._channel.url)
+        return worker if len({urlsplit(url).port for url in urls}) == 1 else None
 
     @awaitable
     async def register_async(
@@ -534,16 +548,14 @@ class DatasetRegistry:
             return True
 
     def _listen_for_others(self) -> None:
-        worker = current.current()
-        if worker is not None and worker.job == self.job:
+        worker = self.worker
+        if worker is not None:
             worker.listen_for_others()
 
     def _rank(self) -> int | None:
         """This worker's rank; none for a process that is no worker."""
-        worker = current.current()
-        if worker is not None and worker.job == self.job:
-            return worker.rank
-        return self._config.rank
+        worker = self.worker
+        return self._config.rank if worker is None else worker.rank
 
     def _warn_without_files(self, request: pb.FileListRequest, reply: pb.FileList) -> None:
         """Say that a rank has nothing to read; once, not in every epoch."""

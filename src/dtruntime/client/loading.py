@@ -12,7 +12,6 @@ from ..data.loading.source import Ranges
 from ..errors import ShardError, StrataError
 from ..storage import DiskCache
 from ..types import DatasetSummary
-from . import current
 from .consumption import CoverageReports, EpochLedger
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ async def described_for(
     registry: DatasetRegistry, dataset_id: str, order: object
 ) -> DatasetSummary:
     """A dataset that is about to be read; a worker tells in which order."""
-    told = "" if _worker(registry) is None else str(order)
+    told = "" if registry.worker is None else str(order)
     return await registry.describe_async(dataset_id, order=told)
 
 
@@ -35,7 +34,7 @@ async def open_loader(
     registry: DatasetRegistry, summary: DatasetSummary, options: dict[str, Any]
 ) -> Loader:
     """A loader for this worker's rank, that reports what it consumed."""
-    worker = _worker(registry)
+    worker = registry.worker
     defaults: dict[str, Any] = {"shuffle": summary.shuffle, "seed": summary.seed}
     if worker is not None:
         order = str(options.get("order", GLOBAL))
@@ -61,7 +60,7 @@ class LoaderOfNoWorker(Loader):
 
     def accept(self, step: Delivery) -> None:
         """Take note that a step was handed out; raises in a process that is a worker."""
-        worker = _worker(self._registry) if self._registry is not None else None
+        worker = self._registry.worker if self._registry is not None else None
         if worker is not None:
             raise StrataError(
                 f"this loader was made before {worker.worker_id} of job {worker.job!r} called "
@@ -81,7 +80,7 @@ async def open_live_loader(
     options: dict[str, Any],
 ) -> LiveLoader:
     """A loader whose share the coordinator decides, from the first epoch not in ``complete``."""
-    worker = _worker(registry)
+    worker = registry.worker
     if worker is None:
         raise StrataError(
             f"a live loader needs a registered worker of job {registry.job!r}: call "
@@ -117,11 +116,6 @@ async def open_source(
         skip=skip,
         cache=cache or DiskCache.configured(Config.load().dataset),
     )
-
-
-def _worker(registry: DatasetRegistry) -> TrainingOrchestrator | None:
-    worker = current.current()
-    return worker if worker is not None and worker.job == registry.job else None
 
 
 def _place(worker: TrainingOrchestrator, summary: DatasetSummary) -> tuple[int, int]:

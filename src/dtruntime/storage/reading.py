@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
+from .._threads import ThreadPool
 from ..errors import ShardError
 from .locations import FileStat, local_stat
 from .stores import changed, parse_object_url, store_for, translated
@@ -81,7 +81,7 @@ def read_ahead(
 ) -> Iterator[bytes]:
     """Yield a file in chunks; while one is used, the next is read by another thread."""
     offsets = range(0, file.size, chunk)
-    with ThreadPoolExecutor(1, thread_name_prefix="strata-read-ahead") as ahead:
+    with ThreadPool(1, thread_name_prefix="strata-read-ahead") as ahead:
         pending = None
         for offset in offsets:
             length = min(chunk, file.size - offset)
@@ -147,7 +147,7 @@ def _fetch_all(file: FileStat, ranges: Sequence[tuple[int, int]]) -> list[bytes]
     if len(ranges) < 2:
         return [_fetch(file, *part) for part in ranges]
     workers = min(PARALLEL_PARTS, len(ranges))
-    with ThreadPoolExecutor(workers, thread_name_prefix="strata-fetch") as pool:
+    with ThreadPool(workers, thread_name_prefix="strata-fetch") as pool:
         return list(pool.map(lambda part: _fetch(file, *part), ranges))
 
 

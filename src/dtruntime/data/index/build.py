@@ -9,7 +9,6 @@ from concurrent.futures import (
     FIRST_EXCEPTION,
     CancelledError,
     Future,
-    ThreadPoolExecutor,
     wait,
 )
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from functools import reduce
 
 import pyarrow as pa
 
-from ..._threads import usable_cores
+from ..._threads import ThreadPool, usable_cores
 from ...errors import ShardError
 from ...storage import FileStat, expand
 from ...storage.locations import absolute
@@ -112,7 +111,7 @@ class _Pool:
         """Index files; the first error ends it."""
         if not stats:
             return {}
-        with ThreadPoolExecutor(self._workers, thread_name_prefix="strata-index") as threads:
+        with ThreadPool(self._workers, thread_name_prefix="strata-index") as threads:
             futures = {stat: threads.submit(self._index, stat) for stat in stats}
             try:
                 self._watch(futures)
@@ -124,7 +123,7 @@ class _Pool:
 
     def settle(self, files: Iterable[IndexedFile], schema: pa.Schema) -> list[pa.Schema]:
         """Return what each file makes of a merged schema."""
-        with ThreadPoolExecutor(self._workers, thread_name_prefix="strata-index") as threads:
+        with ThreadPool(self._workers, thread_name_prefix="strata-index") as threads:
             return list(threads.map(lambda file: self._reader.settle(file, schema), files))
 
     def _index(self, stat: FileStat) -> IndexedFile:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 
 import pyarrow as pa
 
-from ..._threads import usable_cores
+from ..._threads import ThreadPool, usable_cores
 from ..order import Lane, Window
 from .columns import Assemble, Block
 from .source import Source
@@ -31,7 +31,7 @@ class ShardFetcher:
         # Decoding keeps processors busy; waiting for a store does not.
         most = MAX_THREADS if source.is_remote else min(MAX_THREADS, usable_cores())
         threads = max(2, min(most, prefetch_shards))
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="strata-shards")
+        self._threads = ThreadPool(threads, thread_name_prefix="strata-shards")
         together = READ_BYTES // max(1, source.mean_shard_bytes)
         self.together = max(1, min(together, prefetch_shards // threads))
         """How many neighbouring shards are read in one go."""
