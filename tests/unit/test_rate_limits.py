@@ -157,3 +157,16 @@ def test_crowd_comes_up_behind_one_address_within_seconds() -> None:
         else:
             waiting -= 1
     assert now <= 3.0
+
+
+def test_processor_time_is_asked_for_after_a_long_call_only() -> None:
+    limits, peer = by_default(), "ipv4:10.0.0.1:1"
+    limits.note_duration(peer, 0.000_05)
+    assert not limits.is_costly(peer)
+    limits.note_duration(peer, 0.01)
+    assert limits.is_costly("ipv4:10.0.0.1:2"), "another connection of the address"
+    assert not limits.is_costly("ipv4:10.0.0.2:1")
+    limits.charge_peer(peer, 0.01)
+    assert limits.is_costly(peer)
+    limits.charge_peer(peer, 0.000_05)
+    assert not limits.is_costly(peer), "it only waited for the processor"

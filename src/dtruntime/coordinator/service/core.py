@@ -145,8 +145,9 @@ class CoordinatorService:
 
     def _answer(self, method: str, request: Any) -> Answer:
         stats = self.stats[method]
-        started, worked = time.perf_counter(), time.thread_time()
         peer, self._admitted = self._admitted, ""
+        worked = time.thread_time() if self._limits.is_costly(peer) else None
+        started = time.perf_counter()
         try:
             if self._closing:
                 raise self._shutting_down()
@@ -158,8 +159,10 @@ class CoordinatorService:
             stats.latency.observe(time.perf_counter() - started)
             raise
         finally:
-            if peer:
+            if worked is not None:
                 self._limits.charge_peer(peer, time.thread_time() - worked)
+            elif peer:
+                self._limits.note_duration(peer, time.perf_counter() - started)
         if isinstance(answer, asyncio.Future):
             answer.add_done_callback(lambda done: _observe(stats, started, done))
         else:

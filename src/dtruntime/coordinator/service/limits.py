@@ -8,6 +8,7 @@ WORKER_BURST = 4.0
 PEER_BURST = 2.0
 PEER_SHARE = 0.5
 """The part of a core that the calls of one address may take: a longer call counts as several."""
+COSTLY_KEPT = 4096
 IDLE_SECONDS = 60.0
 """A bucket unused for this long is full again and can be forgotten."""
 
@@ -65,10 +66,12 @@ class TokenBuckets:
 class RateLimits:
     """Both limits of the service."""
 
-    __slots__ = ("_peer_rate", "_peers", "_workers")
+    __slots__ = ("_costly", "_peer_rate", "_peers", "_workers")
 
     def __init__(self, worker_rate: float, peer_rate: float) -> None:
         self._peer_rate = peer_rate
+        self._costly: set[str] = set()
+        """Addresses whose last call took long."""
         self._workers = TokenBuckets("worker", worker_rate, WORKER_BURST)
         self._peers = TokenBuckets("peer", peer_rate, PEER_BURST)
 
@@ -76,11 +79,29 @@ class RateLimits:
         """Count a call of an address; ``peer`` is ``ipv4:ADDRESS:PORT``."""
         self._peers.take(peer.rpartition(":")[0], now)
 
+    def is_costly(self, peer: str) -> bool:
+        """Whether to measure the processor time of an address's next call.
+
+        Asking for it takes a system call, which short ones are spared.
+        """
+        return bool(self._costly) and peer.rpartition(":")[0] in self._costly
+
+    def note_duration(self, peer: str, seconds: float) -> None:
+        """A call took so long by the clock, which may not have been its own work."""
+        if self._worth(seconds) > 1.0 and len(self._costly) < COSTLY_KEPT:
+            self._costly.add(peer.rpartition(":")[0])
+
     def charge_peer(self, peer: str, seconds: float) -> None:
         """Count a call of an address by the processor time that it took, if that was much."""
-        more = seconds * self._peer_rate / PEER_SHARE - 1.0
-        if more > 0:
-            self._peers.charge(peer.rpartition(":")[0], more)
+        address, worth = peer.rpartition(":")[0], self._worth(seconds)
+        if worth > 1.0:
+            self._peers.charge(address, worth - 1.0)
+        else:
+            self._costly.discard(address)
+
+    def _worth(self, seconds: float) -> float:
+        """How many calls an address may make in the time that it may work for so long."""
+        return seconds * self._peer_rate / PEER_SHARE
 
     def check_worker(self, job: str, worker_id: str, now: float) -> None:
         """Count a call of a worker that is known to exist."""
