@@ -28,6 +28,10 @@ def test_second_program_on_the_same_folder_is_warned(tmp_path: Path) -> None:
             assert "run.not_alone" in second.log
             assert str(first.pid) in second.log
             assert "COORDINATOR_URL" in second.log
+            first.send("")
+            first.expect("done")
+            assert first.log.count("run.not_alone") == 1
+            assert str(second.pid) in first.log
 
 
 def test_killed_program_and_own_managers_are_no_reason_to_warn(tmp_path: Path) -> None:

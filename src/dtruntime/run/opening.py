@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING
 
 from .._loop import io
 from ..checkpoint import CheckpointManager
-from ..checkpoint.access import location_of
 from ..client import TrainingOrchestrator, WorkerConfig
 from ..client.registration import OPTIONAL_PACKAGES
 from ..errors import ConfigError, install_command
-from ..telemetry import EventLog
 from ..types import MAX_ID_LENGTH
 from .actions import Agreements, Watch
 from .batches import DataOptions, Numbers, Stream
@@ -35,9 +33,6 @@ from .tracking import Tracked
 if TYPE_CHECKING:
     from .gradients import Gradients
     from .process_group import ProcessGroup
-
-
-log = EventLog("run")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,29 +141,14 @@ def open_run(
         options.checkpoints, orchestrator=commits, sharded=commits is not None, **options.manager
     )
     places = None if worker is None else Places(manager, worker, notices)
-    if worker is None:
-        _warn_of_others(manager)
     if commits is not None and places is not None:
         commits.place = places.identity
     stream = open_stream(options.data, worker)
     saves = Saves(manager, commits, tracked, stream, options.seed)
+    saves.look_for_others()
     group = _group(options, tracked, worker)
     formation = Formation(membership, worker, stream, saves, places, group, gradients)
     return Opened(manager, stream, saves, formation, gradients, agreements, watch)
-
-
-def _warn_of_others(manager: CheckpointManager) -> None:
-    """Runs without a coordinator do not know of each other, and each reads everything."""
-    others = manager.other_writers()
-    if others:
-        log.warning(
-            "run.not_alone",
-            place=location_of(manager),
-            processes=", ".join(others[:8]),
-            remedy="other processes save into the same folder, and without a coordinator each of "
-            "them reads all data and saves over the others: start one (strata coordinator) and "
-            "set COORDINATOR_URL, or give each run its own folder",
-        )
 
 
 def _gradients(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._loop import io
 from ..checkpoint import CheckpointManager
-from ..checkpoint.access import has_kind
+from ..checkpoint.access import has_kind, location_of
 from ..checkpoint.retention import FINISHED_KEY, IDENTITY_KEY
 from ..checkpoint.saving import SaveHandle
 from ..client import TrainingOrchestrator
@@ -127,11 +127,31 @@ class Saves:
         self._under_way: list[SaveHandle] = []
         self._failed = 0
         self._committed = -1
-        self._given_up = False
+        self._given_up = self._has_warned = False
         self.last_step = -1
         """The step that was saved last, or restored; its save may be under way."""
         self.last_time = time.monotonic()
         """When that was."""
+
+    def look_for_others(self) -> None:
+        """Warn, once, of other runs that save here; those of a crew know of each other.
+
+        Without a coordinator each reads everything. The first of them finds the others when it
+        saves.
+        """
+        if self._commits is not None or self._has_warned:
+            return
+        others = self._manager.other_writers()
+        self._has_warned = bool(others)
+        if others:
+            log.warning(
+                "run.not_alone",
+                place=location_of(self._manager),
+                processes=", ".join(others[:8]),
+                remedy="other processes save into the same folder, and without a coordinator each "
+                "of them reads all data and saves over the others: start one (strata coordinator) "
+                "and set COORDINATOR_URL, or give each run its own folder",
+            )
 
     def save(
         self,
@@ -143,6 +163,7 @@ class Saves:
         finished: bool = False,
     ) -> SaveHandle:
         """Begin to save; returns when training may go on."""
+        self.look_for_others()
         if self._commits is not None:
             self._commits.ranks = crew.ranks
         own = {"data": self._stream.state(), "rng": rng.capture()}
