@@ -67,6 +67,8 @@ class JobFigures:
         """Incarnations of live workers that were seen to train."""
         self._spent: Counter[str] = Counter()
         """How many of those that are heard do what is good, and what is not."""
+        self._ended_in: int | None = None
+        """The generation in which what ended workers said last was taken."""
         self._told: dict[int, Told] = {}
         """By incarnation."""
         self._checkpoint = ""
@@ -154,6 +156,22 @@ class JobFigures:
         # The curves end here, and do not go on to where they begin again.
         self._add(Point(now, 0, None, None, None, None, None, None, None, 0, None))
 
+    def take_last_reports(self, job: Job) -> None:
+        """Of a job without live workers, take what those that were live last have reported.
+
+        They may have said it after it was looked, or before the coordinator was started.
+        """
+        roster = job.roster
+        if roster.live_count or self._ended_in == roster.generation:
+            return
+        self._ended_in = roster.generation
+        ended = roster.slots.held()
+        since = max((m.last_seen for m in ended), default=0.0) - self._seconds
+        last = [m for m in ended if m.pulse is not None and m.last_seen >= since]
+        steps = [m.last_step for m in last if m.last_step is not None]
+        self.step = max(steps, default=self.step)
+        self._take_means(_reports(last))
+
     def barriers(self, job: Job, now: float) -> Quantiles:
         """Of the rounds that were completed in the last minutes, in seconds."""
         return self._barriers.add(now, job.barriers.latency)
@@ -221,22 +239,25 @@ class JobFigures:
 
     def _average(self, members: Sequence[Member], now: float) -> bool:
         """Take the means of what workers report; whether somebody still has something new."""
-        live = [m for m in members if m.live and m.pulse is not None]
-        found: dict[str, list[float]] = {}
+        reports = _reports([m for m in members if m.live and m.pulse is not None])
         told: dict[int, Told] = {}
-        for member in live[:: max(1, len(live) // REPORTERS)][:REPORTERS]:
+        for member, metrics in reports:
             pulse = cast("Heartbeat", member.pulse)
-            metrics = dict(pb.HeartbeatRequest.FromString(pulse.report).metrics)
-            for name, value in metrics.items():
-                if math.isfinite(value):
-                    found.setdefault(name, []).append(value)
             if pulse.state != WorkerState.FINISHED:
                 before = self._told.get(member.incarnation)
                 told[member.incarnation] = Told.after(before, (pulse.step, metrics), member.beat_at)
-        if found:
-            self.reported = {name: fmean(values) for name, values in sorted(found.items())}
+        self._take_means(reports)
         self._told = told
         return any(one.is_new(now, self._seconds) for one in told.values())
+
+    def _take_means(self, reports: Sequence[tuple[Member, dict[str, float]]]) -> None:
+        found: dict[str, list[float]] = {}
+        for _, metrics in reports:
+            for name, value in metrics.items():
+                if math.isfinite(value):
+                    found.setdefault(name, []).append(value)
+        if found:
+            self.reported = {name: fmean(values) for name, values in sorted(found.items())}
 
     def _point(self, now: float, metrics: Metrics, latest: CheckpointRecord | None) -> Point:
         return Point(
@@ -257,6 +278,13 @@ class JobFigures:
         """The rate of a checkpoint, once: a curve has a place for each, and none between them."""
         before, self._checkpoint = self._checkpoint, latest.checkpoint_id if latest else ""
         return metrics.checkpoint_bytes_per_second if self._checkpoint != before else None
+
+
+def _reports(members: Sequence[Member]) -> list[tuple[Member, dict[str, float]]]:
+    """The metrics of some of the members, evenly chosen; all of them have a pulse."""
+    chosen = members[:: max(1, len(members) // REPORTERS)][:REPORTERS]
+    pulses = [(member, cast("Heartbeat", member.pulse)) for member in chosen]
+    return [(m, dict(pb.HeartbeatRequest.FromString(p.report).metrics)) for m, p in pulses]
 
 
 def losses_last_hour(job: Job, now: float) -> int:

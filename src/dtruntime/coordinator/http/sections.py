@@ -234,6 +234,7 @@ EPOCHS, STEPS = "epochs", "steps"
 
 def tasks(job: Job, figures: JobFigures, datasets: list[views.Dataset]) -> list[views.Task]:
     """The run of a job, if it has ever had members."""
+    figures.take_last_reports(job)
     started_at = figures.started_at
     if started_at is None:
         registered = (m.record.registered_at for m in job.roster.slots.held())

@@ -1,0 +1,84 @@
+"""What is shown of workers and runs that have ended: what they said last, also after a restart."""
+
+import signal
+from typing import Any
+
+import pytest
+
+from dtruntime.rpc.codes import STATE_CODES
+from dtruntime.testing import LocalCoordinator, WorkerProcess, eventually
+from dtruntime.types import WorkerState
+from tests.integration.http_api import Api
+from tests.integration.raw import RawClient, RawWorker
+
+TRAINING = STATE_CODES[WorkerState.TRAINING]
+
+PROGRAM = """
+import signal
+import sys
+from dtruntime import TrainingOrchestrator
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+worker = TrainingOrchestrator()
+worker.register()
+worker.report(step=3, loss=1 / 3)
+worker.beat()
+print("begun", flush=True)
+input()
+for step in range(4, 25):
+    worker.report(step=step, loss=1 / step)
+print("reported", flush=True)
+"""
+ENDS = {
+    "deregistered": "worker.deregister()",
+    "exception": "raise RuntimeError('out of data')",
+    "terminated": "input()",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_run_that_has_ended_shows_what_was_reported_last(
+    served: LocalCoordinator, api: Api, job: str, end: str
+) -> None:
+    env = {"COORDINATOR_URL": served.url, "STRATA_JOB": job}
+    with WorkerProcess(PROGRAM + ENDS[end], env=env) as program:
+        program.expect("begun")
+        eventually(lambda: task_of(api, job).get("step") == 3, what="the first report is shown")
+        program.send("")
+        program.expect("reported")
+        if end == "terminated":
+            program.send_signal(signal.SIGTERM)
+        program.wait()
+    (worker,) = workers_of(api, job)
+    assert (worker["membership"], worker["step"]) == ("left", 24)
+    task = task_of(api, job)
+    assert (task["state"], task["step"], task["metrics"]) == ("stopped", 24, {"loss": 1 / 24})
+
+
+def test_last_report_counts_whichever_worker_made_it(
+    served: LocalCoordinator, api: Api, job: str
+) -> None:
+    with RawClient(served.url, job) as raw:
+        first, second = raw.workers(2)
+        beat(first, 7, loss=1.0)
+        beat(second, 5, loss=3.0)
+        eventually(lambda: task_of(api, job).get("step") == 7)
+        second.leave()
+        beat(first, 8, loss=2.0)
+        first.leave()
+    task = task_of(api, job)
+    assert (task["step"], task["metrics"]) == (8, {"loss": 2.5})
+
+
+def beat(worker: RawWorker, step: int, epoch: int = 0, **metrics: float) -> None:
+    worker.heartbeat(state=TRAINING, step=step, epoch=epoch, metrics=metrics)
+
+
+def workers_of(api: Api, job: str) -> list[Any]:
+    found: list[Any] = api.ask("/api/workers", job=job).json()["items"]
+    return found
+
+
+def task_of(api: Api, job: str) -> Any:
+    response = api.ask("/api/tasks", job=job)
+    return next(iter(response.json().get("items", ())), {})
