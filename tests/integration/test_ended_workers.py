@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from dtruntime.rpc.codes import STATE_CODES
+from dtruntime.rpc.gen import coordinator_pb2 as pb
 from dtruntime.testing import LocalCoordinator, WorkerProcess, eventually
 from dtruntime.types import WorkerState
 from tests.integration.http_api import Api
@@ -70,6 +71,36 @@ def test_last_report_counts_whichever_worker_made_it(
     assert (task["step"], task["metrics"]) == (8, {"loss": 2.5})
 
 
+@pytest.mark.deaths
+def test_killed_coordinator_knows_how_its_workers_ended(
+    served: LocalCoordinator, api: Api, job: str
+) -> None:
+    with RawClient(served.url, job) as raw:
+        left, dead = raw.workers(2)
+        for worker, step in ((left, 200), (dead, 199)):
+            beat(worker, step, epoch=8, loss=0.5, epochs=8.0, steps=200.0)
+        left.leave("done")
+        eventually(lambda: raw.statuses()[dead.worker_id].membership == pb.MEMBERSHIP_DEAD)
+    workers, task = workers_of(api, job), task_of(api, job)
+    assert [(w["membership"], w["step"], w["epoch"]) for w in workers] == [
+        ("left", 200, 8),
+        ("dead", 199, 8),
+    ]
+    assert (task["step"], task["epochs"], task["total_steps"]) == (200, 8, 200)
+    served.kill()
+    served.start()
+    assert [timeless(w) for w in workers_of(api, job)] == [timeless(w) for w in workers]
+    assert task_of(api, job) == task
+    found = api.ask("/api/dashboard", job=job).json()
+    started = found["coordinator"]["started_at"]
+    heard = [found["coordinator"]["now"] - w["heartbeat_age_seconds"] for w in found["workers"]]
+    assert max(heard) < started, "nobody was heard since the start"
+    with RawClient(served.url, job) as raw:
+        info = raw.call("GetServerInfo")
+        ages = [w.heartbeat_age_seconds for w in raw.statuses().values()]
+        assert min(ages) > info.now - info.started_at
+
+
 def beat(worker: RawWorker, step: int, epoch: int = 0, **metrics: float) -> None:
     worker.heartbeat(state=TRAINING, step=step, epoch=epoch, metrics=metrics)
 
@@ -82,3 +113,7 @@ def workers_of(api: Api, job: str) -> list[Any]:
 def task_of(api: Api, job: str) -> Any:
     response = api.ask("/api/tasks", job=job)
     return next(iter(response.json().get("items", ())), {})
+
+
+def timeless(worker: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in worker.items() if name != "heartbeat_age_seconds"}

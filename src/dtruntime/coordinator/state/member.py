@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...types import Membership
 from .commands import Heartbeat
-from .records import WorkerRecord
+from .records import ReportRecord, WorkerRecord
 
 
 class Member:
@@ -22,15 +22,15 @@ class Member:
         "record",
     )
 
-    def __init__(self, record: WorkerRecord, heard: int, now: float) -> None:
+    def __init__(self, record: WorkerRecord, heard: int, job: str, now: float) -> None:
         self.record = record
         self.rank = record.rank
         self.incarnation = record.incarnation
         self.live = record.membership == Membership.LIVE
-        self.last_seen = now
+        self.last_seen = now if self.live else record.heard_at or record.registered_at
         self.heard = heard
         """The job's next incarnation when it was last heard: the order of events, by no clock."""
-        self.pulse: Heartbeat | None = None
+        self.pulse = _stored_pulse(record, job)
         self.beat_at = 0.0
         """When its last heartbeat came."""
         self.epoch: int | None = None
@@ -45,6 +45,33 @@ class Member:
         """The newest step it reported."""
         return self.pulse.step if self.pulse else None
 
+    @property
+    def last_report(self) -> ReportRecord | None:
+        """What it said of itself last, for its record."""
+        said = self.pulse
+        if said is None:
+            return None
+        return ReportRecord(
+            said.state, said.step, said.epoch, said.report, said.step_seconds, said.samples
+        )
+
     def knew(self, other: Member) -> bool:
         """Whether ``other`` was heard from while this member was registered."""
         return other.heard > self.incarnation
+
+
+def _stored_pulse(record: WorkerRecord, job: str) -> Heartbeat | None:
+    said = record.report
+    if said is None:
+        return None
+    return Heartbeat(
+        job,
+        record.worker_id,
+        record.incarnation,
+        said.state,
+        said.step,
+        said.epoch,
+        said.message,
+        said.step_seconds,
+        said.samples,
+    )

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ...types import WorkerState
 from .layouts import LayoutRecord
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -38,6 +39,18 @@ class JobRecord(Record, frozen=True):
     """0: before this was recorded."""
 
 
+class ReportRecord(Record, frozen=True):
+    """What a worker that is gone said of itself last."""
+
+    state: WorkerState
+    step: int | None
+    epoch: int
+    message: bytes
+    """The heartbeat as it came."""
+    step_seconds: float = 0.0
+    samples: int = 0
+
+
 class WorkerRecord(Record, frozen=True):
     """Who holds, or last held, a rank."""
 
@@ -60,6 +73,10 @@ class WorkerRecord(Record, frozen=True):
     """The place that the next two are of; empty: not known."""
     pid: int = 0
     process_started: int = 0
+    heard_at: float = 0.0
+    """When it was last heard; set when it is gone. 0: before this was recorded."""
+    report: ReportRecord | None = None
+    """Set when it is gone; absent: it sent no heartbeat, or before this was recorded."""
 
 
 class DatasetRecord(Record, frozen=True):

@@ -226,7 +226,8 @@ class Roster:
     def restore(self, record: WorkerRecord, now: float) -> Member:
         """Take back a member that was stored."""
         live = record.membership == Membership.LIVE
-        member = Member(record, self.next_incarnation if live else record.last_heard, now)
+        heard = self.next_incarnation if live else record.last_heard
+        member = Member(record, heard, self.job, now)
         self.slots.grow(member.rank + 1)
         self.slots[member.rank] = member
         namesake = self.by_id.get(member.worker_id)
@@ -378,7 +379,12 @@ class Roster:
         self.losses.add(loss)
         member.live = False
         member.record = msgspec.structs.replace(
-            member.record, membership=how, detail=reason, last_heard=member.heard
+            member.record,
+            membership=how,
+            detail=reason,
+            last_heard=member.heard,
+            heard_at=member.last_seen,
+            report=member.last_report,
         )
         self._bury(member)
         self.live_count -= 1
