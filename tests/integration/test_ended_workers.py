@@ -1,10 +1,12 @@
 """What is shown of workers and runs that have ended: what they said last, also after a restart."""
 
 import signal
+import time
 from typing import Any
 
 import pytest
 
+from dtruntime import TrainingOrchestrator
 from dtruntime.rpc.codes import STATE_CODES
 from dtruntime.rpc.gen import coordinator_pb2 as pb
 from dtruntime.testing import LocalCoordinator, WorkerProcess, eventually
@@ -99,6 +101,31 @@ def test_killed_coordinator_knows_how_its_workers_ended(
         info = raw.call("GetServerInfo")
         ages = [w.heartbeat_age_seconds for w in raw.statuses().values()]
         assert min(ages) > info.now - info.started_at
+
+
+def test_recovery_counts_from_the_last_sign_of_life_of_one_found_dead(
+    served: LocalCoordinator, api: Api, job: str
+) -> None:
+    env = {"COORDINATOR_URL": served.url, "STRATA_JOB": job}
+    with WorkerProcess(PROGRAM, env=env) as first:
+        first.expect("begun")
+        eventually(lambda: task_of(api, job).get("step") == 3)
+        first.kill()
+    killed = time.time()
+    with TrainingOrchestrator(coordinator_url=served.url, job=job) as worker:
+        worker.register()
+        trained = eventually(lambda: next_step(worker, api), what="the job trains again")
+    assert trained["lost_at"] <= killed < trained["detected_at"]
+    metrics = api.ask("/api/metrics", job=job).json()
+    assert metrics["last_recovery_seconds"] >= trained["training_at"] - killed
+
+
+def next_step(worker: TrainingOrchestrator, api: Api) -> Any:
+    """Train for a step; the recovery, when it is over."""
+    worker.report(step=(worker.get_status().step or 0) + 1)
+    worker.beat()
+    found = api.ask("/api/history", job=worker.job).json()["recoveries"]
+    return next((one for one in found if one["training_at"] is not None), None)
 
 
 def beat(worker: RawWorker, step: int, epoch: int = 0, **metrics: float) -> None:

@@ -83,13 +83,10 @@ class JobFigures:
         rings, self.is_stored = self.rings, True
         return Stored(self.job, list(rings.fine), list(rings.coarse), self.recoveries.known)
 
-    def note_loss(self, job: Job, event: Event) -> None:
+    def note_loss(self, event: Event) -> None:
         """A worker was lost; it was last heard earlier than that was noticed."""
-        worker_id = event.fields.get("worker", "")
-        member = job.roster.by_id.get(worker_id)
-        known = member is not None and str(member.incarnation) == event.fields.get("incarnation")
-        heard = member.last_seen if member is not None and known else event.at
-        self.recoveries.lost(worker_id, min(heard, event.at), event.at)
+        silent = float(event.fields.get("silent_seconds", 0.0))
+        self.recoveries.lost(event.fields.get("worker", ""), event.at - silent, event.at)
 
     def note_consumed(self, at: float, samples: int) -> None:
         """So many samples of all epochs were committed, or reported as consumed."""

@@ -175,6 +175,6 @@ class Sampler:
                 if len(known) > CHECKPOINTS_KEPT:
                     del known[next(iter(known))]
         elif event.kind == "worker.dead" and not first:
-            job, figures = self._service.machine.jobs.get(event.job), self._jobs.get(event.job)
-            if job is not None and figures is not None:
-                figures.note_loss(job, event)
+            figures = self._jobs.get(event.job)
+            if figures is not None:
+                figures.note_loss(event)

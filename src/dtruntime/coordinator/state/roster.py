@@ -396,7 +396,11 @@ class Roster:
             self._compact()
         self._changed()
         out.put("worker", self.job, str(member.rank), member.record)
-        hint = {"hint": refusals.SILENT_HINT} if reason.startswith(refusals.SILENT) else {}
+        more: dict[str, object] = {}
+        if how == Membership.DEAD:
+            more["silent_seconds"] = round(max(0.0, out.now - member.last_seen), 3)
+        if reason.startswith(refusals.SILENT):
+            more["hint"] = refusals.SILENT_HINT
         out.emit(
             self.job,
             "worker.left" if how == Membership.LEFT else "worker.dead",
@@ -405,7 +409,7 @@ class Roster:
             incarnation=member.incarnation,
             generation=self.generation,
             reason=reason,
-            **hint,
+            **more,
         )
         return loss
 
