@@ -1,13 +1,14 @@
 """``strata jobs`` and ``strata datasets rm`` against a real coordinator, also after a restart."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from dtruntime import DatasetRegistry, ShardError, TrainingOrchestrator
 from dtruntime.client import Observer
 from dtruntime.errors import SyncError
-from dtruntime.testing import LocalCoordinator
+from dtruntime.testing import LocalCoordinator, WorkerProcess
 from tests.integration.command_line import strata
 
 
@@ -75,3 +76,28 @@ def test_command_without_a_job_takes_the_one_at_work(own_coordinator: LocalCoord
         assert "of job second" in strata("datasets", "show", "train", "--url", url).stdout
         asked = strata("actions", "request", "checkpoint", "--url", url, "--json")
         assert json.loads(asked.stdout)["actions"][0]["job"] == "second"
+
+
+def test_programs_that_name_no_job_do_not_meet(
+    own_coordinator: LocalCoordinator, tmp_path: Path
+) -> None:
+    program = """
+import sys
+from dtruntime import Run
+
+with Run(sys.argv[1], data=int(sys.argv[2]), batch_size=10, save_steps=5) as run:
+    for batch in run:
+        pass
+print("done after step", run.step, flush=True)
+"""
+    env = {"COORDINATOR_URL": own_coordinator.url}
+    for name, samples in (("first", 100), ("second", 200)):
+        script = tmp_path / f"{name}.py"
+        script.write_text(program, encoding="utf-8")
+        with WorkerProcess(script, [str(tmp_path / name), str(samples)], env=env) as process:
+            process.expect(f"done after step {samples // 10}", timeout=120)
+            assert process.wait(120) == 0
+    with Observer(own_coordinator.url) as observer:
+        assert observer.jobs() == ["first", "second"]
+        stored = [observer.status(job).latest_checkpoint for job in ("first", "second")]
+    assert [found and found.step for found in stored] == [10, 20]
