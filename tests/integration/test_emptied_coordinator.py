@@ -323,3 +323,26 @@ def test_run_rides_through_a_coordinator_whose_log_is_lost_and_that_is_restored(
         crew.wait()
     ends = [outcome(crew, number) for number in range(2)]
     assert {(end["ending"], end["total"]) for end in ends} == {("finished", TOTAL)}, crew.logs()
+
+
+def test_commits_of_one_writer_are_told_again(lossy: LocalCoordinator, job: str) -> None:
+    worker = TrainingOrchestrator(coordinator_url=lossy.url, job=job)
+    worker.register()
+    for step in (1, 2):
+        worker.commit_checkpoint(f"c-{step}", step, path=f"/c-{step}", size_bytes=step)
+    come_back_empty(lossy)
+    with pytest.raises(SyncError):
+        worker.barrier("step")
+    with Observer(lossy.url) as observer:
+        told = eventually(
+            lambda: found if len(found := observer.checkpoints(job)) == 2 else None,
+            what="both are told again",
+        )
+    assert [(one.checkpoint_id, one.path, one.size_bytes) for one in told] == [
+        ("c-1", "/c-1", 1),
+        ("c-2", "/c-2", 2),
+    ]
+    latest = worker.latest_checkpoint()
+    assert latest is not None
+    assert latest.step == 2
+    worker.deregister()
