@@ -4,7 +4,8 @@ A line on stdin is ``{"environment": {...}, "folder": ..., "dies": POINT}``: the
 ``started PID``, and the child trains; or ``reap PID``: it waits for the child's end and says
 ``ended PID CODE``. Forked from a program that has imported torch, a worker starts at once.
 
-The points at which a worker can die, in their order: ``connecting`` to the store through which the
+The points at which a worker can die, in their order: ``assembled``, when all have been at the roll
+call and nobody has said anything since; ``connecting`` to the store through which the
 group forms, or about to open it; ``connected``; ``entering`` torch's function; ``published``, when
 the others know its address and it has not reached any of them; ``formed``, before anybody was told;
 ``stepping``, in the first step.
@@ -25,10 +26,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dtruntime import Recovery, Run
+from dtruntime import Recovery, Run, TrainingOrchestrator
 from dtruntime.telemetry import configure_logging
 
-POINTS = ("connecting", "connected", "entering", "published", "formed", "stepping")
+POINTS = ("assembled", "connecting", "connected", "entering", "published", "formed", "stepping")
 SAMPLES, BATCH = 120, 12
 
 
@@ -47,6 +48,19 @@ def around(name: str, before: Callable[[], None], after: Callable[[], None]) -> 
         return found
 
     setattr(dist, name, wrapped)
+
+
+def around_meeting(act: Callable[[], None]) -> None:
+    """Do something after each roll call."""
+    original = TrainingOrchestrator.meet_async
+
+    async def wrapped(self: TrainingOrchestrator, name: str, *args: Any, **options: Any) -> Any:
+        met = await original(self, name, *args, **options)
+        if name == "run:assemble":
+            act()
+        return met
+
+    TrainingOrchestrator.meet_async = wrapped  # type: ignore[method-assign]
 
 
 class Publishing(dist.Store):
@@ -90,7 +104,9 @@ def at(point: str, act: Callable[[], None]) -> Callable[[], None]:
     def nothing() -> None:
         return None
 
-    if point in ("connecting", "connected"):
+    if point == "assembled":
+        around_meeting(act)
+    elif point in ("connecting", "connected"):
         around("TCPStore", *((act, nothing) if point == "connecting" else (nothing, act)))
     elif point in ("entering", "formed"):
         around("init_process_group", *((act, nothing) if point == "entering" else (nothing, act)))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dtruntime.testing import LocalCoordinator, WorkerProcess
+from dtruntime.testing import LocalCoordinator, WorkerProcess, eventually
 from tests.integration.forming_worker import POINTS
 
 PROGRAM = Path(__file__).with_name("forming_worker.py")
@@ -63,7 +63,8 @@ class Crew:
         return code
 
     def log(self, pid: int) -> str:
-        return (self.folder / f"{pid}.log").read_text()
+        path = self.folder / f"{pid}.log"
+        return path.read_text() if path.exists() else ""
 
     def replace(self, pid: int, rank: int, **options: Any) -> int:
         """Wait until a worker has killed itself, and start another."""
@@ -137,6 +138,25 @@ def test_replacements_that_die_while_the_group_forms_again_are_replaced(crew, ca
     for point in ("connected", "published", ""):
         pids[OTHER] = crew.replace(pids[OTHER], OTHER, dies=point)
     check(crew.finish(pids), calm)
+
+
+@pytest.mark.long
+def test_death_right_after_the_roll_call_ends_the_waits_of_all(
+    program, start_coordinator, calm, tmp_path
+):
+    """The last one had registered since the dead one was last heard: for the coordinator they
+    were no companions, and its loss ends no wait of the last one's."""
+    coordinator = start_coordinator(heartbeat_interval_ms=15_000)
+    crew = Crew(program, tmp_path / "crew", coordinator.url, "right-after")
+    try:
+        first, second = crew.start(LEADER, dies="assembled"), crew.start(1)
+        # From here on it waits in one call for 8 s.
+        said = "since_seconds=8"
+        eventually(lambda: said in crew.log(first), within=60, what="the first at the roll call")
+        last = crew.start(2)
+        check(crew.finish([crew.replace(first, LEADER), second, last]), calm)
+    finally:
+        crew.close()
 
 
 @pytest.mark.long

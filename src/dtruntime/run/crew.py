@@ -149,14 +149,7 @@ class Together(Membership):
         """Wait for what needs all of the crew, and ask meanwhile whether they are there."""
         until = time.monotonic() + seconds
         while not wait([work], _pause(crew.size)).done:
-            self._notices.check()
-            self._look()
-            if self.has_lost(crew):
-                raise SyncError(
-                    "a worker was lost, or left, before all had come together",
-                    reason="membership_changed",
-                    generation=self._orchestrator.generation,
-                )
+            self._confirm(crew)
             if time.monotonic() > until:
                 raise TimeoutError(f"not done within {seconds:g} s")
         work.result()
@@ -180,6 +173,17 @@ class Together(Membership):
         """Hear what the coordinator knows, as far as it can be reached."""
         with contextlib.suppress(ConnectionError):
             self._notices.wait(io.submit(self._orchestrator.heartbeat()))
+
+    def _confirm(self, crew: Crew) -> None:
+        """``SyncError`` when one of a crew is gone."""
+        self._notices.check()
+        self._look()
+        if self.has_lost(crew):
+            raise SyncError(
+                "a worker was lost, or left, before all had come together",
+                reason="membership_changed",
+                generation=self._orchestrator.generation,
+            )
 
     def _call_the_roll(self, waiting: Waiting) -> Crew | None:
         worker, roll = self._orchestrator, self._roll_call
@@ -214,7 +218,16 @@ class Together(Membership):
         call = self._orchestrator.exchange_async(
             f"run:{crew.generation}:{name}", value, timeout_ms=ROUND_MS, ranks=crew.ranks
         )
-        return self._notices.wait(io.submit(call))
+        told = io.submit(call)
+        try:
+            # A loss ends this call, but not where the lost one was last heard before this worker
+            # registered: it may have been at the roll call all the same, and died after it.
+            while not wait([told], POLL_MOST).done:
+                self._confirm(crew)
+            return told.result()
+        except BaseException:
+            told.cancel()
+            raise
 
 
 class Waiting:

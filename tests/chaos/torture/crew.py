@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .forming import MARK
+
 ROOT = Path(__file__).parents[3]
 CRASHED_SECONDS = 0.3
 """A worker that ended with an error is started again after so long."""
@@ -73,6 +75,8 @@ class Crew:
     _due: dict[int, float] = field(default_factory=dict)
     """When slots are filled."""
     _seen: set[Worker] = field(default_factory=set)
+    _forming_restart: float = CRASHED_SECONDS
+    """After how long a worker that died while a crew formed is replaced."""
 
     @property
     def running(self) -> list[Worker]:
@@ -117,6 +121,17 @@ class Crew:
         worker.restart_seconds = restart_seconds
         worker.send(signal.SIGKILL)
 
+    def die_at(self, point: str, restart_seconds: float) -> None:
+        """Let the worker that comes first to a point of forming die there."""
+        self._forming_restart = restart_seconds
+        whole = self._traces / f"{MARK}.part"
+        whole.write_text(point)
+        whole.rename(self._traces / MARK)
+
+    @property
+    def _traces(self) -> Path:
+        return Path(self.options["traces"])
+
     def look(self) -> None:
         """See who has ended, and start whoever is due."""
         for worker in self.workers:
@@ -132,6 +147,9 @@ class Crew:
 
     def _ended(self, worker: Worker) -> None:
         code = worker.process.returncode
+        if (self._traces / f"died-{worker.process.pid}").exists():
+            worker.was_killed = True
+            worker.restart_seconds = self._forming_restart
         finished = code == 0 and worker.outcome.get("ending") == "finished"
         if not finished and not worker.was_killed and code != PREEMPTED:
             tail = worker.log.strip().splitlines()[-1:] or ["nothing"]

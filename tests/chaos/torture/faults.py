@@ -12,6 +12,7 @@ from dtruntime.client.observer import Observer
 from dtruntime.errors import StrataError
 
 from .crew import Worker
+from .forming import FORMING
 from .plan import Fault
 
 if TYPE_CHECKING:
@@ -80,6 +81,12 @@ def kill_some(fault: Fault, round_: Round) -> None:
 
 def kill_all(fault: Fault, round_: Round) -> None:
     _kill(fault, round_, round_.plan.world)
+
+
+def kill_in_forming(fault: Fault, round_: Round) -> None:
+    """Kill one, and whoever comes first to a point of the forming that follows."""
+    _kill(fault, round_, 1)
+    round_.crew.die_at(FORMING[int(fault.draw * len(FORMING))], fault.restart_seconds)
 
 
 def pause(fault: Fault, round_: Round) -> None:
@@ -219,6 +226,7 @@ _KINDS: dict[str, Callable[[Fault, Round], None]] = {
     "kill one": kill_one,
     "kill some": kill_some,
     "kill all": kill_all,
+    "kill in forming": kill_in_forming,
     "pause": pause,
     "ghost": ghost,
     "preempt": preempt,

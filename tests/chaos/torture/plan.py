@@ -12,6 +12,7 @@ WEIGHTS = {
     "kill one": 5,
     "kill some": 2,
     "kill all": 1,
+    "kill in forming": 4,
     "pause": 2,
     "ghost": 3,
     "preempt": 2,

@@ -34,6 +34,7 @@ def prove(round_: Round, places: list[str], s3: Mapping[str, str]) -> dict[str, 
     expected = expected_state(plan)
     check_endings(round_, expected)
     check_batches(plan, round_.traces)
+    check_worlds(round_)
     check_coverage(round_)
     with mock.patch.dict(os.environ, s3):
         verified = [check_checkpoints(place, plan) for place in places]
@@ -78,6 +79,16 @@ def check_batches(plan: RoundPlan, traces: Traces) -> None:
         assert len(attempt.parts) == attempt.world, f"step {step} was not done by all: {attempt}"
         found = np.sort(np.concatenate([np.array(p, np.int64) for p in attempt.parts.values()]))
         assert np.array_equal(found, samples), f"step {step} had another batch: {attempt}"
+
+
+def check_worlds(round_: Round) -> None:
+    """Nobody trains in a crew of fewer than the run has without saying so."""
+    crews = {(entry["crew"], entry["world"]) for entry in round_.traces.entries}
+    smaller = sorted(world for _, world in crews if world < round_.plan.world)
+    logs = [worker.log for worker in round_.crew.workers]
+    for world in smaller:
+        said = f"run.goes_on_smaller workers={world} "
+        assert any(said in log for log in logs), f"a crew of {world} without a word"
 
 
 def check_coverage(round_: Round) -> None:

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 from dtruntime import Recovery, Run
 from dtruntime.telemetry import configure_logging
 from tests.chaos.torture.collective import Collective
+from tests.chaos.torture.forming import die_where_told
 from tests.chaos.torture.model import Fold, value_of
 
 EXCHANGE_MS = 120_000
@@ -24,6 +25,7 @@ def main() -> None:
     configure_logging()
     with open(f"{options['traces']}/{os.getpid()}.jsonl", "w") as trace:
         note(trace, event="up")
+        die_where_told(Path(options["traces"]))
         model = Fold()
         run = Run(
             **options["run"],
