@@ -265,7 +265,10 @@ def test_coverage_of_epochs_is_shown(registry: DatasetRegistry) -> None:
     assert found[3].suspect == ((0, 32), (960, 992), (992, 1000))
     assert registry.coverage("images", epoch=3) == [found[3]]
     options = ("--url", registry._channel.url, "--job", registry.job)
-    output = shown("show", "images", *options)
+    with RawClient(registry._channel.url, registry.job) as client:
+        worker = client.register()
+        output = shown("show", "images", *options)
+        worker.leave()
     for pattern in (
         r"^ +0 +exactly once +1,000 of 1,000 +0 +0 +0 +0 *$",
         r"^ +1 +exactly once +995 of 1,000 +0 +0 +0 +5 *$",
@@ -274,6 +277,8 @@ def test_coverage_of_epochs_is_shown(registry: DatasetRegistry) -> None:
         r"^ +4 +running +400 of 1,000 +600 ",
     ):
         assert re.search(pattern, output, re.MULTILINE), (pattern, output)
+    unread = r"^ +4 +left unfinished +400 of 1,000 +600 "
+    assert re.search(unread, shown("show", "images", *options), re.MULTILINE)
     epoch = document("show", "images", *options)["coverage"][3]
     assert_documented("epoch", epoch)
     assert epoch["suspect"] == [[0, 32], [960, 992], [992, 1000]]

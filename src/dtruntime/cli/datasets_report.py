@@ -66,6 +66,8 @@ class DatasetReport(msgspec.Struct, frozen=True):
     coverage: tuple[EpochCoverage, ...]
     coverage_unknown: str = ""
     """Why nothing is known about the coverage."""
+    live_workers: int = 0
+    """Of the job: without any, nobody reads on."""
     schema: int = SCHEMA
 
 
@@ -116,6 +118,7 @@ def read_dataset(url: str, job: str, dataset_id: str, progress: Counted | None) 
         None if dataset.order == BATCHES_SHARED else _share(dataset, layout),
         coverage,
         unknown,
+        _live_workers(url, job),
     )
 
 
@@ -183,6 +186,11 @@ def _is(item: ListedDataset, dataset_id: str) -> bool:
 def _jobs(url: str) -> list[str]:
     with Observer(url, patience=PATIENCE) as observer:
         return observer.jobs()
+
+
+def _live_workers(url: str, job: str) -> int:
+    with Observer(url, patience=PATIENCE) as observer:
+        return next((one.live_workers for one in observer.job_summaries() if one.job == job), 0)
 
 
 def _coverage(

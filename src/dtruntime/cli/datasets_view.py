@@ -144,13 +144,13 @@ def _coverage(report: DatasetReport) -> RenderableType:
     names = ("epoch", "state", "covered", "missing", "repeated", "assumed", "dropped", "suspect")
     table = _table(*names)
     for epoch in report.coverage:
-        table.add_row(*_epoch(epoch))
+        table.add_row(*_epoch(epoch, being_read=report.live_workers > 0))
     return table
 
 
-def _epoch(epoch: EpochCoverage) -> Iterator[RenderableType]:
+def _epoch(epoch: EpochCoverage, *, being_read: bool) -> Iterator[RenderableType]:
     yield str(epoch.epoch)
-    yield _state(epoch)
+    yield _state(epoch, being_read=being_read)
     yield f"{epoch.covered:,} of {epoch.total:,}"
     ended = epoch.complete or epoch.ended_incomplete
     yield Text(f"{epoch.missing:,}", "red" if ended and epoch.missing else "")
@@ -173,13 +173,13 @@ def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-def _state(epoch: EpochCoverage) -> Text:
+def _state(epoch: EpochCoverage, *, being_read: bool) -> Text:
     if epoch.exact:
         return Text("exactly once", "green")
     if epoch.ended_incomplete:
         return Text("SAMPLES MISSING", "bold red")
     if not epoch.complete:
-        return Text("running")
+        return Text("running") if being_read else Text("left unfinished", "yellow")
     if epoch.missing or epoch.repeated:
         return Text("not exact", "bold red")
     return Text("assumed", "yellow")
