@@ -1,6 +1,7 @@
 """Shares, epochs and endings as a new user sees them, after the programs of the documentation."""
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -75,6 +76,11 @@ class Job:
         (task,) = self.seen()["tasks"]
         return task
 
+    def has_completed(self, epochs: int) -> None:
+        """Everywhere."""
+        eventually(lambda: self.task()["completed_epochs"] == epochs, what=f"{epochs} completed")
+        assert re.search(rf"\b{epochs} epochs? completed", self.status())
+
     def dataset(self) -> Any:
         (found,) = self._api.ask("/api/datasets", job=self.name).json()["items"]
         return found
@@ -142,3 +148,116 @@ def test_ranks_that_share_the_shards_are_shown_with_them(run: Job, rows: Path) -
         shares = eventually(lambda: run.dataset()["shards_per_rank"], what="shares")
         assert sorted(share["samples"] for share in shares) == [0, SAMPLES]
         assert "0 to 1 shard, 0 to 1,200 samples" in run.shown()
+
+
+# Epochs that were read are completed
+
+
+def test_last_epoch_of_a_program_without_a_run_is_completed(run: Job, rows: Path) -> None:
+    with run.workers(1, PARTS, rows, "global") as workers:
+        go_on(workers, "reads 0", "reads 1")
+        workers[0].wait()
+    run.until_nobody_is_live()
+    assert run.shown().count("exactly once") == 2
+    run.has_completed(2)
+
+
+@pytest.mark.deaths
+def test_death_in_an_epoch_leaves_the_one_before_completed(run: Job, rows: Path) -> None:
+    with run.workers(3, PARTS, rows, "global") as workers:
+        go_on(workers, "reads 0")
+        for worker in workers:
+            worker.expect("reads 1")
+        workers[1].kill()
+        eventually(lambda: run.seen()["metrics"]["workers_dead"], what="a death")
+        assert "1 epoch completed" in run.status()
+        for worker in (workers[0], workers[2]):
+            worker.kill()
+    run.until_nobody_is_live()
+    run.has_completed(1)
+
+
+def test_epochs_of_an_earlier_start_are_not_counted_again(run: Job, rows: Path) -> None:
+    for _ in range(2):
+        with run.workers(1, PARTS, rows, "global") as workers:
+            workers[0].expect("reads 0")
+            eventually(lambda: run.task()["epoch"] == 0, what="the first epoch")
+            assert "2 epochs completed" not in run.status()
+            workers[0].send("go")
+            workers[0].expect("reads 1")
+            assert "1 epoch completed" in run.status()
+            workers[0].send("go")
+            workers[0].wait()
+        run.until_nobody_is_live()
+    run.has_completed(2)
+
+
+# A finished run reads as finished
+
+FIRST_RUN = """
+import sys
+from dtruntime import Run
+
+with Run(sys.argv[1], data=400, batch_size=50, epochs=2, save_steps=4) as run:
+    for batch in run:
+        pass
+print(run.ending, run.step, flush=True)
+"""
+
+
+def finish(run: Job, count: int, folder: Path, **env: str) -> None:
+    """Start so many, one after the other has left if they find everything done."""
+    with run.workers(count, FIRST_RUN, folder, **env) as workers:
+        for worker in workers:
+            worker.expect("finished")
+            worker.wait()
+
+
+def reads_as_finished(run: Job, epochs: int) -> None:
+    run.until_nobody_is_live()
+    eventually(lambda: run.task()["state"] == "finished", what="the run is finished")
+    assert run.task()["progress"] == 1.0
+    run.has_completed(epochs)
+    status = run.status()
+    assert "not registered" not in status
+    assert "expected" not in status
+
+
+def test_finished_program_that_is_run_again_reads_as_finished(run: Job, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    finish(run, 2, folder)
+    reads_as_finished(run, 2)
+    for _ in range(2):
+        # One alone: the other one has come and gone.
+        finish(run, 1, folder, WORLD_SIZE="2")
+    reads_as_finished(run, 2)
+
+
+def test_program_that_finished_alone_reads_as_finished_on_several_workers(
+    run: Job, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    finish(run, 1, folder, COORDINATOR_URL="")
+    for _ in range(2):
+        finish(run, 1, folder, WORLD_SIZE="4")
+    reads_as_finished(run, 2)
+    assert "yet" not in run.status()
+
+
+# An epoch that nobody reads
+
+
+def test_epoch_that_everybody_left_is_left_unfinished(run: Job, rows: Path) -> None:
+    with run.workers(2, PARTS, rows, "global") as workers:
+        go_on(workers, "reads 0")
+        for worker in workers:
+            worker.expect("reads 1")
+        workers[0].send("go")
+        workers[0].expect("read 1")
+        assert "running" in run.shown()
+        assert "left unfinished" not in run.shown()
+        workers[1].close_input()
+        run.until_nobody_is_live()
+    assert "running" not in run.shown()
+    assert "left unfinished" in run.shown()
+    assert json.loads(run.shown("--json"))["live_workers"] == 0

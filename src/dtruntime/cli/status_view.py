@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..display import count, duration, size
-from ..types import Action, BarrierStatus, CheckpointInfo, JobStatus
+from ..types import Action, BarrierStatus, CheckpointInfo, JobStatus, Membership
 from .status_report import CoordinatorReport, StatusReport
 from .status_workers import WorkerRow, rows_of, worker_lines
 
@@ -98,7 +98,7 @@ def job_lines(job: JobStatus) -> list[Text]:
 
 def _job_headline(job: JobStatus) -> Text:
     world = f"world of {job.world_size}" if job.world_size else "elastic world"
-    expected = max(0, job.world_size - len([w for w in job.workers if w.incarnation]))
+    expected = sum(worker.membership is Membership.EXPECTED for worker in job.workers)
     lost = job.recent_losses(RECENT_SECONDS)
     return Text.assemble(
         ("job ", "bold"),
@@ -138,7 +138,7 @@ def _incomplete_epochs(job: JobStatus) -> list[Text]:
 def _newest_checkpoint(job: JobStatus) -> Text:
     latest = job.latest_checkpoint
     if latest is None:
-        return Text("  checkpoint  none committed yet", "dim")
+        return Text(f"  checkpoint  none committed{' yet' if job.live_workers else ''}", "dim")
     shown = next(iter(job.checkpoints), latest)
     return checkpoint_line(shown, "checkpoint", f", latest of {job.checkpoint_count:,}")
 

@@ -122,7 +122,7 @@ class Training:
             self._assemble()
             return
         self._gate.reset(finished.step)
-        self.ending = "finished"
+        self._have_finished()
 
     def _assemble(self) -> None:
         parts = self.parts
@@ -312,11 +312,14 @@ class Training:
     def finish(self) -> None:
         """Everything is done: save it as the end."""
         self._commit(is_full=False, finished=True)
+        self._have_finished()
+        log.info("run.finished", step=self.step, epoch=self.parts.stream.epoch)
+
+    def _have_finished(self) -> None:
         self.ending = "finished"
         if self._worker is not None:
             # The epoch that comes next: all before it are complete.
             self._worker.report(epoch=self.parts.stream.epoch, state=WorkerState.FINISHED)
-        log.info("run.finished", step=self.step, epoch=self.parts.stream.epoch)
 
     def explain(self, error: BaseException) -> None:
         """Add to an error in the work on a batch what may be behind it."""

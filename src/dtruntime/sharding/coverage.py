@@ -9,7 +9,7 @@ one differs, its range says where to look.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,12 @@ _STRETCH = 1 << 22
 _KEY = np.uint64(0x5EED_C0DE_5A3B_1E55)
 
 Counts = NDArray[np.uint64]
+
+
+def count_of(digests: Iterable[bytes]) -> int:
+    """How many samples were consumed together, by what `Digest.to_bytes` gave for each part."""
+    table = np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2 * BUCKETS)
+    return int(table[:, :BUCKETS].sum())
 
 
 class Digest:

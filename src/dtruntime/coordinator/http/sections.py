@@ -10,7 +10,6 @@ from typing import Literal, cast
 from msgspec.structs import replace
 
 from ..._version import __version__
-from ...checkpoint.retention import FINISHED_KEY
 from ...types import WorkerState
 from ..state import Job, Machine
 from ..state.fates import FateBook, Fates, users_metadata, written_bytes
@@ -260,7 +259,7 @@ def tasks(job: Job, figures: JobFigures, datasets: list[views.Dataset]) -> list[
             state=state,
             epoch=job.roster.epoch,
             epochs=epochs,
-            completed_epochs=job.roster.completed_epochs,
+            completed_epochs=job.completed_epochs,
             step=step,
             total_steps=total_steps,
             samples=samples,
@@ -333,10 +332,8 @@ def _samples(
 
 def _state(job: Job, figures: JobFigures) -> views.TaskState:
     roster, states = job.roster, figures.states
-    latest = job.checkpoints.latest
     if not roster.live_count:
-        finished = latest is not None and FINISHED_KEY in latest.metadata
-        return "finished" if finished else "stopped"
+        return "finished" if job.has_finished else "stopped"
     waits_for_steps = figures.recoveries.open and figures.step is not None
     if states[WorkerState.RECOVERING] or waits_for_steps:
         return "recovering"

@@ -385,7 +385,7 @@ def job_status(
         next_rank=next_rank,
         barriers=[_barrier(job, round_, now) for round_ in job.barriers.open.values()],
         epoch=roster.epoch,
-        completed_epochs=roster.completed_epochs,
+        completed_epochs=job.completed_epochs,
         dataset_count=len(job.datasets),
         checkpoint_count=job.checkpoints.history.present,
         actions=actions(roster.actions),

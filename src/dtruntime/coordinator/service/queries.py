@@ -264,7 +264,8 @@ class Queries:
         first = request.from_rank
         last = first + min(request.limit or PAGE, PAGE)
         page = [(rank, slots[rank]) for rank in range(first, min(last, len(slots)))]
-        if not job.roster.world_size:
+        if not job.roster.world_size or job.has_finished:
+            # Nobody has to come.
             page = [(rank, member) for rank, member in page if member is not None]
         following = last if last < len(slots) else 0
         return encode.job_status(job, page, following, now, self._fates.of(job))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ...sharding.coverage import Digest
+from ...sharding.coverage import Digest, count_of
 from ...types import Membership
 from .commands import DONE, Done, Refused, ReportCoverage
 from .datasets import GLOBAL, Datasets
@@ -44,12 +44,39 @@ class Covered(msgspec.Struct, frozen=True):
 class Attempt:
     """One try at an epoch from one state: what its workers reported."""
 
-    __slots__ = ("record", "shares")
+    __slots__ = ("_count", "newest_incarnation", "record", "shares")
 
     def __init__(self, record: CoverageRecord) -> None:
         self.record = record
         self.shares: dict[int, ShareRecord] = {}
-        """By slot."""
+        """By slot; changed by `keep` alone."""
+        self.newest_incarnation = 0
+        """Of those who reported."""
+        self._count: int | None = None
+
+    def keep(self, share: ShareRecord) -> None:
+        """Put what a slot reports in the place of what it reported before."""
+        self.shares[share.slot] = share
+        self.newest_incarnation = max(self.newest_incarnation, share.incarnation)
+        self._count = None
+
+    @property
+    def count(self) -> int:
+        """How many samples were consumed, repeated ones as often as they were."""
+        if self._count is None:
+            digests = [self.record.base, *(share.digest for share in self.shares.values())]
+            self._count = count_of(digests)
+        return self._count
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every sample of the epoch is accounted for."""
+        return self.record.expected > 0 and not self.missing(self.count)
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Of two attempts the one with the higher pair is the newer."""
+        return self.record.generation, self.record.loads
 
     @property
     def is_open(self) -> bool:
@@ -101,7 +128,7 @@ class Coverages:
             self._sequence += 1
             attempt = self._begin(c, self._sequence, out)
         elif not attempt.is_of(c):
-            if (c.generation, c.loads) <= (attempt.record.generation, attempt.record.loads):
+            if (c.generation, c.loads) <= attempt.age:
                 return DONE
             self._delete_shares(attempt, out)
             attempt = self._begin(c, attempt.record.sequence, out)
@@ -145,8 +172,21 @@ class Coverages:
         attempts = self.attempts.get(dataset_id, {}).values()
         if told or not attempts:
             return told
-        newest = max(attempts, key=lambda a: (a.record.generation, a.record.loads))
+        newest = max(attempts, key=lambda attempt: attempt.age)
         return newest.record.order or GLOBAL
+
+    def completed_epochs(self, ledgers: dict[str, dict[int, Ledger]]) -> int:
+        """How many epochs are complete in every dataset that is read, as far as is reported.
+
+        Who begins a job anew reads its epochs again: what only workers of a time before the
+        oldest of the present ranks reported is not counted.
+        """
+        since = min((member.incarnation for member in self._roster.slots.held()), default=0)
+        found = [
+            _completed(self.attempts.get(name, {}), ledgers.get(name, {}), since)
+            for name in {*self.attempts, *ledgers}
+        ]
+        return min(found, default=0)
 
     def restore(self, records: list[CoverageRecord], shares: list[ShareRecord]) -> list[str]:
         """Take back what was stored; returns what had to be left out."""
@@ -159,7 +199,7 @@ class Coverages:
             if attempt is None:
                 left_out.append(f"share {share_key(share)}")
             else:
-                attempt.shares[share.slot] = share
+                attempt.keep(share)
         return left_out
 
     def _check(self, c: ReportCoverage) -> None:
@@ -225,7 +265,7 @@ class Coverages:
         )
         samples = self._datasets.get(c.dataset_id).record.total_samples
         if known is None or _age(known, samples) < _age(share, samples):
-            attempt.shares[member.rank] = share
+            attempt.keep(share)
             out.put("share", self._roster.job, share_key(share), share)
 
     def _close_passed(self, dataset_id: str, epoch: int, out: Outbox) -> None:
@@ -309,6 +349,20 @@ class Coverages:
             oldest = next(iter(kept.values()))
             self._drop(oldest, out)
             del kept[oldest.record.epoch]
+
+
+def _completed(attempts: dict[int, Attempt], ledgers: dict[int, Ledger], since: int) -> int:
+    """How many epochs of a dataset its readers have behind them, the newest of them complete."""
+    completed = 0
+    for epoch in sorted({*attempts, *ledgers}):
+        attempt, ledger = attempts.get(epoch), ledgers.get(epoch)
+        if ledger is not None and ledger.is_complete:
+            completed = epoch + 1
+        elif attempt is not None and attempt.is_complete:
+            completed = epoch + 1 if attempt.newest_incarnation >= since else completed
+        elif attempt is None or not attempt.record.lacking:
+            break
+    return completed
 
 
 def _age(share: ShareRecord, samples: int) -> tuple[int, int, int, int, bool]:

@@ -67,6 +67,11 @@ class Ledger:
         return f"epoch {self.record.epoch} of dataset {self.record.dataset_id!r}"
 
     @property
+    def is_complete(self) -> bool:
+        """Whether everybody has finished the epoch."""
+        return self.record.complete
+
+    @property
     def current(self) -> int:
         """The number of the current segment."""
         return self.record.segment_count

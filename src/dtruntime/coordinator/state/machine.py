@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from ...checkpoint.retention import FINISHED_KEY
 from ...types import Membership
 from . import commands as c
 from .actions import Actions
@@ -92,6 +93,23 @@ class Job:
         """Whether nobody works on it and it has nothing that somebody may come back for."""
         checkpoints = self.checkpoints.history.present
         return not (self.roster.live_count or len(self.datasets) or checkpoints)
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether nobody works on it, and those who did say that there is nothing left to do."""
+        latest, held = self.checkpoints.latest, self.roster.slots.held()
+        if self.roster.live_count:
+            return False
+        if latest is not None and FINISHED_KEY in latest.metadata:
+            return True
+        return bool(held) and all(member.has_finished for member in held)
+
+    @property
+    def completed_epochs(self) -> int:
+        """How many epochs are complete: by what was consumed, or as workers or their saves say."""
+        told, latest = self.roster.completed_epochs, self.checkpoints.latest
+        saved = latest.epoch if latest is not None and self.has_finished else 0
+        return max(told, saved, self.coverages.completed_epochs(self.epochs.ledgers))
 
     @property
     def heard_at(self) -> float:

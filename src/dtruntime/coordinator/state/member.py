@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...types import Membership
+from ...types import Membership, WorkerState
 from .commands import Heartbeat
 from .records import ReportRecord, WorkerRecord
 
@@ -54,6 +54,12 @@ class Member:
         return ReportRecord(
             said.state, said.step, said.epoch, said.report, said.step_seconds, said.samples
         )
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether it has left because there was nothing left to do."""
+        left = self.record.membership == Membership.LEFT
+        return left and self.record.detail == WorkerState.FINISHED
 
     def knew(self, other: Member) -> bool:
         """Whether ``other`` was heard from while this member was registered."""
