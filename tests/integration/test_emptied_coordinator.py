@@ -346,3 +346,15 @@ def test_commits_of_one_writer_are_told_again(lossy: LocalCoordinator, job: str)
     assert latest is not None
     assert latest.step == 2
     worker.deregister()
+
+
+def test_look_at_an_empty_coordinator_fences_nobody(lossy: LocalCoordinator, job: str) -> None:
+    """Others have returned before, and so the job is there and the worker not."""
+    worker = TrainingOrchestrator(coordinator_url=lossy.url, job=job, heartbeat_interval_ms=9000)
+    worker.register()
+    come_back_empty(lossy)
+    with RawClient(lossy.url, job) as client:
+        client.register(worker_id="other", rank=1)
+        assert worker.get_status().worker_id == worker.worker_id
+    assert worker.live_workers() == 2
+    worker.deregister()

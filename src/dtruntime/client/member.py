@@ -176,8 +176,9 @@ class Member:
             patience = self.config.outage_timeout_ms / 1000
         while True:
             identity = self._identity
-            self._sign(request)
-            with self._fencing(identity):
+            # Only a call that says of which state it is can tell a fence from a lost state.
+            signed = self._sign(request)
+            with self._fencing(identity) if signed else contextlib.nullcontext():
                 try:
                     return await self._channel.call(
                         method, request, reply, patience=patience, hold=hold
@@ -194,15 +195,16 @@ class Member:
                     generation=self.generation,
                 )
 
-    def _sign(self, request: Any) -> None:
-        """Say as whom, and in which state, a member calls."""
+    def _sign(self, request: Any) -> bool:
+        """Say as whom, and in which state, a member calls; false where there is no place for it."""
         fields = request.DESCRIPTOR.fields_by_name
         if self._identity is None or "state_id" not in fields:
-            return
+            return False
         names = (name for name in SPEAKERS if name in fields)
         setattr(request, next(names, "worker_id"), self._identity.worker_id)
         request.incarnation = self._identity.incarnation
         request.state_id = self._state_id
+        return True
 
     async def _come_back(self, identity: Identity, why: SyncError) -> None:
         """Register again with a coordinator that has lost its state."""

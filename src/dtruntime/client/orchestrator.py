@@ -534,10 +534,10 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
         """The job, with this worker alone."""
         try:
             return await self._status_of_itself()
-        except (ConnectionError, SyncError):
+        except ConnectionError:
             raise
         except StrataError:
-            # A coordinator that has lost its state knows of neither; it says so to a member.
+            # A coordinator that has lost its state knows of neither; a heartbeat is told so.
             await self.heartbeat()
             return await self._status_of_itself()
 
