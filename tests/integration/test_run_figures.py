@@ -175,10 +175,10 @@ def finished(figures: Figures, *, restarted: bool = False) -> None:
     assert task["progress"] == 1.0
     assert task["step"] == STEPS
     assert task["completed_epochs"] == EPOCHS
-    if not restarted:
-        assert task["total_steps"] == STEPS
-        task = eventually(lambda: t if (t := figures.task)["samples"] else None, what="samples")
-        assert task["samples"] == task["total_samples"] == EPOCHS * SAMPLES
+    assert (task["epochs"], task["total_steps"]) == (EPOCHS, STEPS)
+    task = eventually(lambda: t if (t := figures.task)["samples"] else None, what="samples")
+    assert task["samples"] == task["total_samples"] == EPOCHS * SAMPLES
+    assert 0 < task["metrics"]["loss"] <= 1
     figures.without_rates()
     requests = "requests_per_second"
     eventually(lambda: figures.dashboard()["coordinator"][requests] is not None)
