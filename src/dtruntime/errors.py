@@ -68,7 +68,13 @@ class CheckpointDamagedError(StorageError):
 
 
 class CheckpointAbortedError(StorageError):
-    """A checkpoint of all ranks was not committed, and never will be."""
+    """A checkpoint of all ranks was not committed, and never will be.
+
+    With ``may_be_committed`` the coordinator has lost its state in between: it may have committed
+    the checkpoint before, so that parts of it have to be kept.
+    """
+
+    may_be_committed = False
 
 
 class StorageNotFoundError(StorageError, FileNotFoundError):

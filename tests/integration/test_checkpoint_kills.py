@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dtruntime.testing import LocalCoordinator
+from dtruntime.testing import LocalCoordinator, WorkerProcess
 from tests.integration.kill_rounds import (
     HOWS,
     MODES,
@@ -62,3 +62,49 @@ def test_commit_without_a_manifest_is_healed_and_never_swept(
     assert not (tmp_path / "ckpt" / "manifests").exists()
     with killed.ranks() as ranks:
         assert ranks[0].wait_for("found ") == "found [1]"
+
+
+COMMITTED_WITHOUT_A_MANIFEST = """
+import os, pathlib, signal, sys, time
+import numpy as np
+from dtruntime import CheckpointManager
+
+place, said = sys.argv[1], pathlib.Path(sys.argv[2])
+
+class Agreement:
+    def __init__(self, rank):
+        self.rank = rank
+
+    def begin_checkpoint(self, step):
+        return f"step-{step}-1"
+
+    def commit_checkpoint(self, checkpoint_id, step, **told):
+        (said / f"{checkpoint_id}.{self.rank}").touch()
+        while not all((said / f"{checkpoint_id}.{rank}").exists() for rank in (0, 1)):
+            time.sleep(0.01)
+        if self.rank == 0 and step == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def latest_checkpoint(self):
+        return None
+
+    def report_checkpoints(self, *told, **more):
+        return 0
+
+child = os.fork()
+manager = CheckpointManager(place, orchestrator=Agreement(int(bool(child))), sharded=True)
+for step in (1, 2):
+    manager.save({"weights": np.arange(1000) + step}, step).wait()
+os.waitpid(child, 0)
+manager.close()
+"""
+
+
+def test_rank_that_closes_leaves_what_a_killed_one_has_committed(tmp_path: Path) -> None:
+    """The manifest of step 2 was not written: whoever asks the coordinator can write it yet."""
+    said = tmp_path / "said"
+    said.mkdir()
+    with WorkerProcess(COMMITTED_WITHOUT_A_MANIFEST, [str(tmp_path / "c"), str(said)]) as process:
+        assert process.wait() == 0
+    files = [path.name.split("-")[0] for path in (tmp_path / "c" / "packs").iterdir()]
+    assert sorted(files) == ["000000000001"] * 2 + ["000000000002"] * 2

@@ -348,6 +348,44 @@ def test_commits_of_one_writer_are_told_again(lossy: LocalCoordinator, job: str)
     worker.deregister()
 
 
+def test_commit_that_finds_the_state_lost_comes_behind_those_that_are_told_again(
+    lossy: LocalCoordinator, job: str
+) -> None:
+    worker = TrainingOrchestrator(coordinator_url=lossy.url, job=job, heartbeat_interval_ms=9000)
+    worker.register()
+    for step in (1, 2):
+        worker.commit_checkpoint(f"c-{step}", step)
+    come_back_empty(lossy)
+    worker.commit_checkpoint("c-3", 3)
+    with Observer(lossy.url) as observer:
+        assert [one.checkpoint_id for one in observer.checkpoints(job)] == ["c-1", "c-2", "c-3"]
+    latest = worker.latest_checkpoint()
+    assert latest is not None
+    assert latest.step == 3
+    worker.deregister()
+
+
+def test_step_that_was_begun_when_the_state_was_lost_can_be_saved_again(
+    lossy: LocalCoordinator, job: str
+) -> None:
+    worker = TrainingOrchestrator(coordinator_url=lossy.url, job=job, heartbeat_interval_ms=9000)
+    worker.register()
+    for step in range(1, 6):
+        worker.commit_checkpoint(worker.begin_checkpoint(step), step, partial=True)
+    come_back_empty(lossy)
+    first = worker.begin_checkpoint(6)
+    worker.abandon_checkpoints()
+    with pytest.raises(SyncError):
+        worker.barrier("goes back")
+    again = worker.begin_checkpoint(6)
+    worker.commit_checkpoint(again, 6, partial=True)
+    assert again != first
+    latest = worker.latest_checkpoint()
+    assert latest is not None
+    assert latest.checkpoint_id == again
+    worker.deregister()
+
+
 def test_look_at_an_empty_coordinator_fences_nobody(lossy: LocalCoordinator, job: str) -> None:
     """Others have returned before, and so the job is there and the worker not."""
     worker = TrainingOrchestrator(coordinator_url=lossy.url, job=job, heartbeat_interval_ms=9000)

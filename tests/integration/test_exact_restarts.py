@@ -191,3 +191,43 @@ def test_ddp_that_was_used_before_the_run_keeps_its_own_buckets(steps: int) -> N
         assert torch.equal(parameter.grad, gradient)
     model(torch.ones(2, 3)).sum().backward()
     assert keeps_buckets(model)
+
+
+ONE_HAS_HOOKS = """
+import datetime, os, sys
+import torch, torch.distributed as dist
+from dtruntime.run.gradients import fix_buckets
+
+def train(rank):
+    dist.init_process_group(
+        "gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=3,
+        timeout=datetime.timedelta(seconds=60),
+    )
+    model = torch.nn.Linear(4, 1, bias=False)
+    wrapper = torch.nn.parallel.DistributedDataParallel(model)
+    if rank == 0:
+        model.weight.register_hook(lambda gradient: None)
+    fix_buckets("model", wrapper)
+    for step in range(3):
+        wrapper(torch.full((1, 4), float(rank + 1))).sum().backward()
+        print("gradient", model.weight.grad[0, 0].item(), flush=True)
+        model.weight.grad = None
+    dist.barrier()
+
+children = []
+for rank in range(3):
+    children.append(os.fork())
+    if children[-1] == 0:
+        train(rank)
+        os._exit(0)
+for child in children:
+    os.waitpid(child, 0)
+"""
+
+
+def test_workers_of_which_one_has_hooks_do_the_same(tmp_path: Path) -> None:
+    """As programs have that watch gradients on the first worker only."""
+    with WorkerProcess(ONE_HAS_HOOKS, [str(tmp_path / "store")]) as process:
+        assert process.wait() == 0
+        found = [line for line in process.lines if line.startswith("gradient")]
+    assert found == ["gradient 2.0"] * 9

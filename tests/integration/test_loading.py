@@ -409,10 +409,12 @@ def test_registry_of_another_coordinator_does_not_take_the_worker_for_its_own(
         ) as worker,
         DatasetRegistry(patient_coordinator.url, job=job) as elsewhere,
         DatasetRegistry(own_coordinator.url.replace("127.0.0.1", "localhost"), job=job) as here,
+        DatasetRegistry(own_coordinator.url.removeprefix("http://"), job=job) as plain,
     ):
         worker.register()
         for registry in (elsewhere, here):
             registry.register_dataset("train", 100, 10)
+        assert plain.loader("train", 10).rank == 2
         assert sum(len(batch["sample"]) for batch in elsewhere.loader("train", 10)) == 100
         assert here.loader("train", 10).rank == 2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Self
@@ -27,7 +28,7 @@ from .format import (
     seal,
 )
 from .retention import Kept, Retention
-from .sessions import await_sweeps, sweeping
+from .sessions import COMMIT_WAIT_SECONDS, await_sweeps, sweeping
 
 log = EventLog("checkpoint")
 
@@ -254,10 +255,12 @@ class Catalog:
     def _sweep(
         self, is_dead: Callable[[StoredFile, float], bool], pinned: Collection[str]
     ) -> list[str]:
+        began = time.monotonic()
         files = [file for folder in (PACKS, PARTS) for file in self.backend.list(folder)]
-        needed: set[str] = set(pinned)
-        for entry in self.entries():
-            needed |= self.manifest(entry).files
+        needed = self._needed(pinned)
+        if time.monotonic() - began > COMMIT_WAIT_SECONDS / 2:
+            # Whoever commits may have given up waiting for this sweep.
+            needed |= self._needed(pinned)
         self._needed_once |= needed
         unneeded = [file for file in files if file.name not in needed]
         # This machine's clock may be wrong; a store's own times agree with each other.
@@ -270,6 +273,13 @@ class Catalog:
         self._unneeded = left & self._needed_once
         self._needed_once &= needed | left
         return [name for name in doomed if name not in failed]
+
+    def _needed(self, pinned: Collection[str]) -> set[str]:
+        """The files of all checkpoints."""
+        needed = set(pinned)
+        for entry in self.entries():
+            needed |= self.manifest(entry).files
+        return needed
 
     def _is_doomed(
         self, file: StoredFile, now: float, is_dead: Callable[[StoredFile, float], bool]

@@ -126,8 +126,12 @@ class Commits(ABC):
         """Whose part a save is."""
         return 0
 
-    def heal(self) -> None:  # noqa: B027 - one writer leaves nothing behind
-        """Make visible what was committed by ranks that died before they could."""
+    def heal(self) -> bool:
+        """Make visible what was committed by ranks that died before they could.
+
+        Returns whether everything that was committed can be seen then, as far as anybody knows.
+        """
+        return True  # one writer leaves nothing behind
 
     def new_id(self, step: int) -> str:
         """The id of a new checkpoint, where it can be told at once; else nothing."""
@@ -237,8 +241,11 @@ class SharedCommits(Commits):
                 timeout_ms=COMMIT_MS,
                 **told_of(self._place, self.retention, wanted),
             )
-        except CheckpointAbortedError:
-            backend.delete(name)
+        except CheckpointAbortedError as exc:
+            if exc.may_be_committed:
+                self._place.catalog.abandon([name])
+            else:
+                backend.delete(name)
             raise
         except BaseException:
             # It may be committed all the same, or be yet: then the part is needed.
@@ -264,17 +271,17 @@ class SharedCommits(Commits):
             self._check_count(checkpoint_id, ranks, latest.parts)
         return ranks
 
-    def heal(self) -> None:
+    def heal(self) -> bool:
         """Write the manifest of the coordinator's last checkpoint if it has none here.
 
         All its ranks died between the commit and the manifest. Any rank may do it, also several.
         """
         coordinator = self.find()
         latest = None if coordinator is None else coordinator.latest_checkpoint()
-        if latest is None or not self._listed(latest.checkpoint_id):
-            return  # it was saved elsewhere, or has been removed
-        wanted = Wanted(latest.step, latest.epoch, latest.is_full, coordinator=coordinator)
-        self._heal(latest.checkpoint_id, wanted, latest.parts)
+        if latest is not None and self._listed(latest.checkpoint_id):
+            wanted = Wanted(latest.step, latest.epoch, latest.is_full, coordinator=coordinator)
+            self._heal(latest.checkpoint_id, wanted, latest.parts)
+        return latest is not None  # one without files was saved elsewhere, or has been removed
 
     def write_manifest(self, checkpoint_id: str, wanted: Wanted, parts: int) -> Manifest:
         """Write the manifest of a checkpoint that the coordinator has committed.

@@ -306,9 +306,8 @@ class CheckpointManager:
                 self._uploads.close()
                 if self._uploads.has_uploaded:
                     self._pipeline.upkeep.clean(for_good=True)
-            elif self._pipeline.has_committed and self._place.session.is_alone():
-                # No save is under way that refers to what the last one has dropped.
-                self._pipeline.upkeep.clean(for_good=True)
+            else:
+                self._pipeline.collect_for_good()
         finally:
             self._place.close()
             self._main.close()

@@ -358,8 +358,11 @@ class Pipeline:
             self._check_others(part, writer.file)
             with tracing.span("save.commit", step=wanted.step, checkpoint_id=handle.checkpoint_id):
                 manifest = self._commits.commit(handle.checkpoint_id, wanted, part, writer.written)
-        except CheckpointAbortedError:
-            writer.abort()
+        except CheckpointAbortedError as exc:
+            if exc.may_be_committed:
+                self._place.catalog.abandon([writer.file])
+            else:
+                writer.abort()
             raise
         except BaseException:
             self._place.catalog.abandon([writer.file])
@@ -390,6 +393,22 @@ class Pipeline:
             log.warning("checkpoint.not_cleaned", place=self._place.url, reason=str(exc))
             return
         self._untidy = False
+
+    def collect_for_good(self) -> None:
+        """Collect all that no checkpoint needs; no save of this writer follows.
+
+        Not while others write here, who may refer to it, nor where something may be committed
+        whose manifest nobody has written yet.
+        """
+        if not self.has_committed or not self._place.session.is_alone():
+            return
+        try:
+            is_seen = self._commits.heal()
+        except StrataError as exc:
+            log.warning("checkpoint.not_cleaned", place=self._place.url, reason=str(exc))
+            return
+        if is_seen:
+            self.upkeep.clean(for_good=True)
 
     def _check_others(self, part: Part, own: str) -> None:
         """Make sure that packs of earlier checkpoints are there, before others are told of it."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..storage.backend import StorageBackend, StoredFile
 from ..storage.failures import storage_errors
+from ..storage.local_files import this_host
 from .format import LOCKS
 
 ORPHAN_SECONDS = 6 * 3600.0
@@ -52,7 +53,7 @@ class Session:
             hidden = path.with_suffix(".new")
             self._lock = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-            os.write(self._lock, f"{os.getpid()}\n".encode())
+            os.write(self._lock, f"{os.getpid()} {this_host()}\n".encode())
             hidden.rename(path)
 
     def close(self) -> None:
@@ -68,7 +69,7 @@ class Session:
         found = _SESSION.search(file.name)
         if found is None or found[1] == self.id:
             return False
-        if self._backend.kind != "local":
+        if self._backend.kind != "local" or self._is_elsewhere(found[1]):
             return now - file.modified > ORPHAN_SECONDS
         return self._is_unlocked(found[1])
 
@@ -79,34 +80,51 @@ class Session:
         found: set[str] = set()
         for path in self._lock_file("x").parent.glob("*.lock"):
             if path.stem != self.id and not self._is_unlocked(path.stem):
-                with contextlib.suppress(OSError):
-                    found.add(path.read_text(encoding="utf-8", errors="replace").strip())
+                found.add(self._written_by(path.stem)[0])
         return sorted(found - {"", str(os.getpid())})
 
     def is_alone(self) -> bool:
         """Whether no other writer lives; not known, and so never, but on a local disk."""
         if self._backend.kind != "local":
             return False
-        locks = self._lock_file("x").parent.glob("*.lock")
-        return all(lock.stem == self.id or self._is_unlocked(lock.stem) for lock in locks)
+        others = {lock.stem for lock in self._lock_file("x").parent.glob("*.lock")} - {self.id}
+        return not any(self._is_elsewhere(one) or not self._is_unlocked(one) for one in others)
 
     def forget_dead(self) -> None:
         """Remove the lock files of writers that are gone."""
         if self._backend.kind != "local":
             return
         for path in self._lock_file("x").parent.glob("*.lock"):
-            if path.stem != self.id and self._is_unlocked(path.stem):
+            if path.stem == self.id or self._is_elsewhere(path.stem):
+                continue
+            if self._is_unlocked(path.stem):
                 with contextlib.suppress(OSError):
                     path.unlink()
 
     def _lock_file(self, session: str) -> Path:
         return Path(self._backend.location(f"{LOCKS}/{session}.lock"))
 
+    def _written_by(self, session: str) -> tuple[str, str]:
+        """The process and the machine of a writer, as far as its lock file tells."""
+        try:
+            text = self._lock_file(session).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return "", ""
+        process, _, host = text.strip().partition(" ")
+        return process, host
+
+    def _is_elsewhere(self, session: str) -> bool:
+        """Whether a writer is on another machine, whose locks may not be seen from here."""
+        host = self._written_by(session)[1]
+        return bool(host) and host != this_host()
+
     def _is_unlocked(self, session: str) -> bool:
         try:
             lock = os.open(self._lock_file(session), os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             return True
+        except PermissionError:
+            return False  # of another user: nobody knows
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import re
 from collections import deque
 from collections.abc import Sequence
@@ -70,16 +71,24 @@ class CommitCalls(Member):
             worker_id=identity.worker_id,
             incarnation=identity.incarnation,
             step=check_whole("step", step),
-            ticket=next(self._saves),
             ranks=ranks,
         )
-        reply = await self.call("BeginCheckpoint", request, pb.BeginCheckpointResponse)
+        reply = await self._begin(request)
         self._seen = max(self._seen, reply.generation)
         if number := _ATTEMPT.fullmatch(reply.checkpoint_id):
             self._attempts_known = max(self._attempts_known, int(number[1]))
         return reply.checkpoint_id
 
     begin_checkpoint = blocking(begin_checkpoint_async)
+
+    async def _begin(self, request: pb.BeginCheckpointRequest) -> pb.BeginCheckpointResponse:
+        """Begin a save, under a ticket of the state that the coordinator has."""
+        while True:
+            request.ticket = next(self._saves)
+            with contextlib.suppress(StateLostError):
+                return await self.call(
+                    "BeginCheckpoint", request, pb.BeginCheckpointResponse, repeat=False
+                )
 
     @awaitable
     async def abandon_checkpoints_async(self) -> int:
@@ -133,14 +142,7 @@ class CommitCalls(Member):
             generation=self._told,
             partial=partial,
         )
-        try:
-            reply = await self.call(
-                "NotifyCheckpoint", request, pb.CheckpointResponse, hold=hold, repeat=not partial
-            )
-        except StateLostError as exc:
-            raise CheckpointAbortedError(
-                f"checkpoint {checkpoint_id!r} was not committed: {exc}"
-            ) from exc
+        reply = await self._notify(request, hold)
         if reply.status == pb.CHECKPOINT_STATUS_ABORTED:
             raise CheckpointAbortedError(
                 f"checkpoint {checkpoint_id!r} was not committed: {reply.detail}"
@@ -154,6 +156,22 @@ class CommitCalls(Member):
             self._commits_told.append(request)
 
     commit_checkpoint = blocking(commit_checkpoint_async)
+
+    async def _notify(self, request: pb.CheckpointInfo, hold: float) -> pb.CheckpointResponse:
+        """Send a commit; behind the earlier ones if the coordinator has lost these."""
+        try:
+            return await self.call(
+                "NotifyCheckpoint", request, pb.CheckpointResponse, hold=hold, repeat=False
+            )
+        except StateLostError as exc:
+            if request.partial:
+                error = CheckpointAbortedError(
+                    f"checkpoint {request.checkpoint_id!r} was not committed: {exc}"
+                )
+                error.may_be_committed = True
+                raise error from exc
+        await self._tell_commits()
+        return await self.call("NotifyCheckpoint", request, pb.CheckpointResponse, hold=hold)
 
     @awaitable
     async def report_checkpoints_async(

@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
-from urllib.parse import urlsplit
 
 from google.protobuf.message import Message
 
 from .._loop import awaitable, blocking
+from ..config import split_address
 from ..errors import (
     ConnectionError,
     ShardError,
@@ -128,7 +128,7 @@ class DatasetRegistry:
         if worker is None or worker.job != self.job:
             return None
         urls = (worker.coordinator_url, self._channel.url)
-        return worker if len({urlsplit(url).port for url in urls}) == 1 else None
+        return worker if len({split_address(url)[1] for url in urls}) == 1 else None
 
     @awaitable
     async def register_async(

@@ -114,7 +114,7 @@ class Agreements:
             found = [value.split() for value in told.values()]
             lets_in = any(waiting == b"1" for _, waiting in found)
             step = max(int(passed) for passed, _ in found) + 1
-            self._are_let_in |= lets_in
+            self._are_let_in |= lets_in and self._crew is crew
             return step
         finally:
             self._gate.open(action, step, era, lets_in=lets_in)

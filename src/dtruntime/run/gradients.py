@@ -459,14 +459,19 @@ def fix_buckets(name: str, wrapper: Any) -> None:
     ``backward``, the last parameter first, take the place of the first step. They cost one
     reduction, and leave no trace in weights, buffers or random numbers.
     """
-    if wrapper.process_group.size() <= COMMUTATIVE_WORLD or _keeps_buckets(wrapper):
+    if wrapper.process_group.size() <= COMMUTATIVE_WORLD:
         return
     parameters = [
         tensor
         for key, tensor in wrapper.module.named_parameters()
         if tensor.requires_grad and key not in wrapper.parameters_to_ignore
     ]
-    if reason := _unfit_for_zeros(wrapper, parameters):
+    keeps = _keeps_buckets(wrapper)
+    reason = "" if keeps else _unfit_for_zeros(wrapper, parameters)
+    if _is_true_anywhere(bool(keeps or reason), wrapper):
+        if keeps:
+            return
+        reason = reason or "that of another worker cannot be given gradients of zero"
         log.warning(
             "run.ddp_buckets_not_fixed",
             module=name,
@@ -481,6 +486,15 @@ def fix_buckets(name: str, wrapper: Any) -> None:
     for tensor in parameters:
         tensor.grad = None
     wrapper.reducer._rebuild_buckets()
+
+
+def _is_true_anywhere(here: bool, wrapper: Any) -> bool:
+    """Whether something holds on any rank of DDP's group: all do the same then."""
+    backends = str(dist.get_backend_config(wrapper.process_group))
+    device = "cpu" if "cpu:" in backends else wrapper.device
+    flag = torch.tensor([int(here)], device=device)
+    dist.all_reduce(flag, dist.ReduceOp.MAX, group=wrapper.process_group)
+    return bool(flag.item())
 
 
 def _keeps_buckets(wrapper: Any) -> bool:

@@ -196,3 +196,22 @@ def test_last_checkpoint_that_loads_is_never_dropped(tmp_path: Path) -> None:
         manager._pipeline.upkeep.clean()
         assert manager.steps() == [1, 3]
         assert same(manager.load_state(), state(1))
+
+
+def test_writer_on_another_machine_is_not_judged_by_locks(tmp_path: Path) -> None:
+    """Some network file systems show the locks of one machine to nobody else."""
+    elsewhere = CheckpointManager(tmp_path, keep_count=1)
+    elsewhere.save(state(1), 1).wait()
+    (lock,) = (tmp_path / "locks").iterdir()
+    name = lock.stem
+    elsewhere.close()
+    lock.write_text("17 another-host\n")
+    unfinished = tmp_path / "packs" / f"{5:012d}-s{name}-00000000.pack"
+    unfinished.write_bytes(b"being written")
+    with CheckpointManager(tmp_path, keep_count=1) as manager:
+        assert manager.other_writers() == []
+        for step in (2, 3):
+            manager.save(state(step), step).wait()
+    assert unfinished.exists()
+    assert lock.exists()
+    assert same(CheckpointManager(tmp_path).load_state(), state(3))

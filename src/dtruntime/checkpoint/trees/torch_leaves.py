@@ -189,8 +189,10 @@ class TorchBuffer(StridedBuffer):
         """Look at the memory, when it is the CPU's and has no gaps."""
         if self.gathered or not self.device.startswith("cpu"):
             return None
-        self._check_storage(self.first.untyped_storage(), self.nbytes)
-        return memory_at(self.start, self.nbytes, self.first, writable=False)
+        # The storage holds the memory: the tensor may be given another one meanwhile.
+        storage = self.first.untyped_storage()
+        self._check_storage(storage, self.nbytes)
+        return memory_at(self.start, self.nbytes, storage, writable=False)
 
     def copy_into(self, target: memoryview) -> None:
         """Copy the elements, or the memory as it lies."""
