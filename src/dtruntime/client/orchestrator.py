@@ -547,6 +547,10 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
         reply = await self.call("GetStatus", request, pb.JobStatus)
         status = wire.worker_status(reply.workers[0])
         if status.incarnation != identity.incarnation:
+            async with self._returning:
+                pass  # it may be coming back to a coordinator that lost its state
+            if self._identity is not identity:
+                return await self._status_of_itself()
             superseded = SyncError(
                 f"worker {identity.worker_id!r} was registered again by {status.process}: stop "
                 "this process, or call register() again",
