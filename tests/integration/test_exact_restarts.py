@@ -210,7 +210,7 @@ def train(rank):
     fix_buckets("model", wrapper)
     for step in range(3):
         wrapper(torch.full((1, 4), float(rank + 1))).sum().backward()
-        print("gradient", model.weight.grad[0, 0].item(), flush=True)
+        os.write(1, f"gradient {model.weight.grad[0, 0].item()}{os.linesep}".encode())
         model.weight.grad = None
     dist.barrier()
 
