@@ -150,3 +150,14 @@ def test_joins_are_no_failures_and_nobody_waits_for_a_timeout(start_coordinator,
         assert trainer.log.count("run.agreed") == 4 - number, trainer.log
         assert "run.no_agreement" not in trainer.log, trainer.log
     assert {len(entries) for entries in crew.steps.values()} <= {1, 2, 3, 4}, "a step was repeated"
+
+
+def test_one_that_comes_right_after_another_is_let_in_too(start_coordinator, job, tmp_path):
+    """The leader still rests from asking the one before in, and is told of each only once."""
+    coordinator = start_coordinator(heartbeat_interval_ms=200)
+    options = {"samples": 200_000, "save_steps": 100_000, "ask_seconds": 5}
+    with crew_of(tmp_path, coordinator, job, 1, started=0, **options) as crew:
+        del crew.environment["WORLD_SIZE"]
+        for workers in (1, 2, 3):
+            crew.start(1)
+            crew.until(f"a crew of {workers}", lambda n=workers: crew.worlds[-1:] == [n])

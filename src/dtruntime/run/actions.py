@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from .._loop import io
 from ..client import TrainingOrchestrator
-from ..errors import ConnectionError, StrataError, SyncError
+from ..errors import ConnectionError, StrataError
 from ..telemetry import EventLog
 from ..types import Action
 from .crew import ROLL_CALL, Crew
@@ -97,10 +97,9 @@ class Agreements:
                 step = await self._agree_on_step(action, crew)
         except StrataError as exc:
             log.warning("run.no_agreement", action=action.kind, reason=str(exc))
-            if isinstance(exc, SyncError) and exc.reason == "timeout":
-                asyncio.get_running_loop().call_later(WATCH_SECONDS, self._heard)
         finally:
             del self._under_way[action.action_id]
+            self._look_again(crew)
         if step is not None:
             log.info("run.agreed", action=action.kind, step=step, reason=action.reason)
 
@@ -141,6 +140,17 @@ class Agreements:
             log.warning("run.not_let_in", reason=str(exc))
         finally:
             self._letting_in = None
+            self._look_again(crew)
+
+    def _look_again(self, crew: Crew) -> None:
+        """Look at what was heard while something was under way: heartbeats name it only once.
+
+        A crew that has lost somebody does nothing more, and the next one begins with a look.
+        """
+        worker = self._orchestrator
+        has_lost = not worker.is_registered or worker.lost_generation > crew.generation
+        if self._crew is not crew or not has_lost:
+            asyncio.get_running_loop().call_later(WATCH_SECONDS, self._heard)
 
 
 class Watch:
