@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from dtruntime.checkpoint import CheckpointManager, cuda
+from dtruntime.checkpoint import CheckpointManager
+from dtruntime.checkpoint.save import cuda
 
 GIB = 2**30
 TENSOR = 64 * 2**20

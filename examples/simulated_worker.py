@@ -21,7 +21,7 @@ import resource
 import time
 
 from dtruntime import SyncError, TrainingOrchestrator, WorkerConfig
-from dtruntime._loop import awaitable
+from dtruntime._sync_bridge import awaitable
 from dtruntime.client import Observer
 from dtruntime.telemetry import configure_logging
 

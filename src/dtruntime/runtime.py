@@ -6,7 +6,7 @@ import os
 from types import TracebackType
 from typing import Self
 
-from ._loop import awaitable, blocking
+from ._sync_bridge import awaitable, blocking
 from .config import Config
 from .coordinator.server import CoordinatorServer
 from .errors import StrataError

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.random import default_rng
 
 from dtruntime import TrainingOrchestrator
-from dtruntime.checkpoint import commits, place, sessions
 from dtruntime.checkpoint.manager import CheckpointManager
+from dtruntime.checkpoint.save import commit
+from dtruntime.checkpoint.store import checkpoint_store, writer_lock
 from dtruntime.errors import CheckpointNotFoundError, StorageError
 from dtruntime.storage import StorageBackend, open_backend
 from dtruntime.testing import RecordingBackend
@@ -88,7 +89,7 @@ def die_at(operation: int, only: str | None = None) -> None:
         backend.left = operation
         return backend
 
-    place.open_backend = open_dying  # type: ignore[assignment]
+    checkpoint_store.open_backend = open_dying  # type: ignore[assignment]
 
 
 AT_ONCE = -1.0
@@ -100,7 +101,7 @@ def save_on(url: str, mode: str, step: int, *, saves: int, operation: int = 0) -
     """Save one step after the other, two at a time; say which are committed."""
     if operation:
         die_at(operation)
-    sessions.ORPHAN_SECONDS = AT_ONCE
+    writer_lock.ORPHAN_SECONDS = AT_ONCE
     with CheckpointManager(url, keep_count=KEEP[mode], **SETTINGS[mode]) as manager:
         before = None
         for number in range(step, step + saves):
@@ -119,7 +120,7 @@ def save_tiers(
     """Save to a local tier while the main storage gets copies; die at its n-th operation."""
     if operation:
         die_at(operation, only=url)
-    sessions.ORPHAN_SECONDS = AT_ONCE
+    writer_lock.ORPHAN_SECONDS = AT_ONCE
     options = {"keep_count": KEEP[mode], **SETTINGS[mode]}
     with CheckpointManager(url, local_tier=local, upload_every=2, **options) as manager:
         for number in range(step, step + saves):
@@ -134,7 +135,7 @@ def save_rank(
     url: str, coordinator: str, rank: int, world: int, mode: str, *, die_before_manifest: bool
 ) -> None:
     """Check everything that is listed, then save together with the other ranks, for ever."""
-    sessions.ORPHAN_SECONDS = 3600.0
+    writer_lock.ORPHAN_SECONDS = 3600.0
     orchestrator = TrainingOrchestrator(
         coordinator_url=coordinator, world_size=world, rank=rank, worker_id=f"worker-{rank}"
     )
@@ -153,7 +154,7 @@ def save_rank(
     say("found", json.dumps(steps))
     orchestrator.barrier("all have looked")
     if die_before_manifest:
-        commits.SharedCommits.write_manifest = _die  # type: ignore[assignment]
+        commit.SharedCommits.write_manifest = _die  # type: ignore[assignment]
     number = max(steps, default=0)
     while True:
         number += 1

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Self
 from unittest.mock import patch
 
-from dtruntime.checkpoint import sessions
-from dtruntime.checkpoint.catalog import Catalog
-from dtruntime.checkpoint.format import PACKS
+from dtruntime.checkpoint.file_format.manifest import PACKS
 from dtruntime.checkpoint.manager import CheckpointManager
-from dtruntime.checkpoint.sessions import Session
+from dtruntime.checkpoint.store import writer_lock
+from dtruntime.checkpoint.store.catalog import Catalog
+from dtruntime.checkpoint.store.writer_lock import Session
 from dtruntime.storage import open_backend
 from dtruntime.storage.names import PARTIAL
 from dtruntime.testing import LocalCoordinator, WorkerProcess, eventually
@@ -207,7 +207,7 @@ def torture_bucket(savers: Savers, url: str, mode: str, kills: int, seed: int) -
 
 def clear_away(url: str) -> None:
     """What the next writer does when all others have been gone for long."""
-    with open_backend(url) as backend, patch.object(sessions, "ORPHAN_SECONDS", AT_ONCE):
+    with open_backend(url) as backend, patch.object(writer_lock, "ORPHAN_SECONDS", AT_ONCE):
         Catalog(backend).sweep(Session(backend).is_dead)
 
 

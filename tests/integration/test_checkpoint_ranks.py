@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from dtruntime import TrainingOrchestrator
-from dtruntime.checkpoint.commits import SharedCommits
-from dtruntime.checkpoint.layout import PAGE
+from dtruntime.checkpoint.file_format.chunking import PAGE
 from dtruntime.checkpoint.manager import CheckpointManager
+from dtruntime.checkpoint.save.commit import SharedCommits
 from dtruntime.errors import CheckpointAbortedError, CheckpointDamagedError, StorageError
 from dtruntime.storage import LocalBackend
 from dtruntime.testing import LocalCoordinator

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from dtruntime import TrainingOrchestrator
-from dtruntime.checkpoint import upload_queue
 from dtruntime.checkpoint.manager import CheckpointManager
+from dtruntime.checkpoint.upload import upload_queue
 from dtruntime.errors import StorageError
 from dtruntime.retry import Backoff
 from dtruntime.testing import LocalCoordinator

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dtruntime import DatasetRegistry, ShardError, ShardInfo, StrataError, TrainingOrchestrator
-from dtruntime._loop import io
+from dtruntime._sync_bridge import io
 from dtruntime.client import layouts
 from dtruntime.data import CsvOptions, IndexProgress, build_index, shards
 from dtruntime.errors import ShardNotFoundError

@@ -11,8 +11,9 @@ from obstore.store import S3Store
 
 from dtruntime import DatasetRegistry, ShardError, StorageError
 from dtruntime.errors import ShardNotFoundError
-from dtruntime.storage import expand, stores
-from dtruntime.storage.locations import look
+from dtruntime.storage import expand
+from dtruntime.storage.data_files import look
+from dtruntime.storage.object_store import client
 from dtruntime.testing import LocalCoordinator
 
 pytestmark = pytest.mark.usefixtures("s3")
@@ -92,7 +93,7 @@ def test_unreachable_store_is_accepted_with_a_count(registry: DatasetRegistry) -
 def test_store_that_says_nothing_does_not_hold_up_a_registration_with_a_count(
     registry: DatasetRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stores, "IMPATIENT_SECONDS", 1)
+    monkeypatch.setattr(client, "IMPATIENT_SECONDS", 1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")

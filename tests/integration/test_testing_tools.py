@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dtruntime._loop import io
+from dtruntime._sync_bridge import io
 from dtruntime.errors import StrataError
 from dtruntime.testing import (
     LocalCoordinator,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtruntime._loop import LoopThread, awaitable, blocking, io
+from dtruntime._sync_bridge import LoopThread, awaitable, blocking, io
 from dtruntime.errors import StrataError
 from dtruntime.testing import eventually
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dtruntime import _memory
-from dtruntime._memory import LARGE, new_bytes, new_pages, use_large_pages
+from dtruntime import _buffers
+from dtruntime._buffers import LARGE, new_bytes, new_pages, use_large_pages
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, LARGE - 1, LARGE, LARGE + 1, 3 * LARGE + 5])
@@ -33,7 +33,7 @@ def test_memory_keeps_what_was_in_it() -> None:
 
 
 def test_memory_can_be_expected_without_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_memory, "_madvise", lambda: None)
+    monkeypatch.setattr(_buffers, "_madvise", lambda: None)
     data, view = new_bytes(LARGE)
     view[:] = b"x" * LARGE
     assert data == b"x" * LARGE

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from dtruntime._threads import abandonable
+from dtruntime._background import abandonable
 
 
 async def test_abandonable_work_gives_its_result_or_its_error_from_a_thread_of_its_own() -> None:
@@ -34,7 +34,7 @@ async def test_cancelled_wait_does_not_end_the_work() -> None:
 def test_exit_does_not_wait_for_abandoned_work() -> None:
     program = """
 import asyncio, threading
-from dtruntime._threads import abandonable
+from dtruntime._background import abandonable
 
 async def main():
     async with asyncio.timeout(0.01):

@@ -8,8 +8,8 @@ import os
 import numpy as np
 from numpy.typing import NDArray
 
-from dtruntime.storage.direct import BLOCK, LANES
 from dtruntime.storage.lanes import side_by_side
+from dtruntime.storage.local_disk.direct_io import BLOCK, LANES
 
 from .. import states
 from .base import Contender, Task, flush

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..checkpoint.manager import CheckpointManager
 from ..errors import StorageError
-from ..storage.direct import ALIGNMENT
+from ..storage.local_disk.direct_io import ALIGNMENT
 from .measures import Record, Section, Tell, in_round, results
 from .places import RawPlace, new_place
 from .states import State, claim_memory

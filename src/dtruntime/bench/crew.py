@@ -13,7 +13,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from .._loop import io, wait_for
+from .._sync_bridge import io, wait_for
 from ..client import TrainingOrchestrator, WorkerConfig
 from ..errors import ConnectionError
 from ..rpc.channel import target_of

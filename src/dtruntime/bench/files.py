@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 
 from ..data.index import DatasetIndex, build_index
 from ..errors import ConfigError, ShardError
-from ..storage.failures import storage_errors
-from ..storage.local_files import flush
-from ..storage.locations import is_remote
+from ..storage.data_files import is_remote
+from ..storage.error_translation import storage_errors
+from ..storage.local_disk.atomic_file import flush
 from .local_place import PREFIX, check_room
 
 FILES = 8

@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 
 from ..display import size as readable
 from ..errors import StorageError, StorageNotFoundError
-from ..storage.direct import (
+from ..storage.error_translation import storage_errors
+from ..storage.lanes import side_by_side
+from ..storage.local_disk.atomic_file import flush
+from ..storage.local_disk.direct_io import (
     ALIGNMENT,
     BLOCK,
     LANES,
@@ -23,9 +26,6 @@ from ..storage.direct import (
     write_block,
     write_buffered,
 )
-from ..storage.failures import storage_errors
-from ..storage.lanes import side_by_side
-from ..storage.local_files import flush
 
 PREFIX = "strata-bench-"
 SPARE_BYTES = 32 * 2**20

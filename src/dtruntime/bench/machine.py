@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from .._threads import usable_cores
+from .._background import usable_cores
 from .._version import __version__
 
 PACKAGES = ("grpcio", "numpy", "obstore", "pyarrow", "pygrpc-native", "uvloop", "xxhash")

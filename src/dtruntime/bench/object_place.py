@@ -9,10 +9,15 @@ from numpy.typing import NDArray
 
 from ..errors import StorageError
 from ..storage import open_backend
-from ..storage.failures import storage_errors
+from ..storage.error_translation import storage_errors
 from ..storage.lanes import side_by_side
-from ..storage.objects import PARALLEL_PARTS, PART_BYTES, lacks_obstore, place_of
-from ..storage.stores import parse_object_url, store_for
+from ..storage.object_store.client import parse_object_url, store_for
+from ..storage.object_store.object_backend import (
+    PARALLEL_PARTS,
+    PART_BYTES,
+    lacks_obstore,
+    place_of,
+)
 from .local_place import PREFIX
 
 

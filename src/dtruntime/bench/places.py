@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError
 from ..storage import LocalBackend, open_backend
-from ..storage.locations import is_remote
+from ..storage.data_files import is_remote
 from .local_place import LocalPlace
 from .object_place import ObjectPlace
 

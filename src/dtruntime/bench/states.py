@@ -8,7 +8,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from .._threads import usable_cores
+from .._background import usable_cores
 from ..display import size as readable
 from ..errors import StrataError
 from ..storage.lanes import side_by_side

@@ -6,11 +6,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..retention import Retention
     from .building import CheckpointWriter
     from .manager import CheckpointManager
-    from .policy import SavePolicy
-    from .retention import Retention
-    from .saving import Saved, SaveHandle
+    from .save.handle import Saved, SaveHandle
+    from .save.timing import SavePolicy
 
 _HOME_OF = {
     "CheckpointManager": "manager",

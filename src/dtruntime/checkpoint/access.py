@@ -10,16 +10,16 @@ from typing import Any, TypeVar, cast
 
 from ..errors import CheckpointDamagedError
 from ..types import check_whole
-from .codecs import Compressor
-from .commits import Find, SharedCommits, Wanted, announce
-from .format import Manifest, Part, PartFile
-from .loads import Loads
+from .file_format.codecs import Compressor
+from .file_format.manifest import Manifest, Part, PartFile
+from .load.checkpoint_loader import Loads
 from .manager import CheckpointManager
-from .place import Place
-from .saving import SaveHandle
-from .staging import StagingPool
-from .tiers import Copy
-from .trees import Buffer
+from .save.commit import Find, SharedCommits, Wanted, announce
+from .save.handle import SaveHandle
+from .save.staging import StagingPool
+from .state_dict import Buffer
+from .store.checkpoint_store import Place
+from .store.tiers import Copy
 
 R = TypeVar("R")
 

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import psutil
 
 from ..storage import StorageBackend
-from ..storage.opening import backend_options
-from ..storage.stores import SCHEMES
+from ..storage.object_store.client import SCHEMES
+from ..storage.urls import backend_options
 from ..types import check_whole
-from .staging import SLAB
+from .save.staging import SLAB
 
 R = TypeVar("R")
 

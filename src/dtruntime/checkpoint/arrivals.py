@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from .format import Chunk
+from .file_format.manifest import Chunk
 
 TOGETHER = 16 * 2**20
 """So much is asked for at a time, up to a multiple of this: parts of an upload are as large, and a

@@ -9,7 +9,7 @@ from typing import Any, Self
 from ..storage import StorageBackend
 from ..types import check_id
 from .manager import CheckpointManager
-from .saving import Saved
+from .save.handle import Saved
 
 
 class CheckpointWriter:

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from .._threads import Hold, usable_cores
-from .layout import Layout, grouped, packed
-from .staging import SLAB, StagingPool, Turn
-from .writer import Group
+from .._background import Hold, usable_cores
+from .file_format.chunking import Layout, grouped, packed
+from .save.pack_writer import Group
+from .save.staging import SLAB, StagingPool, Turn
 
 THREADS = 8
 """So many threads copy at most: a few use all the bandwidth that memory has."""

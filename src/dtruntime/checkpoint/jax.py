@@ -22,8 +22,8 @@ from .access import access
 from .jax_index import MARK, ArrayEntry, Index, Shard, ValueEntry
 from .jax_loading import Loading
 from .manager import CheckpointManager
-from .saving import SaveHandle
-from .trees.numpy_dtypes import encode_dtype
+from .save.handle import SaveHandle
+from .state_dict.numpy_dtypes import encode_dtype
 
 
 def save_sharded(

@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CheckpointDamagedError
-from .boxes import Gathering, Piece, pieces_of
-from .format import Part
+from .file_format.manifest import Part
 from .jax_index import MARK, ArrayEntry, Index, Shard, ValueEntry
-from .reader import PartReader
-from .tiers import Copy
-from .trees import describe, rebuild
-from .trees.jax_leaves import as_key, with_64_bits
-from .trees.numpy_dtypes import decode_dtype
+from .load.array_slices import Gathering, Piece, pieces_of
+from .load.pack_reader import PartReader
+from .state_dict import describe, rebuild
+from .state_dict.jax_arrays import as_key, with_64_bits
+from .state_dict.numpy_dtypes import decode_dtype
+from .store.tiers import Copy
 
 ROOM = 2**30
 """So many bytes are read into the host's memory before they go to their devices."""

@@ -8,33 +8,33 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from .._background import in_thread
 from .._shutdown import shutdown
-from .._threads import in_thread
 from ..client import current
 from ..client.settings import trace_worker
 from ..config import Config
 from ..errors import ConfigError, StorageError
+from ..retention import Retention
 from ..storage import StorageBackend, open_backend, resolve_url
-from ..storage.opening import with_region
-from ..storage.stores import shown
+from ..storage.object_store.client import shown
+from ..storage.urls import with_region
 from ..types import CheckpointInfo, check_whole
 from .arguments import check_budget, check_named, check_options, check_place
-from .codecs import Compressor
-from .commits import Coordinator, Find, SharedCommits, SingleCommits, Wanted
 from .deadlines import deadline_after, time_left
-from .loads import Loads, ranks_of
-from .pipeline import Pipeline
-from .place import Place
-from .policy import SavePolicy
-from .retention import Retention
-from .saving import SaveHandle
-from .sessions import Session
-from .staging import StagingPool
-from .telling import Witness
-from .tiers import Copy, Tiers
-from .trees.likeness import shaped_like
-from .upkeep import Upkeep
-from .uploads import Uploads
+from .file_format.codecs import Compressor
+from .load.checkpoint_loader import Loads, ranks_of
+from .save.commit import Coordinator, Find, SharedCommits, SingleCommits, Wanted
+from .save.handle import SaveHandle
+from .save.pipeline import Pipeline
+from .save.staging import StagingPool
+from .save.timing import SavePolicy
+from .state_dict.containers import shaped_like
+from .store.checkpoint_store import Place
+from .store.cleanup import Upkeep
+from .store.condition_reports import Witness
+from .store.tiers import Copy, Tiers
+from .store.writer_lock import Session
+from .upload.uploader import Uploads
 
 R = TypeVar("R")
 

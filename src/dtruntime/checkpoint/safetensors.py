@@ -14,14 +14,14 @@ from ..storage import open_backend
 from ..storage.backend import StreamWriter
 from ..telemetry import EventLog
 from .access import Access, access, is_kind
-from .format import Manifest, Part
+from .file_format.manifest import Manifest, Part
+from .load.pack_reader import PartReader
 from .manager import CheckpointManager
-from .reader import PartReader
-from .safetensors_files import NAMES, NUMPY, SIZES, Opened, header_of, open_file, views_of
+from .safetensors_format import NAMES, NUMPY, SIZES, Opened, header_of, open_file, views_of
 from .safetensors_leaves import Leaves, TensorLeaf, leaves_of
-from .saving import Saved
-from .tiers import Copy
-from .trees.numpy_dtypes import decode_dtype
+from .save.handle import Saved
+from .state_dict.numpy_dtypes import decode_dtype
+from .store.tiers import Copy
 
 log = EventLog("checkpoint")
 

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CheckpointDamagedError
-from .format import Part
-from .safetensors_files import METADATA, NAMES, NUMPY, SIZES
-from .trees.buffers import Key
+from .file_format.manifest import Part
+from .safetensors_format import METADATA, NAMES, NUMPY, SIZES
+from .state_dict.buffers import Key
+from .state_dict.numpy_dtypes import decode_dtype
+from .state_dict.shared_memory import dense_strides
+from .state_dict.skeleton import LIBRARY, ArrayEntry, Skeleton, parse, parts_of
 from .trees.naming import ROOT, Place, readable
-from .trees.numpy_dtypes import decode_dtype
 from .trees.outline import outline
-from .trees.sharing import dense_strides
-from .trees.skeletons import LIBRARY, ArrayEntry, Skeleton, parse, parts_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .trees.torch_leaves import DTYPES
+from .state_dict.torch_tensors import DTYPES
 
 
 def tensor_on(view: memoryview, dtype: str, shape: tuple[int, ...]) -> Any:

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import msgspec
 
-from ..checkpoint.catalog import Catalog, Entry
-from ..checkpoint.format import MANIFESTS, PACKS, PARTS, Manifest, Part
-from ..checkpoint.sessions import Session
-from ..checkpoint.trees import describe
-from ..checkpoint.verifying import Verifier, looks_whole
+from ..checkpoint.file_format.manifest import MANIFESTS, PACKS, PARTS, Manifest, Part
+from ..checkpoint.load.verify import Verifier, looks_whole
+from ..checkpoint.state_dict import describe
+from ..checkpoint.store.catalog import Catalog, Entry
+from ..checkpoint.store.writer_lock import Session
 from ..config import Config
 from ..errors import CheckpointDamagedError, CheckpointNotFoundError, StorageError
 from ..storage import open_backend, resolve_url
-from ..storage.opening import with_region
+from ..storage.urls import with_region
 
 SCHEMA = 1
 _PACK_STEP = re.compile(rf"{PACKS}/(\d{{12,}})-")

@@ -6,11 +6,11 @@ import argparse
 import sys
 from typing import Any
 
-from ..checkpoint.retention import FINISHED_KEY
 from ..client import Observer
 from ..config import DEFAULT_URL
 from ..display import plain
 from ..errors import StrataError
+from ..retention import FINISHED_KEY
 from ..types import JobStatus, Membership, WorkerStatus
 from .arguments import whole_between
 from .jobs import one_job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from .._loop import awaitable, blocking
+from .._sync_bridge import awaitable, blocking
 from ..rpc.gen import coordinator_pb2 as pb
 from ..types import Action, check_id
 from . import wire

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .._loop import awaitable, blocking
+from .._sync_bridge import awaitable, blocking
 from ..errors import StrataError
 from ..rpc.gen import coordinator_pb2 as pb
 from ..telemetry import EventLog, tracing

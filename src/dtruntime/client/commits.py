@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from .._loop import awaitable, blocking
+from .._sync_bridge import awaitable, blocking
 from ..errors import CheckpointAbortedError, StorageError
 from ..rpc.gen import coordinator_pb2 as pb
 from ..types import CheckpointCondition, CheckpointInfo, check_id, check_whole

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from google.protobuf.message import Message
 
-from .._loop import awaitable, blocking
+from .._sync_bridge import awaitable, blocking
 from ..data.loading.live import Claim, Offer
 from ..data.loading.loader import Consumed
 from ..data.order import Segment, TakenBack

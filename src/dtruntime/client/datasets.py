@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from google.protobuf.message import Message
 
-from .._loop import awaitable, blocking
+from .._sync_bridge import awaitable, blocking
 from ..config import split_address
 from ..errors import (
     ConnectionError,
@@ -25,7 +25,7 @@ from ..rpc.channel import Channel
 from ..rpc.gen import coordinator_pb2 as pb
 from ..sharding import MovePlan
 from ..sharding.coverage import Counted
-from ..storage.locations import is_remote
+from ..storage.data_files import is_remote
 from ..telemetry import EventLog
 from ..types import FORMATS, DatasetSummary, EpochCoverage, ShardInfo, check_id, check_whole
 from . import current, wire

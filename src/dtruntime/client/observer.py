@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from .._loop import awaitable, blocking
+from .._sync_bridge import awaitable, blocking
 from ..rpc.channel import Channel
 from ..rpc.gen import coordinator_pb2 as pb
 from ..types import Action, CheckpointCondition, CheckpointInfo, JobStatus, check_id

@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from .._loop import awaitable, blocking, io
+from .._sync_bridge import awaitable, blocking, io
 from ..errors import ConnectionError, StrataError, SyncError
 from ..retry import JITTER
 from ..rpc.codes import STATE_CODES

@@ -11,12 +11,12 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .._threads import abandonable
+from .._background import abandonable
 from ..config import Config
 from ..errors import ShardError, ShardValueError, StorageError, install_command
 from ..rpc.gen import coordinator_pb2 as pb
-from ..storage.locations import absolute, is_remote, look
-from ..storage.stores import SCHEMES
+from ..storage.data_files import absolute, is_remote, look
+from ..storage.object_store.client import SCHEMES
 from ..telemetry import EventLog
 from ..types import check_flag, check_id, check_whole
 from .layouts import index_in, options_in, options_text, unreadable_name

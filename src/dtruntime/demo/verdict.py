@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checkpoint.catalog import Catalog
-from ..checkpoint.verifying import Verifier
+from ..checkpoint.load.verify import Verifier
+from ..checkpoint.store.catalog import Catalog
 from ..display import count, size
 from ..errors import StorageError
 from ..run import load_tracked

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from .._loop import io
+from .._sync_bridge import io
 from ..client import TrainingOrchestrator
 from ..errors import ConnectionError, StrataError
 from ..telemetry import EventLog

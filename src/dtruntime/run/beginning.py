@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..checkpoint.trees import describe, flatten
-from ..checkpoint.trees.likeness import hollow, shaped_like
+from ..checkpoint.state_dict import describe, flatten
+from ..checkpoint.state_dict.containers import hollow, shaped_like
 
 _NAMES_SHOWN = 4
 _REMEDY = "or start with another folder for checkpoints"

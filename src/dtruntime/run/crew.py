@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
-from .._loop import io
+from .._sync_bridge import io
 from ..client import TrainingOrchestrator
 from ..errors import ConnectionError, SyncError
 from ..telemetry import EventLog

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ..errors import ConfigError, ShardNotFoundError
-from ..storage.locations import absolute, expand, is_remote
+from ..storage.data_files import absolute, expand, is_remote
 
 _SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv"}
 _NAMES_SHOWN = 4

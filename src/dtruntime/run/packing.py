@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checkpoint.trees import flatten, rebuild
+from ..checkpoint.state_dict import flatten, rebuild
 from ..errors import CheckpointDamagedError
 
 BLOCK = 4096

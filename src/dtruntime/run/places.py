@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
-from .._loop import io
+from .._sync_bridge import io
 from ..checkpoint import CheckpointManager
 from ..checkpoint.access import identity_of, location_of
-from ..checkpoint.retention import FINISHED_KEY, IDENTITY_KEY, PLACE_KEY
 from ..client import TrainingOrchestrator
 from ..errors import ConfigError, SyncError
+from ..retention import FINISHED_KEY, IDENTITY_KEY, PLACE_KEY
 from ..telemetry import EventLog
 from ..types import CheckpointInfo
 from .crew import Crew, Membership

@@ -8,13 +8,13 @@ from concurrent.futures import CancelledError, Future
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .._loop import io
+from .._sync_bridge import io
 from ..checkpoint import CheckpointManager
 from ..checkpoint.access import has_kind, location_of
-from ..checkpoint.retention import FINISHED_KEY, IDENTITY_KEY
-from ..checkpoint.saving import SaveHandle
+from ..checkpoint.save.handle import SaveHandle
 from ..client import TrainingOrchestrator
 from ..errors import CheckpointAbortedError, StorageError
+from ..retention import FINISHED_KEY, IDENTITY_KEY
 from ..telemetry import EventLog
 from ..types import CheckpointCondition, CheckpointInfo
 from . import rng

@@ -23,8 +23,8 @@ from torch.distributed.tensor import DTensor
 
 from ..checkpoint import CheckpointManager
 from ..checkpoint.dcp import Planning, ShardedCheckpoint, save_sharded
-from ..checkpoint.dcp.planning import world_size
-from ..checkpoint.saving import SaveHandle
+from ..checkpoint.dcp.sharded_states import world_size
+from ..checkpoint.save.handle import SaveHandle
 from ..errors import CheckpointDamagedError, StrataError
 from .crew import Crew
 from .packing import pack, unpack

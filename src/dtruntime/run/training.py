@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .._loop import io
-from ..checkpoint.saving import SaveHandle
+from .._sync_bridge import io
+from ..checkpoint.save.handle import SaveHandle
 from ..client import TrainingOrchestrator
 from ..errors import CheckpointAbortedError, CheckpointDamagedError, StrataError
 from ..telemetry import EventLog

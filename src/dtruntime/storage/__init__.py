@@ -9,13 +9,13 @@ reads and writes files by name, each of them complete or not there.
 """
 
 from .backend import StorageBackend, StoredFile, StreamWriter
-from .cache import CacheUsage, DiskCache
-from .local import LocalBackend
-from .locations import FileStat, expand
-from .memory import MemoryBackend
-from .opening import open_backend, resolve_url
+from .byte_source import ByteSource, download, read_range, read_ranges, stream
+from .data_files import FileStat, expand
+from .disk_cache import CacheUsage, DiskCache
+from .local_disk.local_backend import LocalBackend
+from .memory_backend import MemoryBackend
 from .providers import AzureBackend, GcsBackend, S3Backend
-from .reading import ByteSource, download, read_range, read_ranges, stream
+from .urls import open_backend, resolve_url
 
 __all__ = [
     "AzureBackend",

@@ -8,9 +8,9 @@ import struct
 from contextlib import suppress
 
 from ..telemetry import EventLog
-from .locations import FileStat
+from .data_files import FileStat
 
-log = EventLog("storage.cache")
+log = EventLog("storage.disk_cache")
 
 MAGIC = b"STRATA-1"
 _HEADER = struct.Struct("<8s32sQI")

@@ -18,7 +18,7 @@ from ..telemetry import EventLog
 from .cache_entries import delete_entry, read_entry, write_entry
 from .cache_tally import Tally, taken
 
-log = EventLog("storage.cache")
+log = EventLog("storage.disk_cache")
 
 LAYOUT = "strata-shards-v1"
 PARTIAL_SECONDS = 600

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 UNIT = 4096
 """Sizes are counted in blocks of the file system."""
-_MAGIC = b"STRATA-TALLY\n"
-_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_TALLY_MAGIC = b"STRATA-TALLY\n"
+_TALLY_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class Tally:
@@ -28,11 +28,11 @@ class Tally:
     @contextmanager
     def opened(cls, path: str) -> Iterator[Tally]:
         """Open the file, which is made when it is missing; ``OSError`` when it is not a tally."""
-        handle = os.open(path, _FLAGS, 0o600)
+        handle = os.open(path, _TALLY_FLAGS, 0o600)
         try:
             if not os.fstat(handle).st_size:
-                os.write(handle, _MAGIC)
-            if os.pread(handle, len(_MAGIC), 0) != _MAGIC:
+                os.write(handle, _TALLY_MAGIC)
+            if os.pread(handle, len(_TALLY_MAGIC), 0) != _TALLY_MAGIC:
                 raise OSError(errno.EEXIST, "a file that is not Strata's has the name", path)
             yield cls(handle)
         finally:
@@ -44,12 +44,12 @@ class Tally:
 
     def read(self) -> int:
         """Return how many bytes are counted; 0 when nobody has counted yet."""
-        return (os.fstat(self._handle).st_size - len(_MAGIC)) * UNIT
+        return (os.fstat(self._handle).st_size - len(_TALLY_MAGIC)) * UNIT
 
     def reset(self, size: int) -> None:
         """Count ``size`` bytes and no others; the file becomes sparse and takes no room."""
-        os.ftruncate(self._handle, len(_MAGIC))
-        os.ftruncate(self._handle, len(_MAGIC) + max(1, _units(size)))
+        os.ftruncate(self._handle, len(_TALLY_MAGIC))
+        os.ftruncate(self._handle, len(_TALLY_MAGIC) + max(1, _units(size)))
 
     @contextmanager
     def locked(self) -> Iterator[bool]:

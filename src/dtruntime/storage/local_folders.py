@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Folders:
@@ -58,10 +58,10 @@ class Folders:
 
     def _open_root(self, make: bool) -> int:
         with suppress(FileNotFoundError):
-            return os.open(self.root, _FLAGS)
+            return os.open(self.root, _FOLDER_FLAGS)
         if make:
             _make_durably(self.root)
-        return os.open(self.root, _FLAGS)
+        return os.open(self.root, _FOLDER_FLAGS)
 
     def _step(self, above: int, part: str, make: bool) -> int:
         made = False
@@ -94,7 +94,7 @@ def refuse_link(info: os.stat_result) -> None:
 
 def _open_below(above: int, part: str) -> int:
     try:
-        return os.open(part, _FLAGS | os.O_NOFOLLOW, dir_fd=above)
+        return os.open(part, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=above)
     except NotADirectoryError:
         refuse_link(os.stat(part, dir_fd=above, follow_symlinks=False))
         raise
@@ -110,7 +110,7 @@ def _make_durably(path: str) -> None:
         _make_durably(above)
         with suppress(FileExistsError):
             os.mkdir(path)
-    handle = os.open(above, _FLAGS)
+    handle = os.open(above, _FOLDER_FLAGS)
     try:
         os.fsync(handle)
     finally:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..telemetry import EventLog
-from .stores import BACKOFF
+from .object_store.client import BACKOFF
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta

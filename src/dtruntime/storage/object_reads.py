@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 NEAR_BYTES = 256 * 2**10
 """Ranges with gaps up to this size are fetched together."""
-_ATTEMPTS = 5
+_VERSION_ATTEMPTS = 5
 _CHUNK = 256 * 2**10
 
 _Target: TypeAlias = tuple[int, Views]
@@ -52,7 +52,7 @@ class Fetcher:
 
     def _fill_all(self, targets: Iterable[_Target]) -> bool:
         parts = [part for target in targets for part in self._parts(target)]
-        for _ in range(_ATTEMPTS):
+        for _ in range(_VERSION_ATTEMPTS):
             versions: set[object] = set()
             short: list[int] = []
 

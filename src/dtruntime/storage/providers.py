@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, TypedDict, Unpack
 
-from .objects import PARALLEL_PARTS, PART_BYTES, ObjectBackend, place_of
-from .stores import RETRY_SECONDS, StoreOptions
+from .object_store.client import RETRY_SECONDS, StoreOptions
+from .object_store.object_backend import PARALLEL_PARTS, PART_BYTES, ObjectBackend, place_of
 
 REQUEST_SECONDS = 60.0
 _RETRIES = 1000

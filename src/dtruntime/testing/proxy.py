@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from .._loop import awaitable, blocking
+from .._sync_bridge import awaitable, blocking
 from ..config import split_address
 from ..errors import StrataError
 

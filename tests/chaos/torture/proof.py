@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 
 from dtruntime import CheckpointManager, DatasetRegistry
-from dtruntime.checkpoint.place import Place
+from dtruntime.checkpoint.store.checkpoint_store import Place
 from dtruntime.cli.checkpoints_report import verify
 from dtruntime.storage.names import PARTIAL
 from tests.integration.kill_rounds import let_partial_files_age

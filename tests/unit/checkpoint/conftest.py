@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dtruntime.checkpoint import CheckpointManager, upload_queue
+from dtruntime.checkpoint import CheckpointManager
+from dtruntime.checkpoint.upload import upload_queue
 from dtruntime.retry import Backoff
 from dtruntime.storage import open_backend
 from tests.unit.checkpoint.tiers import Gate, Run

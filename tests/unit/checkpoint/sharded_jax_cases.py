@@ -16,8 +16,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from dtruntime.checkpoint import CheckpointManager
-from dtruntime.checkpoint.boxes import Gathering
 from dtruntime.checkpoint.jax import load_sharded, save_sharded
+from dtruntime.checkpoint.load.array_slices import Gathering
 from dtruntime.errors import CheckpointNotFoundError, StorageError
 
 

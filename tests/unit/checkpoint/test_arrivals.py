@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtruntime import CheckpointManager
-from dtruntime.checkpoint import place
 from dtruntime.checkpoint.arrivals import TOGETHER, Arrival, requests_for
-from dtruntime.checkpoint.format import Chunk, Pack, Part
-from dtruntime.checkpoint.reader import PartReader
+from dtruntime.checkpoint.file_format.manifest import Chunk, Pack, Part
+from dtruntime.checkpoint.load.pack_reader import PartReader
+from dtruntime.checkpoint.store import checkpoint_store
 from dtruntime.errors import CheckpointDamagedError, StorageError
 from dtruntime.storage import StorageBackend, open_backend
 from dtruntime.testing import RecordingBackend
@@ -89,7 +89,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[RecordingBackend]:
         made.append(RecordingBackend(open_backend(url, **options)))  # type: ignore[arg-type]
         return made[-1]
 
-    monkeypatch.setattr(place, "open_backend", opened)
+    monkeypatch.setattr(checkpoint_store, "open_backend", opened)
     return made
 
 
@@ -158,7 +158,7 @@ def test_chunks_of_a_request_that_fails_are_read_alone(
         made.append(Unreadable(open_backend(url, **options)))  # type: ignore[arg-type]
         return made[-1]
 
-    monkeypatch.setattr(place, "open_backend", opened)
+    monkeypatch.setattr(checkpoint_store, "open_backend", opened)
     with CheckpointManager(tmp_path) as manager:
         assert manager.steps() == [1]
         made[0].left = number

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtruntime.checkpoint import copying
-from dtruntime.checkpoint.copying import blocks_of
-from dtruntime.checkpoint.format import Chunk
+from dtruntime.checkpoint.file_format.manifest import Chunk
+from dtruntime.checkpoint.upload import checkpoint_copy
+from dtruntime.checkpoint.upload.checkpoint_copy import blocks_of
 from dtruntime.errors import CheckpointDamagedError
 
 BLOCK = 100
@@ -15,7 +15,7 @@ BLOCK = 100
 @pytest.fixture(autouse=True, scope="module")
 def small_blocks():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copying, "BLOCK", BLOCK)
+        patch.setattr(checkpoint_copy, "BLOCK", BLOCK)
         yield
 
 

@@ -8,10 +8,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from dtruntime import CheckpointManager
-from dtruntime.checkpoint import cuda
 from dtruntime.checkpoint.dcp import StrataReader, StrataWriter
-from dtruntime.checkpoint.staging import SLAB
-from dtruntime.checkpoint.trees.torch_leaves import DTYPES
+from dtruntime.checkpoint.save import cuda
+from dtruntime.checkpoint.save.staging import SLAB
+from dtruntime.checkpoint.state_dict.torch_tensors import DTYPES
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from dtruntime import CheckpointManager, CheckpointNotFoundError
-from dtruntime.checkpoint.catalog import Catalog
-from dtruntime.checkpoint.format import MANIFESTS, PACKS
-from dtruntime.checkpoint.verifying import Verifier
+from dtruntime.checkpoint.file_format.manifest import MANIFESTS, PACKS
+from dtruntime.checkpoint.load.verify import Verifier
+from dtruntime.checkpoint.store.catalog import Catalog
 from dtruntime.errors import CheckpointDamagedError, StorageError
 from dtruntime.storage import open_backend
 

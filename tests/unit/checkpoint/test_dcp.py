@@ -21,9 +21,9 @@ from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
 from torch.distributed.checkpoint.metadata import StorageMeta
 
 from dtruntime.checkpoint import CheckpointManager
-from dtruntime.checkpoint.boxes import pieces_of, steps_of
 from dtruntime.checkpoint.dcp import StrataReader, StrataWriter
-from dtruntime.checkpoint.format import open_part, seal
+from dtruntime.checkpoint.file_format.manifest import open_part, seal
+from dtruntime.checkpoint.load.array_slices import pieces_of, steps_of
 from dtruntime.errors import StorageError
 from tests.unit.checkpoint.dcp_ranks import matrix, model_and_optimizer, training_state, whole
 
@@ -344,7 +344,7 @@ def test_forged_description_is_an_error(tmp_path, change, named):
 
 def forge(path: Path, part, manifest: Path) -> None:
     """Write a part, and a manifest that names it as it is."""
-    from dtruntime.checkpoint.format import digest_of, open_manifest
+    from dtruntime.checkpoint.file_format.manifest import digest_of, open_manifest
 
     old = open_manifest(manifest.read_bytes(), "")
     path.write_bytes(seal(part))

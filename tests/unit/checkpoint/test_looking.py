@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dtruntime.checkpoint import place
 from dtruntime.checkpoint.manager import CheckpointManager
+from dtruntime.checkpoint.store import checkpoint_store
 from dtruntime.errors import CheckpointNotFoundError
 from dtruntime.storage import open_backend
 from dtruntime.testing import RecordingBackend
@@ -25,7 +25,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecordingBacken
         }
         manager.save(state, 7, epoch=2, metadata={"run": "a"}).wait()
     backend = RecordingBackend(open_backend(tmp_path))
-    monkeypatch.setattr(place, "open_backend", lambda url, **options: backend)
+    monkeypatch.setattr(checkpoint_store, "open_backend", lambda url, **options: backend)
     return backend
 
 

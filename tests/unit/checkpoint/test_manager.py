@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from dtruntime.checkpoint import CheckpointWriter
-from dtruntime.checkpoint.format import PACKS
+from dtruntime.checkpoint.file_format.manifest import PACKS
 from dtruntime.checkpoint.manager import CheckpointManager
 from dtruntime.errors import CheckpointNotFoundError, StorageError
 from dtruntime.storage import LocalBackend, MemoryBackend, open_backend
@@ -188,10 +188,10 @@ def test_differences_of_dense_training_are_small_and_bounded(tmp_path):
 
 
 def test_changed_buffer_is_noticed_and_not_committed(manager, monkeypatch):
-    from dtruntime.checkpoint import saving
+    from dtruntime.checkpoint.save import handle as handle_module
 
     data = bytearray(os.urandom(64 * 2**20))
-    digest_of, calls = saving.digest_of, itertools.count()
+    digest_of, calls = handle_module.digest_of, itertools.count()
 
     def meddle(view):
         digest = digest_of(view)
@@ -199,7 +199,7 @@ def test_changed_buffer_is_noticed_and_not_committed(manager, monkeypatch):
             data[0] ^= 0xFF
         return digest
 
-    monkeypatch.setattr(saving, "digest_of", meddle)
+    monkeypatch.setattr(handle_module, "digest_of", meddle)
     with pytest.raises(StorageError, match="was changed while it was being saved"):
         manager.save(data, step=1).wait(60)
     assert manager.steps() == []
@@ -207,7 +207,7 @@ def test_changed_buffer_is_noticed_and_not_committed(manager, monkeypatch):
 
 def test_tensor_changed_while_it_is_copied_is_named(manager, monkeypatch):
     torch = pytest.importorskip("torch")
-    from dtruntime.checkpoint import pipeline as module
+    from dtruntime.checkpoint.save import pipeline as module
 
     tensor = torch.zeros(1000)
     staged = module.staged

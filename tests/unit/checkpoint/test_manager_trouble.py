@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dtruntime.checkpoint.format import PACKS, digest_of
+from dtruntime.checkpoint.file_format.manifest import PACKS, digest_of
 from dtruntime.checkpoint.manager import CheckpointManager
-from dtruntime.checkpoint.upkeep import Upkeep
+from dtruntime.checkpoint.store.cleanup import Upkeep
 from dtruntime.errors import StorageError
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtruntime.checkpoint.retention import Kept, Retention
+from dtruntime.retention import Kept, Retention
 
 
 def made(*steps, metrics=None):

@@ -18,7 +18,7 @@ from safetensors.torch import save_file as save_tensors
 from dtruntime.checkpoint import CheckpointManager
 from dtruntime.checkpoint import safetensors as module
 from dtruntime.checkpoint.safetensors import export_safetensors, import_safetensors
-from dtruntime.checkpoint.safetensors_files import NAMES
+from dtruntime.checkpoint.safetensors_format import NAMES
 from dtruntime.errors import StorageError
 
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from dtruntime import CheckpointManager
-from dtruntime.checkpoint import pipeline
 from dtruntime.checkpoint.filling import DeviceSource
-from dtruntime.checkpoint.saving import SaveHandle
-from dtruntime.checkpoint.staging import SLAB, StagingPool
+from dtruntime.checkpoint.save import pipeline
+from dtruntime.checkpoint.save.handle import SaveHandle
+from dtruntime.checkpoint.save.staging import SLAB, StagingPool
 from dtruntime.errors import StorageError
 from dtruntime.storage.backend import StreamWriter
 

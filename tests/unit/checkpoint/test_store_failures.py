@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dtruntime.checkpoint import place
-from dtruntime.checkpoint.catalog import Catalog
 from dtruntime.checkpoint.manager import CheckpointManager
-from dtruntime.checkpoint.sessions import Session
+from dtruntime.checkpoint.store import checkpoint_store
+from dtruntime.checkpoint.store.catalog import Catalog
+from dtruntime.checkpoint.store.writer_lock import Session
 from dtruntime.errors import (
     CheckpointDamagedError,
     ConnectionError,
@@ -31,7 +31,9 @@ def wrap(monkeypatch: pytest.MonkeyPatch) -> Wrap:
     """Put something in front of the backends of managers that are made from here on."""
 
     def wrap(make: Callable[[StorageBackend], StorageBackend]) -> None:
-        monkeypatch.setattr(place, "open_backend", lambda url, **o: make(open_backend(url, **o)))
+        monkeypatch.setattr(
+            checkpoint_store, "open_backend", lambda url, **o: make(open_backend(url, **o))
+        )
 
     return wrap
 

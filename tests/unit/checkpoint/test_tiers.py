@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from dtruntime.checkpoint import CheckpointWriter, place
+from dtruntime.checkpoint import CheckpointWriter
 from dtruntime.checkpoint.manager import CheckpointManager
+from dtruntime.checkpoint.store import checkpoint_store
 from dtruntime.errors import (
     ConfigError,
     StorageError,
@@ -150,7 +151,7 @@ def test_newer_local_checkpoint_is_loaded_and_uploaded_by_the_next_manager(
     manager.save(state(1), 1).wait()
     manager.save(state(2), 2).wait()
     manager._place.session.close()  # as the death of its process would
-    run._monkeypatch.setattr(place, "open_backend", open_backend)
+    run._monkeypatch.setattr(checkpoint_store, "open_backend", open_backend)
     with run.manager() as successor:
         assert successor.latest().step == 2  # type: ignore[union-attr]
         assert same(successor.load_state(), state(2))

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from dtruntime.checkpoint import upload_queue
 from dtruntime.checkpoint.manager import CheckpointManager
+from dtruntime.checkpoint.upload import upload_queue
 from dtruntime.errors import (
     CheckpointDamagedError,
     StorageError,

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from dtruntime.checkpoint.trees import flatten, rebuild
-from dtruntime.checkpoint.trees.likeness import hollow, shaped_like
+from dtruntime.checkpoint.state_dict import flatten, rebuild
+from dtruntime.checkpoint.state_dict.containers import hollow, shaped_like
 
 
 class Adam(NamedTuple):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_np
 
-from dtruntime.checkpoint.trees import flatten
+from dtruntime.checkpoint.state_dict import flatten
 from tests.unit.checkpoint.tree_round_trip import round_trip, same, stored
 
 ML_DTYPES = [
@@ -211,7 +211,7 @@ WITHOUT_LIBRARIES = """
 import sys
 sys.modules["torch"] = sys.modules["jax"] = sys.modules["ml_dtypes"] = None
 import numpy as np
-from dtruntime.checkpoint.trees import Rebuild, describe, flatten, rebuild
+from dtruntime.checkpoint.state_dict import Rebuild, describe, flatten, rebuild
 tree = flatten({"a": np.arange(3), "b": [1, {2}]})
 back = rebuild(tree.skeleton, lambda i, memory: tree.buffers[i].copy_into(memory))
 assert back["a"].tolist() == [0, 1, 2] and back["b"] == [1, {2}]
@@ -235,7 +235,7 @@ def test_works_without_torch_and_jax_and_says_when_they_are_needed():
 
 def test_neither_torch_nor_jax_is_imported_for_other_values():
     code = (
-        "import sys, numpy\nfrom dtruntime.checkpoint.trees import flatten\n"
+        "import sys, numpy\nfrom dtruntime.checkpoint.state_dict import flatten\n"
         "flatten({'a': numpy.ones(3)})\n"
         "assert not {'torch', 'jax'} & set(sys.modules)"
     )

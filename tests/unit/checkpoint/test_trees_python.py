@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtruntime.checkpoint.trees import flatten
+from dtruntime.checkpoint.state_dict import flatten
 from tests.unit.checkpoint.tree_round_trip import restored, round_trip, same, stored
 
 scalars = (
@@ -125,7 +125,7 @@ def test_container_used_twice_is_no_cycle():
 
 
 def test_state_that_doubles_at_every_level_is_refused_before_memory_runs_out(monkeypatch):
-    monkeypatch.setattr("dtruntime.checkpoint.trees.flattening.MAX_NODES", 10_000)
+    monkeypatch.setattr("dtruntime.checkpoint.state_dict.flatten.MAX_NODES", 10_000)
     state = []
     for _ in range(60):
         state = [state, state]

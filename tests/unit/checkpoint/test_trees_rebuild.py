@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dtruntime.checkpoint.trees import Rebuild, describe, flatten
+from dtruntime.checkpoint.state_dict import Rebuild, describe, flatten
 from tests.unit.checkpoint.tree_round_trip import restored, round_trip, stored
 
 

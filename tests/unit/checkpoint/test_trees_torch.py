@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtruntime.checkpoint.trees import flatten
-from dtruntime.checkpoint.trees.torch_leaves import DTYPES
+from dtruntime.checkpoint.state_dict import flatten
+from dtruntime.checkpoint.state_dict.torch_tensors import DTYPES
 from tests.unit.checkpoint.tree_round_trip import round_trip, same, stored
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dtruntime.checkpoint import place
 from dtruntime.checkpoint.manager import CheckpointManager
+from dtruntime.checkpoint.store import checkpoint_store
 from dtruntime.errors import StorageError
 from dtruntime.storage import StorageBackend, open_backend
 from dtruntime.testing import RecordingBackend
@@ -59,7 +59,9 @@ def test_checkpoint_whose_packs_another_manager_removes_is_taken_back(
 
         other.newest_step()
         monkeypatch.setattr(
-            place, "open_backend", lambda url, **o: BeforeCommit(open_backend(url), 2, save_others)
+            checkpoint_store,
+            "open_backend",
+            lambda url, **o: BeforeCommit(open_backend(url), 2, save_others),
         )
         with CheckpointManager(tmp_path, keep_count=1) as manager:
             manager.save(state(1), 1).wait()
@@ -80,7 +82,7 @@ def test_retention_drops_each_of_two_checkpoints_that_were_committed_at_the_same
     with CheckpointManager(tmp_path, keep_count=2) as other:
         other.newest_step()
         monkeypatch.setattr(
-            place,
+            checkpoint_store,
             "open_backend",
             lambda url, **o: BeforeCommit(
                 open_backend(url), 2, lambda: other.save(state(10), 10).wait() and None
@@ -116,7 +118,7 @@ def test_checkpoint_committed_while_another_manager_removes_its_packs_is_not_bel
     def opened(url: str, **options: object) -> StorageBackend:
         return BeforeCommit(BeforeRemoval(open_backend(url), 1, let_commit), 2, hold)
 
-    monkeypatch.setattr(place, "open_backend", opened)
+    monkeypatch.setattr(checkpoint_store, "open_backend", opened)
     with (
         CheckpointManager(tmp_path, keep_count=1) as manager,
         CheckpointManager(tmp_path, keep_count=1) as other,
@@ -144,7 +146,7 @@ def test_manifest_that_cannot_be_taken_back_is_named(
             return [(name, StorageError("it stays")) for name in names]
 
     monkeypatch.setattr(
-        place,
+        checkpoint_store,
         "open_backend",
         lambda url, **o: KeepsAll(open_backend(url), 2, lambda: remove_packs(tmp_path, 1)),
     )

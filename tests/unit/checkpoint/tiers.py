@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dtruntime.checkpoint import place
 from dtruntime.checkpoint.manager import CheckpointManager
+from dtruntime.checkpoint.store import checkpoint_store
 from dtruntime.storage import StorageBackend, open_backend
 from dtruntime.testing import RecordingBackend
 
@@ -45,11 +45,11 @@ class Run:
             backend = open_backend(url, **options)
             return make(backend) if str(url) == str(self.main) else backend
 
-        self._monkeypatch.setattr(place, "open_backend", opened)
+        self._monkeypatch.setattr(checkpoint_store, "open_backend", opened)
 
     def unwrap_main(self) -> None:
         """Put nothing in front of it any more."""
-        self._monkeypatch.setattr(place, "open_backend", open_backend)
+        self._monkeypatch.setattr(checkpoint_store, "open_backend", open_backend)
 
     def steps(self, where: Path) -> list[int]:
         """What is in one of the places; everything that is listed loads and is right."""

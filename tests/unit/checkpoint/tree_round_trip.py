@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dtruntime.checkpoint.trees import Tree, flatten, rebuild
+from dtruntime.checkpoint.state_dict import Tree, flatten, rebuild
 
 
 def stored(state: object) -> tuple[dict[str, Any], list[bytes]]:

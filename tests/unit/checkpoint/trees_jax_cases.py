@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from dtruntime.checkpoint.trees import describe, flatten, rebuild
+from dtruntime.checkpoint.state_dict import describe, flatten, rebuild
 from tests.unit.checkpoint.tree_round_trip import round_trip, same_array, stored
 
 DTYPES = "bool int8 uint16 int32 float16 float32 bfloat16 float8_e4m3fn float8_e5m2 int4 complex64"

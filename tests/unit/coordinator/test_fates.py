@@ -1,8 +1,8 @@
 """What the HTTP API says of checkpoints that retention will drop."""
 
-from dtruntime.checkpoint.retention import PLACE_KEY, RETENTION_KEY, WRITTEN_KEY, Retention
 from dtruntime.coordinator.state.fates import Fates, users_metadata, written_bytes
 from dtruntime.coordinator.state.records import CheckpointRecord
+from dtruntime.retention import PLACE_KEY, RETENTION_KEY, WRITTEN_KEY, Retention
 
 
 def record(number: int, policy: Retention | None = None, place: str = "/c") -> CheckpointRecord:

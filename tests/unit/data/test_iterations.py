@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from dtruntime._threads import Ahead
+from dtruntime._background import Ahead
 from dtruntime.data.loading.loader import Loader
 from dtruntime.data.loading.source import NumberSource
 

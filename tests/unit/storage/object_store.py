@@ -10,7 +10,8 @@ import obstore
 import pytest
 from obstore.store import LocalStore
 
-from dtruntime.storage import FileStat, expand, reading, stores
+from dtruntime.storage import FileStat, byte_source, expand
+from dtruntime.storage.object_store import client
 
 
 class Bucket:
@@ -29,13 +30,13 @@ class Bucket:
     @contextmanager
     def reachable(self) -> Iterator[Bucket]:
         """Every bucket is this one."""
-        fetch = reading._fetch
+        fetch = byte_source._fetch
 
         def spy(file: FileStat, offset: int, length: int) -> bytes:
             self.fetched.append((offset, length))
             return fetch(file, offset, length)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(stores, "_open_store", lambda *_: self._store)
-            patch.setattr(reading, "_fetch", spy)
+            patch.setattr(client, "_open_store", lambda *_: self._store)
+            patch.setattr(byte_source, "_fetch", spy)
             yield self

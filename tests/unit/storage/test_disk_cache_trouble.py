@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from dtruntime.storage import DiskCache, FileStat, cache
+from dtruntime.storage import DiskCache, FileStat, disk_cache
 from dtruntime.storage.cache_folder import LAYOUT
 from tests.unit.storage.object_store import Bucket
 
@@ -50,11 +50,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def always_trying(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "REST_SECONDS", 0.0)
+    monkeypatch.setattr(disk_cache, "REST_SECONDS", 0.0)
 
 
 def read_all(cache: DiskCache, file: FileStat) -> bytes:
-    return b"".join(cache.read_range(file, at, PIECE) for at in range(0, len(CONTENT), PIECE))
+    return b"".join(disk_cache.read_range(file, at, PIECE) for at in range(0, len(CONTENT), PIECE))
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
@@ -134,8 +134,8 @@ def test_rest_after_a_failure_is_bounded(
         kept.read_range(file, 0, PIECE)
     kept.read_range(file, 0, PIECE)
     assert kept.usage().entries == 0, "it rests"
-    later = time.monotonic() + cache.REST_SECONDS
-    monkeypatch.setattr(cache, "time", SimpleNamespace(monotonic=lambda: later))
+    later = time.monotonic() + disk_cache.REST_SECONDS
+    monkeypatch.setattr(disk_cache, "time", SimpleNamespace(monotonic=lambda: later))
     kept.read_range(file, 0, PIECE)
     assert kept.usage().entries == 1
 

@@ -18,8 +18,8 @@ from dtruntime.storage import (
     open_backend,
     resolve_url,
 )
-from dtruntime.storage.opening import backend_options, with_region
-from dtruntime.storage.stores import message_of
+from dtruntime.storage.object_store.client import message_of
+from dtruntime.storage.urls import backend_options, with_region
 
 
 @pytest.fixture(autouse=True)

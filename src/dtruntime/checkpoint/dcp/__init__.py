@@ -9,9 +9,9 @@ Sharded tensors (FSDP, DTensor) are split and resharded by torch's own planners.
 leaves writing and the commit to a manager, in the background.
 """
 
-from .planning import Planning
 from .reader import StrataReader
 from .sharded import ShardedCheckpoint, load_sharded, save_sharded
+from .sharded_states import Planning
 from .writer import StrataWriter
 
 __all__ = [

@@ -11,9 +11,9 @@ from torch.distributed.checkpoint.planner import WriteItemType
 
 from ...errors import StorageError
 from ..filling import DeviceSource
-from ..trees import Buffer
-from ..trees.bytes_leaves import BytesBuffer
-from ..trees.torch_leaves import TorchBuffer
+from ..state_dict import Buffer
+from ..state_dict.python_bytes import BytesBuffer
+from ..state_dict.torch_tensors import TorchBuffer
 from .metadata import name_of_dtype
 
 

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from ...errors import CheckpointDamagedError, StorageError
-from ..trees.torch_leaves import DTYPES
+from ..state_dict.torch_tensors import DTYPES
 
 FORMAT = 1
 VERSION: str | None = getattr(filesystem, "CURRENT_DCP_VERSION", None)

@@ -18,11 +18,11 @@ from torch.futures import Future
 from ...errors import CheckpointDamagedError, StorageError
 from ...types import check_whole
 from ..access import access, is_kind, manager_of, part_of_rank
-from ..boxes import Gathering, Piece, pieces_of
-from ..format import Extent, Manifest, Part
+from ..file_format.manifest import Extent, Manifest, Part
+from ..load.array_slices import Gathering, Piece, pieces_of
+from ..load.pack_reader import PartReader
 from ..manager import CheckpointManager
-from ..reader import PartReader
-from ..tiers import Copy
+from ..store.tiers import Copy
 from .metadata import decode
 from .writer import KIND, step_of
 

@@ -9,9 +9,9 @@ from torch.distributed.checkpoint import DefaultLoadPlanner
 
 from ..access import access
 from ..manager import CheckpointManager
-from ..saving import SaveHandle
-from .planning import Planning, world_size
+from ..save.handle import SaveHandle
 from .reader import StrataReader
+from .sharded_states import Planning, world_size
 from .writer import KIND
 
 Path = tuple[str | int, ...]

@@ -22,14 +22,23 @@ from ...telemetry import EventLog
 from ...types import check_whole
 from ..access import Access, access, manager_of
 from ..arguments import check_named
+from ..file_format.chunk_index import KnownChunks
+from ..file_format.chunking import lay_out
+from ..file_format.manifest import (
+    PARTS,
+    Extent,
+    Manifest,
+    Part,
+    PartFile,
+    digest_of,
+    is_stored_in_full,
+    seal,
+)
 from ..filling import staged
-from ..format import PARTS, Extent, Manifest, Part, PartFile, digest_of, is_stored_in_full, seal
-from ..known import KnownChunks
-from ..layout import lay_out
 from ..manager import CheckpointManager
-from ..saving import Lent
-from ..sessions import Session
-from ..writer import PartWriter
+from ..save.handle import Lent
+from ..save.pack_writer import PartWriter
+from ..store.writer_lock import Session
 from .items import BytesSource, TensorSource, source_of
 from .metadata import encode
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from .buffers import Key
-from .libraries import landings_of
-from .numpy_dtypes import decode_dtype
-from .numpy_leaves import decode_scalar as decode_numpy_scalar
+from ..state_dict.buffers import Key
+from ..state_dict.numpy_arrays import decode_scalar as decode_numpy_scalar
+from ..state_dict.numpy_dtypes import decode_dtype
+from ..state_dict.skeleton import damaged, parts_of
+from ..state_dict.supported_types import landings_of
 from .scalars import PLAIN, Node, decode_key, decode_scalar, from_base64
-from .skeletons import damaged, parts_of
 
 Array = Callable[[int], Any]
 """Gives the value of the array of an index."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from math import prod
 
-from .libraries import landings_of
-from .sharing import extent_of
-from .skeletons import LIBRARY, ArrayEntry, Skeleton, damaged
+from ..state_dict.shared_memory import extent_of
+from ..state_dict.skeleton import LIBRARY, ArrayEntry, Skeleton, damaged
+from ..state_dict.supported_types import landings_of
 
 _SLACK = 16
 """Bytes before the first array: as many as the largest element has."""

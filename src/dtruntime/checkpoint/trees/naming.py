@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .buffers import Key
+from ..state_dict.buffers import Key
 
 ROOT = "state"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from .buffers import Key
+from ..state_dict.buffers import Key
+from ..state_dict.numpy_dtypes import decode_dtype
+from ..state_dict.numpy_dtypes import name_of as name_of_dtype
+from ..state_dict.skeleton import LIBRARY, ArrayEntry, Skeleton, damaged, parse, parts_of
 from .naming import Place, name_of
-from .numpy_dtypes import decode_dtype
-from .numpy_dtypes import name_of as name_of_dtype
-from .skeletons import LIBRARY, ArrayEntry, Skeleton, damaged, parse, parts_of
 
 _END = ("end",)
 

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from ...telemetry import EventLog
 
-log = EventLog("checkpoint.trees")
+log = EventLog("checkpoint.state_dict")
 
 MapLocation: TypeAlias = "str | Mapping[str, Any] | Any | None"
 """None, a device or its name, or a mapping from the devices of saved arrays to such."""

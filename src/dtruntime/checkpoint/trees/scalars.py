@@ -13,7 +13,7 @@ from binascii import a2b_base64, b2a_base64
 from math import isfinite
 from typing import Any
 
-from .buffers import Key
+from ..state_dict.buffers import Key
 
 Node = Any
 """A plain JSON value."""

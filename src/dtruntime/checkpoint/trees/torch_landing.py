@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from ..._memory import LARGE, use_large_pages
-from .buffers import memory_at
-from .skeletons import ArrayEntry, damaged
-from .torch_leaves import DTYPES
+from ..._buffers import LARGE, use_large_pages
+from ..state_dict.buffers import memory_at
+from ..state_dict.skeleton import ArrayEntry, damaged
+from ..state_dict.torch_tensors import DTYPES
 
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu|hpu|npu|mtia|xla|meta)(:\d{1,4})?")
 _CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from ...checkpoint.retention import (
+from ...retention import (
     IDENTITY_KEY,
     PLACE_KEY,
     RETENTION_KEY,

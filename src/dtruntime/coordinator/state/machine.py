@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ...checkpoint.retention import FINISHED_KEY
+from ...retention import FINISHED_KEY
 from ...types import Membership
 from . import commands as c
 from .actions import Actions

@@ -16,10 +16,10 @@ from functools import reduce
 
 import pyarrow as pa
 
-from ..._threads import ThreadPool, usable_cores
+from ..._background import ThreadPool, usable_cores
 from ...errors import ShardError
 from ...storage import FileStat, expand
-from ...storage.locations import absolute
+from ...storage.data_files import absolute
 from ...telemetry import EventLog
 from ..readers import IndexedFile, Options, Reader, SchemaConflict, default_options, reader_for
 from . import cache

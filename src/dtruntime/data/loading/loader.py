@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..._threads import Ahead
+from ..._background import Ahead
 from ...config import Config
 from ...errors import ShardError
 from ...sharding.coverage import Digest

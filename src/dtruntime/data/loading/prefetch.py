@@ -9,7 +9,7 @@ from concurrent.futures import Future, wait
 
 import pyarrow as pa
 
-from ..._threads import ThreadPool, usable_cores
+from ..._background import ThreadPool, usable_cores
 from ..order import Lane, Window
 from .columns import Assemble, Block
 from .source import Source

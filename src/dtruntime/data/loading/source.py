@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...errors import ShardError
-from ...storage.cache import DiskCache
+from ...storage.disk_cache import DiskCache
 from ...types import check_whole
 from ..index import DatasetIndex, DatasetRows, shards
 from ..readers.base import select

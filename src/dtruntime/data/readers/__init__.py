@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...errors import ShardError
-from ...storage import DiskCache, reading
+from ...storage import DiskCache, byte_source
 from ...types import FORMATS
 from .base import Block, Blocks, FileIndex, IndexedFile, Reader, SchemaConflict
 from .csv import CsvReader
@@ -47,7 +47,7 @@ def reader_for(options: Options, cache: DiskCache | None = None) -> Reader:
 
     With a ``cache`` it reads objects through that, and local files as ever.
     """
-    source = reading if cache is None else cache
+    source = byte_source if cache is None else cache
     match options:
         case CsvOptions():
             return CsvReader(options, source)

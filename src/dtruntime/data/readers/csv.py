@@ -10,8 +10,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...errors import ShardError
-from ...storage import ByteSource, FileStat, reading
-from ...storage.stores import changed
+from ...storage import ByteSource, FileStat, byte_source
+from ...storage.object_store.client import changed
 from .base import BATCH_BYTES, Advance, Blocks, FileIndex, IndexedFile, Reader
 from .csv_parsing import BOM, CsvParser, TypeLearner, take_header
 from .csv_records import Segment, segments
@@ -29,7 +29,7 @@ class CsvReader(Reader):
     format = "csv"
     suffixes = tuple(f".{kind}{ending}" for kind in ("csv", "tsv") for ending in _ENDINGS)
 
-    def __init__(self, options: CsvOptions | None = None, source: ByteSource = reading) -> None:
+    def __init__(self, options: CsvOptions | None = None, source: ByteSource = byte_source) -> None:
         self._source = source
         self._options = options or CsvOptions()
         self._given = {name: _type_named(text) for name, text in self._options.types.items()}

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...errors import ShardError
-from ...storage import ByteSource, FileStat, reading
-from ...storage.reading import check_unchanged
+from ...storage import ByteSource, FileStat, byte_source
+from ...storage.byte_source import check_unchanged
 from .base import (
     Advance,
     Blocks,
@@ -45,7 +45,7 @@ class ParquetReader(Reader):
     format = "parquet"
     suffixes = (".parquet", ".pq", ".parq")
 
-    def __init__(self, source: ByteSource = reading) -> None:
+    def __init__(self, source: ByteSource = byte_source) -> None:
         self._source = source
         self._groups = _GroupCache(GROUPS_KEPT_BYTES)
         read_footer = functools.partial(_read_footer, source)

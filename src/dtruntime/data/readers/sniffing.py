@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...errors import ShardError
-from ...storage import ByteSource, FileStat, reading
+from ...storage import ByteSource, FileStat, byte_source
 from .checksums import masked_crc
 from .inflating import compression_of
 
@@ -11,7 +11,7 @@ HEAD = 512
 _TEXT_CONTROLS = b"\t\n\r\f"
 
 
-def head_of(file: FileStat, source: ByteSource = reading) -> bytes:
+def head_of(file: FileStat, source: ByteSource = byte_source) -> bytes:
     """The first bytes of a file."""
     return source.read_range(file, 0, min(HEAD, file.size))
 
@@ -34,7 +34,7 @@ def starts_record(head: bytes) -> bool:
 
 
 def wrong_format(
-    file: FileStat, wanted: str, detail: str, source: ByteSource = reading
+    file: FileStat, wanted: str, detail: str, source: ByteSource = byte_source
 ) -> ShardError:
     """The error for a file that cannot be read as ``wanted``."""
     found = format_of(head_of(file, source))

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from ...storage import ByteSource, FileStat, reading
+from ...storage import ByteSource, FileStat, byte_source
 
 NEAR = 1024 * 1024
 """Ranges that are less than this apart are fetched together."""
@@ -19,7 +19,7 @@ READ_AHEAD = 64 * 1024
 class RemoteFile(io.RawIOBase):
     """A seekable object that fetches what is read, unless it was loaded before."""
 
-    def __init__(self, file: FileStat, source: ByteSource = reading) -> None:
+    def __init__(self, file: FileStat, source: ByteSource = byte_source) -> None:
         super().__init__()
         self._file = file
         self._source = source
@@ -76,7 +76,7 @@ class RemoteFile(io.RawIOBase):
 
 @contextmanager
 def arrow_source(
-    file: FileStat, ranges: Sequence[tuple[int, int]] = (), source: ByteSource = reading
+    file: FileStat, ranges: Sequence[tuple[int, int]] = (), source: ByteSource = byte_source
 ) -> Iterator[pa.NativeFile]:
     """Open a file for Arrow; ``ranges`` of an object are fetched first, side by side."""
     if not file.is_local:
@@ -84,7 +84,7 @@ def arrow_source(
         remote.load(ranges)
         yield pa.PythonFile(remote, mode="r")
         return
-    reading.open_local(file).close()
+    byte_source.open_local(file).close()
     if file.size == 0:
         yield pa.BufferReader(b"")
         return

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import ShardError
-from ...storage import ByteSource, FileStat, reading
-from ...storage.stores import changed
+from ...storage import ByteSource, FileStat, byte_source
+from ...storage.object_store.client import changed
 from .base import (
     BATCH_BYTES,
     Advance,
@@ -41,7 +41,7 @@ class TfrecordReader(Reader):
     )
 
     def __init__(
-        self, options: TfrecordOptions | None = None, source: ByteSource = reading
+        self, options: TfrecordOptions | None = None, source: ByteSource = byte_source
     ) -> None:
         self._source = source
         self._raw = (options or TfrecordOptions()).raw

@@ -1,0 +1,171 @@
+"""Who saves what of a sharded state: agreed on by DCP's planners, before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint import DefaultSavePlanner
+from torch.distributed.tensor import DTensor
+from torch.nn import Parameter
+
+from ...errors import StorageError
+from ..state_dict import Buffer
+from .items import buffer_of, check_item
+from .metadata import Location, encode
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What a rank would save."""
+
+    rank: int
+    """By which its part is called."""
+    plan: Any = None
+    """None: the same as the last time."""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a rank is to save."""
+
+    plan: Any = None
+    """None: the same as the last time."""
+    error: str = ""
+
+
+class Planning:
+    """Plans saves, one after the other, together with all processes of the process group.
+
+    Ranks tell the first one what they have, and it tells them what to save: two small collectives
+    in the caller's thread. Plans that are the same as the last time are not sent again. Where items
+    go is known with the plan, so that nothing has to be agreed on when they are written.
+    """
+
+    def __init__(self) -> None:
+        self._shape: Any = None
+        """Of the state that was planned last."""
+        self._wished: Any = None
+        self._final: Any = None
+        self._ranks: list[int] = []
+        self._wishes: list[Any] = []
+        """On the first process: what all had the last time."""
+        self._skeleton: Any = None
+        """On the first process: the description of what was planned last."""
+
+    def plan(self, state: dict[str, Any], rank: int) -> tuple[Any, list[Buffer]]:
+        """The skeleton of this rank's part, and the memory that it has to store.
+
+        ``rank`` is what its part is called by. ``StorageError`` on all ranks when one cannot save.
+        """
+        planner = DefaultSavePlanner()
+        wish, failure = self._wish(planner, state, rank)
+        wishes = _gathered(wish)
+        answers = None if wishes is None else self._answers(planner, wishes)
+        answer = _scattered(answers)
+        if answer.error:
+            self.forget()
+            raise StorageError(f"the state cannot be saved: {answer.error}") from failure
+        if answer.plan is not None:
+            self._final = answer.plan
+        planner.finish_plan(self._final)
+        return self._skeleton, [buffer_of(item, planner) for item in self._final.items]
+
+    def forget(self) -> None:
+        """Plan the next save from scratch."""
+        self._shape = self._wished = self._final = self._skeleton = None
+        self._ranks, self._wishes = [], []
+
+    def _wish(
+        self, planner: Any, state: dict[str, Any], rank: int
+    ) -> tuple[_Wish, Exception | None]:
+        try:
+            planner.set_up_planner(state, is_coordinator=_is_first())
+            shape = _shape(planner.state_dict)
+            if shape is not None and shape == self._shape:
+                return _Wish(rank), None  # which spares the making of plans, too
+            plan = planner.create_local_plan()
+            for item in plan.items:
+                check_item(item)
+        except Exception as exc:
+            return _Wish(rank, error=f"rank {rank}: {type(exc).__name__}: {exc}"), exc
+        self._shape = shape
+        if plan == self._wished:
+            return _Wish(rank), None
+        self._wished = plan
+        return _Wish(rank, plan), None
+
+    def _answers(self, planner: Any, wishes: Sequence[_Wish]) -> list[_Answer]:
+        """On the first process: what each is to save."""
+        errors = [wish.error for wish in wishes if wish.error]
+        if errors:
+            return [_Answer(error="; ".join(errors))] * len(wishes)
+        ranks = [wish.rank for wish in wishes]
+        if ranks == self._ranks and not any(wish.plan for wish in wishes):
+            return [_Answer()] * len(wishes)
+        before = self._wishes or [None] * len(wishes)
+        told = [wish.plan or last for wish, last in zip(wishes, before, strict=True)]
+        try:
+            plans, metadata = planner.create_global_plan(told)
+            self._skeleton = encode(metadata, _placed(plans, ranks))
+        except Exception as exc:
+            return [_Answer(error=f"{type(exc).__name__}: {exc}")] * len(wishes)
+        self._ranks, self._wishes = ranks, told
+        return [_Answer(plan) for plan in plans]
+
+
+def _shape(state: dict[str, Any]) -> list[Any] | None:
+    """What a plan depends on, as far as that is clear; else none."""
+    found: list[Any] = []
+    for name, value in state.items():
+        if isinstance(value, DTensor):
+            found.append((name, value.shape, value.dtype, value.placements, value.device_mesh))
+        elif type(value) in (Tensor, Parameter):
+            found.append((name, value.shape, value.dtype))
+        else:
+            return None
+    return found
+
+
+def _placed(plans: Sequence[Any], ranks: Sequence[int]) -> Iterator[tuple[Any, Location]]:
+    """Where each item will be: the items of a plan are the extents of a part, in order."""
+    for plan, rank in zip(plans, ranks, strict=True):
+        for number, item in enumerate(plan.items):
+            yield item.index, (rank, number)
+
+
+def world_size() -> int:
+    """How many processes the process group has; 1 without one."""
+    return int(dist.get_world_size()) if _is_together() else 1
+
+
+def _is_together() -> bool:
+    return bool(dist.is_available() and dist.is_initialized())
+
+
+def _is_first() -> bool:
+    return not _is_together() or bool(dist.get_rank() == 0)
+
+
+def _gathered(wish: _Wish) -> list[_Wish] | None:
+    """The wishes of all, on the first process."""
+    if world_size() == 1:
+        return [wish]
+    wishes: list[Any] | None = [None] * world_size() if _is_first() else None
+    dist.gather_object(wish, wishes, dst=0)
+    return wishes
+
+
+def _scattered(answers: list[_Answer] | None) -> _Answer:
+    """This process's answer from the first one."""
+    if world_size() == 1:
+        assert answers is not None
+        return answers[0]
+    mine: list[Any] = [None]
+    dist.scatter_object_list(mine, answers, src=0)
+    answer: _Answer = mine[0]
+    return answer

@@ -1,0 +1,175 @@
+"""Arrays and scalars of numpy, out of a state and back into one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..trees.refusals import unsupported
+from ..trees.scalars import Node, encode_bytes, encode_str, from_base64, to_base64
+from .buffers import StridedBuffer, memory_at
+from .numpy_dtypes import decode_dtype, encode_dtype, name_of
+from .shared_memory import Layout, Memory, dense_strides, extent_of, join, overlaps_itself
+from .skeleton import ArrayEntry
+
+ALIGNMENT = 64
+"""Arrays are restored at multiples of this address, which JAX can take without a copy."""
+
+
+def is_array(kind: type) -> bool:
+    """Whether values of the type are stored as arrays, not within the skeleton."""
+    return issubclass(kind, np.ndarray)
+
+
+def encode_value(value: Any) -> Node:
+    """Encode a scalar or a type; ``TypeError`` for anything else."""
+    if type(value) is np.str_:
+        return ["numpy str", encode_str(str.__str__(value))]
+    if type(value) is np.bytes_:
+        return ["numpy bytes", encode_bytes(bytes(value))]
+    if isinstance(value, np.generic):
+        raw = np.asarray(value)
+        return ["numpy", encode_dtype(raw.dtype), to_base64(raw.tobytes())]
+    if isinstance(value, np.dtype):
+        return ["numpy dtype", encode_dtype(value)]
+    if isinstance(value, np.random.Generator):
+        raise TypeError("is a random generator: save its .bit_generator.state")
+    if isinstance(value, np.random.RandomState):
+        raise TypeError("is a random generator: save its .get_state()")
+    raise unsupported(value)
+
+
+def decode_scalar(dtype: Node, text: str) -> Any:
+    """Read a scalar that `encode_value` wrote."""
+    kind = decode_dtype(dtype)
+    raw = from_base64(text)
+    if len(raw) != kind.itemsize:
+        raise ValueError(f"{len(raw)} bytes are no {kind}")
+    return np.ndarray((), kind, bytearray(raw))[()] if raw else np.zeros((), kind)[()]
+
+
+class Leaves:
+    """The arrays of one state."""
+
+    def __init__(self) -> None:
+        self._buffers: list[NumpyBuffer] = []
+
+    def entry(self, array: Any, position: int) -> dict[str, Any]:
+        """Describe an array; ``TypeError`` when it cannot be stored."""
+        if type(array) is not np.ndarray and type(array) is not np.memmap:
+            raise TypeError(
+                f"is a {type(array).__name__}: save a plain array, as by .view(numpy.ndarray)"
+            )
+        dtype = encode_dtype(array.dtype)
+        entry: dict[str, Any] = {"kind": "numpy", "dtype": dtype, "shape": list(array.shape)}
+        if array.nbytes:
+            buffer = NumpyBuffer(array, position)
+            self._buffers.append(buffer)
+            if not (buffer.gathered or array.flags.c_contiguous):
+                entry["offset"] = _address(array) - buffer.start
+                entry["strides"] = list(array.strides)
+        return entry
+
+    def buffers(self, entries: list[dict[str, Any]]) -> Iterator[NumpyBuffer]:
+        """Say which memory has to be stored, and write into entries what several share."""
+        joined = join(self._buffers, _MEMORY)
+        joined.write(entries)
+        yield from joined.buffers
+
+
+def _address(array: Any) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _layout(array: Any) -> Layout:
+    return Layout(_address(array), array.shape, array.strides, array.itemsize)
+
+
+_MEMORY = Memory(_layout, lambda array: 0)
+
+
+class NumpyBuffer(StridedBuffer):
+    """The memory of one array, or of several that overlap."""
+
+    __slots__ = ()
+
+    library = "numpy"
+
+    def __init__(self, array: Any, position: int) -> None:
+        self.first = array
+        self.position = position
+        self.others = ()
+        self.dtype = name_of(array.dtype)
+        self.itemsize = array.itemsize
+        self.device = "cpu"
+        address = low = _address(array)
+        high = low + array.nbytes
+        if not array.flags.c_contiguous:
+            below, above = extent_of(array.shape, array.strides, array.itemsize)
+            low, high = address + below, address + above
+        self.cover(low, high, array.nbytes)
+        if self.gathered and overlaps_itself(array.shape, array.strides, array.itemsize):
+            self.cover(low, high, high - low)
+
+    def memory(self) -> memoryview | None:
+        """Look at the memory, unless the array has gaps."""
+        if self.gathered:
+            return None
+        return memory_at(self.start, self.nbytes, self.sources, writable=False)
+
+    def copy_into(self, target: memoryview) -> None:
+        """Copy the elements, or the memory as it lies."""
+        self._check(target)
+        view = self.memory()
+        if view is not None:
+            target.cast("B")[:] = view
+            return
+        array = self.first
+        if array.dtype.names is not None:
+            # Field by field, numpy would leave out what lies between the fields.
+            array = array.view(f"V{array.itemsize}")
+        np.ndarray(array.shape, array.dtype, target)[...] = array
+
+
+def allocate(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return bytes at an aligned address."""
+    room = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -_address(room) % ALIGNMENT
+    return room[start : start + nbytes]
+
+
+class Landing:
+    """Memory that arrays are restored in."""
+
+    def __init__(self, nbytes: int, device: str) -> None:
+        self._bytes = allocate(nbytes)
+
+    def view(self) -> memoryview:
+        """The memory to read into."""
+        return self._bytes.data
+
+    def settle(self) -> None:
+        """Do nothing: the arrays lie where they were read."""
+
+    def restore(self, entry: ArrayEntry) -> Any:
+        """Make an array of the memory."""
+        dtype = decode_dtype(entry.dtype)
+        if not self._bytes.nbytes:
+            return np.ndarray(tuple(entry.shape), dtype)
+        strides = dense_strides(entry.shape, dtype.itemsize)
+        return np.ndarray(
+            tuple(entry.shape), dtype, self._bytes.data, entry.offset, entry.strides or strides
+        )
+
+
+def itemsize(entry: ArrayEntry) -> int:
+    """The size of an element."""
+    return decode_dtype(entry.dtype).itemsize
+
+
+def available(device: str) -> bool:
+    """Whether arrays can be put on a device: they have no choice."""
+    return True

@@ -1,0 +1,67 @@
+"""Clearing away what a place need not keep."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from ...errors import CheckpointDamagedError, StorageError
+from ...retention import Retention
+from ...telemetry import EventLog
+from .catalog import Entry
+from .checkpoint_store import Place
+from .condition_reports import Witness
+
+log = EventLog("checkpoint")
+
+
+class Upkeep:
+    """Drops the checkpoints of a place that retention does not keep, and files nobody needs."""
+
+    def __init__(
+        self,
+        place: Place,
+        retention: Retention,
+        spares: Callable[[Entry], bool] = lambda entry: False,
+        witness: Witness | None = None,
+    ) -> None:
+        """``spares`` says which checkpoints stay whatever retention says.
+
+        ``witness`` is told what was dropped.
+        """
+        self._place = place
+        self._retention = retention
+        self._spares = spares
+        self._witness = witness or Witness()
+
+    def clean(self, *, for_good: bool = False) -> None:
+        """Drop both; a failure is logged, since the next time does it as well.
+
+        What a dropped checkpoint had stays for a save under way until the next time; ``for_good``
+        says that there will be none, and no save either.
+        """
+        try:
+            self.retain()
+            self.sweep()
+            if for_good:
+                self.sweep()
+        except StorageError as exc:
+            log.warning("checkpoint.not_cleaned", place=self._place.url, reason=str(exc))
+
+    def retain(self) -> None:
+        """Drop checkpoints that retention does not keep."""
+        catalog, ids = self._place.catalog, dict[Entry, str]()
+
+        def spares(entry: Entry) -> bool:
+            # The id of one that is damaged is known to nobody any more.
+            with contextlib.suppress(CheckpointDamagedError):
+                ids[entry] = catalog.manifest(entry).checkpoint_id
+            return self._spares(entry)
+
+        dropped = catalog.retain(self._retention, spares)
+        self._witness.removed(ids[entry] for entry in dropped if entry in ids)
+
+    def sweep(self) -> None:
+        """Drop files that no checkpoint needs, and what dead writers have left."""
+        self._place.catalog.sweep(self._place.session.is_dead)
+        self._place.session.forget_dead()

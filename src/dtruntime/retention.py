@@ -1,0 +1,88 @@
+"""Which checkpoints are kept."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Self
+
+from .types import check_whole
+
+RETENTION_KEY = "strata.retention"
+PLACE_KEY = "strata.place"
+WRITTEN_KEY = "strata.written_bytes"
+IDENTITY_KEY = "strata.place_id"
+SECONDS_KEY = "strata.seconds"
+"""What a coordinator is told with a commit, beside the user's metadata: who keeps what, where, how
+much was stored, the identity of a run's place, and how long the save took."""
+FINISHED_KEY = "finished"
+"""The metadata of the last checkpoint of a run has this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What retention has to know about a checkpoint."""
+
+    sequence: int
+    step: int
+    metrics: Mapping[str, float]
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where it stands among all; writers that commit at once may give out a sequence twice."""
+        return self.sequence, self.step
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Which committed checkpoints to keep; the newest is always among them."""
+
+    keep_count: int | None = 5
+    """The newest so many; ``None``: all."""
+    keep_every: int | None = None
+    """Also those whose step is a multiple of this."""
+    keep_best: int = 0
+    """Also so many with the best ``metric``."""
+    metric: str = "loss"
+    higher_is_better: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("keep_count", 1), ("keep_every", 1), ("keep_best", 0)):
+            value = getattr(self, name)
+            if value is not None or name == "keep_best":
+                object.__setattr__(self, name, check_whole(name, value, least))
+        if not isinstance(self.metric, str):
+            raise TypeError(f"metric must be a name, not {type(self.metric).__name__}")
+
+    def told(self) -> str:
+        """As text, for `from_told`."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_told(cls, text: str) -> Self | None:
+        """What a writer told; None when it told nothing, or something else."""
+        try:
+            return cls(**json.loads(text))
+        except (TypeError, ValueError):
+            return None
+
+    def dropped(self, checkpoints: Sequence[Kept]) -> list[Kept]:
+        """Those that are not kept, oldest first."""
+        ordered = sorted(checkpoints, key=lambda one: one.place)
+        if self.keep_count is None or not ordered:
+            return []
+        kept = {one.place for one in ordered[-self.keep_count :]}
+        newest_of_step = {one.step: one.place for one in ordered}
+        if self.keep_every is not None:
+            for step, place in newest_of_step.items():
+                if step % self.keep_every == 0:
+                    kept.add(place)
+        kept |= {one.place for one in self._best(ordered)}
+        return [one for one in ordered if one.place not in kept]
+
+    def _best(self, checkpoints: Sequence[Kept]) -> list[Kept]:
+        measured = [c for c in checkpoints if not math.isnan(c.metrics.get(self.metric, math.nan))]
+        sign = -1 if self.higher_is_better else 1
+        return sorted(measured, key=lambda c: sign * c.metrics[self.metric])[: self.keep_best]

@@ -1,0 +1,304 @@
+"""One way to name data: local paths, folders, globs, ``file://`` and URLs of object stores."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from ..errors import ShardError, ShardNotFoundError
+from .object_listing import Listing
+from .object_store.client import (
+    IMPATIENT,
+    ObjectUrl,
+    StoreOptions,
+    parse_object_url,
+    shown,
+    store_for,
+    translated,
+)
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
+
+_WILDCARD = re.compile(r"[*?[]")
+_NAMES_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class FileStat:
+    """One file or object, as it was when it was looked at."""
+
+    url: str
+    """An absolute local path, or the URL of an object."""
+    size: int
+    fingerprint: str
+    """Changes with the content: an object's etag, a local file's size and modification time."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this machine's file system holds it."""
+        return "://" not in self.url
+
+
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Whether ``path`` lies in an object store."""
+    scheme, separator, _ = os.fspath(path).partition("://")
+    return bool(separator) and scheme.lower() != "file"
+
+
+def absolute(path: str | os.PathLike[str]) -> str:
+    """The same place in the one spelling that does not depend on the working directory."""
+    text = os.fspath(path)
+    if is_remote(text):
+        return str(parse_object_url(text))
+    if text.lower().startswith("file://"):
+        parts = urlsplit(text)
+        if parts.netloc not in ("", "localhost"):
+            raise ShardError(f"{shown(text)!r} names another machine: write file:///absolute/path")
+        text = url2pathname(parts.path)
+    return os.path.abspath(os.path.expanduser(text))
+
+
+def expand(path: str | os.PathLike[str], suffixes: Sequence[str] = ()) -> list[FileStat]:
+    """Return the files that ``path`` names, in an order that is the same on every machine.
+
+    A file is taken as it is. A folder is searched to any depth for names that end in one of
+    ``suffixes`` (all names when there are none). A glob (``*``, ``?``, ``[...]``, and ``**`` for
+    any depth) takes the files it matches and searches the folders it matches; ``suffixes`` choose
+    among them when they fit any. Names that start with ``.`` or ``_`` are left out. Numbers in
+    names are ordered by value: ``part-2`` comes before ``part-10``.
+
+    Raises ``ShardNotFoundError`` when nothing is there, and ``StorageError`` when the store fails.
+    """
+    place = absolute(path)
+    remote = is_remote(place)
+    found = _find_objects(parse_object_url(place)) if remote else _find_files(place)
+    if isinstance(found, FileStat):
+        return [found]
+    named_by_glob = _WILDCARD.search(place) is not None
+    files = {name: stat for name, stat in found.items() if not _is_hidden(name)}
+    chosen = _choose(files, suffixes, named_by_glob)
+    if not chosen:
+        raise _nothing(place, files, suffixes, named_by_glob)
+    return [files[name] for name in sorted(chosen, key=natural_order)]
+
+
+def look(path: str | os.PathLike[str]) -> FileStat:
+    """Return some file that ``path`` names: whether anything is there, and can be seen from here.
+
+    Raises as :func:`expand` does, and does not wait long for a store that does not answer.
+    """
+    place = absolute(path)
+    if not is_remote(place):
+        return expand(place)[0]
+    url = parse_object_url(place)
+    root, pattern = _split_glob(url.key)
+    exact = _head(url, patient=False) if url.key and pattern is None else None
+    if exact is not None:
+        return exact
+    for name, stat in _objects_under(url, root, patient=False):
+        if not _is_hidden(name) and (pattern is None or pattern.fullmatch(name)):
+            return stat
+    raise ShardNotFoundError(f"{url} has no objects")
+
+
+def natural_order(name: str) -> tuple[tuple[tuple[str | int, ...], ...], str]:
+    """A sort key that orders numbers in names by value, and folders before what follows them."""
+    parts = (re.split(r"([0-9]+)", part) for part in name.split("/"))
+    keys = (tuple(int(p) if i % 2 else p for i, p in enumerate(part)) for part in parts)
+    return tuple(keys), name
+
+
+def local_stat(path: str, info: os.stat_result | None = None) -> FileStat:
+    """The state of a local file."""
+    info = info or os.stat(path)
+    return FileStat(path, info.st_size, f"{info.st_size}-{info.st_mtime_ns}")
+
+
+def _find_files(place: str) -> FileStat | dict[str, FileStat]:
+    """A local file itself, or the files under a folder or glob by name relative to its root."""
+    with translated("read", place):
+        if os.path.isfile(place):
+            return local_stat(place)
+        if os.path.isdir(place):
+            return {os.path.relpath(file, place): local_stat(file) for file in _walk(place)}
+        if not _WILDCARD.search(place):
+            raise _missing(place, _local_names)
+        root = os.path.dirname(place[: _first_wildcard(place)]) or "/"
+        matches = glob.glob(place, recursive=True)
+        files = {file for match in matches for file in _walk(match)}
+        return {os.path.relpath(file, root): local_stat(file) for file in files}
+
+
+def _walk(path: str) -> Iterator[str]:
+    """The file itself, or every file under a folder; an unreadable folder is an error."""
+    if not os.path.isdir(path):
+        yield path
+        return
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    seen: set[tuple[int, int]] = set()
+    for folder, folders, names in os.walk(path, onerror=fail, followlinks=True):
+        info = os.stat(folder)
+        if (info.st_dev, info.st_ino) in seen:  # a link back to where we came from
+            folders.clear()
+            continue
+        seen.add((info.st_dev, info.st_ino))
+        yield from (os.path.join(folder, name) for name in names)
+
+
+def _find_objects(url: ObjectUrl) -> FileStat | dict[str, FileStat]:
+    """An object itself, or the objects under a prefix or glob by name relative to its root."""
+    root, pattern = _split_glob(url.key)
+    if pattern is None:
+        exact = _head(url) if url.key else None
+        return exact or dict(_objects_under(url, root)) or _no_objects(url)
+    return {name: stat for name, stat in _objects_under(url, root) if pattern.fullmatch(name)}
+
+
+def _split_glob(key: str) -> tuple[str, re.Pattern[str] | None]:
+    """The folder to search, and what the names in it must match when ``key`` is a glob."""
+    wildcard = _WILDCARD.search(key)
+    if wildcard is None:
+        return key, None
+    root = key[: wildcard.start()].rpartition("/")[0]
+    return root, glob_pattern(key[len(root) :].lstrip("/"))
+
+
+def _head(url: ObjectUrl, *, patient: bool = True) -> FileStat | None:
+    import obstore
+
+    store = store_for(url, patient=patient)
+    with translated("read", str(url)):
+        try:
+            return _object_stat(url, obstore.head(store, url.key))
+        except FileNotFoundError:
+            return None
+
+
+def _objects_under(
+    url: ObjectUrl, prefix: str, *, patient: bool = True
+) -> Iterator[tuple[str, FileStat]]:
+    store = store_for(url, patient=patient)
+    options = StoreOptions() if patient else IMPATIENT
+    with translated("list", f"{url.base}{prefix}"):
+        for page in Listing(store, prefix, options.retry_seconds).pages():
+            for meta in page:
+                yield meta["path"][len(prefix) :].lstrip("/"), _object_stat(url, meta)
+
+
+def _object_stat(url: ObjectUrl, meta: ObjectMeta) -> FileStat:
+    return FileStat(url.base + meta["path"], meta["size"], _fingerprint(meta))
+
+
+def _fingerprint(meta: ObjectMeta) -> str:
+    tag = meta["e_tag"]
+    if not tag:
+        return f"{meta['size']}-{meta['last_modified'].isoformat()}"
+    # Azure leaves out the quotes in listings.
+    return tag if tag.startswith(('"', "W/")) else f'"{tag}"'
+
+
+def glob_pattern(text: str) -> re.Pattern[str]:
+    """What a glob matches among relative names, together with what lies under a match."""
+    pieces: list[str] = []
+    parts = text.split("/")
+    for number, part in enumerate(parts):
+        last = number == len(parts) - 1
+        if part == "**":
+            pieces.append(".*" if last else "(?:[^/]+/)*")
+        else:
+            pieces.append(_segment_pattern(part) + ("" if last else "/"))
+    return re.compile("".join(pieces) + "(?:/.*)?", re.DOTALL)
+
+
+def _segment_pattern(part: str) -> str:
+    def convert(match: re.Match[str]) -> str:
+        token = match[0]
+        if token[0] == "*":
+            return "[^/]*"
+        if token == "?":
+            return "[^/]"
+        if len(token) > 1:
+            inside = token[1:-1].replace("\\", r"\\")
+            return f"[{'^' + inside[1:] if inside[0] == '!' else inside}]"
+        return re.escape(token)
+
+    return re.sub(r"\*+|\?|\[!?[^\]]+\]|.", convert, part, flags=re.DOTALL)
+
+
+def _first_wildcard(place: str) -> int:
+    match = _WILDCARD.search(place)
+    return match.start() if match else len(place)
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith((".", "_")) for part in name.split("/")) or name.endswith("/")
+
+
+def _choose(names: Iterable[str], suffixes: Sequence[str], named_by_glob: bool) -> list[str]:
+    """The names that fit; numbered parts (``train-00001-of-00128``) often have no ending."""
+    names = list(names)
+    ending = re.compile(f"(?:{'|'.join(map(re.escape, suffixes))})(?:-\\d+-of-\\d+)?$", re.I)
+    fitting = [name for name in names if ending.search(name)]
+    if fitting or not suffixes:
+        return fitting or names
+    return names if named_by_glob else [name for name in names if "." not in Path(name).name]
+
+
+def _nothing(
+    place: str, files: dict[str, FileStat], suffixes: Sequence[str], named_by_glob: bool
+) -> ShardNotFoundError:
+    if named_by_glob:
+        root = os.path.dirname(place[: _first_wildcard(place)])
+        return ShardNotFoundError(f"no file matches {place!r}: check the pattern under {root!r}")
+    if not files:
+        return ShardNotFoundError(f"{place!r} has no files in it")
+    others = ", ".join(sorted(files, key=natural_order)[:_NAMES_SHOWN])
+    return ShardNotFoundError(
+        f"{place!r} has no file that ends in {' or '.join(suffixes)}, only {len(files)} others "
+        f"({others}): name the files by a glob if theirs are called otherwise"
+    )
+
+
+def _no_objects(url: ObjectUrl) -> dict[str, FileStat]:
+    def names(place: str) -> list[str]:
+        import obstore
+
+        prefix = parse_object_url(place).key
+        with translated("list", place):
+            listing = obstore.list_with_delimiter(store_for(url), prefix or None)
+        found = [*listing["common_prefixes"], *(meta["path"] for meta in listing["objects"])]
+        return [path.rpartition("/")[2] for path in found]
+
+    if not url.key:
+        raise ShardNotFoundError(f"{url} has no objects in it")
+    raise _missing(str(url), names)
+
+
+def _local_names(place: str) -> list[str]:
+    return sorted(os.listdir(place)) if os.path.isdir(place) else []
+
+
+def _missing(place: str, names_in: Callable[[str], list[str]]) -> ShardNotFoundError:
+    """The error for a place that is not there, with what is nearby."""
+    wanted, parent = place, place
+    names: list[str] = []
+    while not names and parent.rstrip("/").count("/") > (2 if is_remote(place) else 0):
+        parent, _, wanted = parent.rstrip("/").rpartition("/")
+        names = names_in(parent or "/")
+    close = difflib.get_close_matches(wanted, names, _NAMES_SHOWN, 0.5) or names[:_NAMES_SHOWN]
+    nearby = f"; {parent or '/'} has {', '.join(close)}" if close else ""
+    rest = len(names) - len(close)
+    more = f" and {rest} more" if close and rest > 0 else ""
+    return ShardNotFoundError(f"there is no file or folder {place!r}{nearby}{more}")

@@ -1,0 +1,260 @@
+"""Files in a folder of this machine, or of a file system that it has mounted."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import TypeAlias
+
+from ...errors import StorageError, StorageNotFoundError
+from ...telemetry import EventLog
+from ..backend import Failures, Names, Pieces, Range, StorageBackend, StoredFile, StreamWriter
+from ..buffers import Views, blocks_of, cut, in_pieces, size_of
+from ..error_translation import storage_errors
+from ..lanes import side_by_side
+from ..local_folders import Folders, refuse_link
+from ..names import PARTIAL
+from .atomic_file import PartialFile, sweep_folder
+from .direct_io import DIRECT_FROM, DirectRefusedError, bounce_blocks, set_direct, write_views
+from .local_stream import LocalStreamWriter
+
+log = EventLog("storage.local_disk.local_backend")
+
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_READ_PART = 4 * 2**20
+_READ_LANES = 4
+_SWEEP_SECONDS = 3600.0
+
+Entries: TypeAlias = list[tuple[str, os.stat_result]]
+
+
+class LocalBackend(StorageBackend):
+    """Files under a folder, which is made when something is written.
+
+    A file is written beside its place, flushed to the disk and renamed; then the folder is flushed.
+    What a killed process leaves is named ``.strata-partial-*``, is never listed, and is deleted by
+    whoever writes into the same folder, or by :meth:`sweep`: at once when a lock proves that its
+    writer, on this machine, is dead, otherwise an hour later. Symbolic links under
+    the folder are neither followed nor listed. Folders that become empty are removed.
+
+    Files of 1 MiB and more are written directly, past the page cache, where the file system can
+    (``direct=False`` never does). That is as fast as the disk, and leaves the cache to the data.
+    """
+
+    kind = "local"
+
+    def __init__(self, path: str | os.PathLike[str], *, direct: bool = True) -> None:
+        """``path`` need not exist yet; nothing is touched before something is read or written."""
+        self.root = os.path.abspath(os.path.expanduser(os.fspath(path)))
+        self.url = Path(self.root).as_uri()
+        self._folders = Folders(self.root)
+        self._bounce = bounce_blocks()
+        self._direct = direct
+        self._buffered_devices: set[int] = set()
+        self._swept: set[str] = set()
+
+    def location(self, name: str = "") -> str:
+        """The absolute path."""
+        return os.path.join(self.root, name) if name else self.root
+
+    def close(self) -> None:
+        """Release memory; the backend can still be used."""
+        self._bounce.clear()
+
+    def _read(self, name: str) -> bytes:
+        with self._opened(name) as (handle, size):
+            return _read_exactly(handle, 0, size)
+
+    def _read_ranges(self, name: str, ranges: Sequence[Range]) -> Pieces:
+        with self._opened(name) as (handle, size):
+            for offset, length in ranges:
+                if offset + length > size:
+                    raise self._too_short(name, size, offset, length)
+            return [_read_exactly(handle, offset, length) for offset, length in ranges]
+
+    def _read_into(self, name: str, offset: int, views: Views) -> None:
+        length = size_of(views)
+        with self._opened(name) as (handle, size):
+            if offset + length > size:
+                raise self._too_short(name, size, offset, length)
+
+            def fill(part: tuple[int, Views]) -> None:
+                _fill(handle, *part)
+
+            parts = zip(count(offset, _READ_PART), blocks_of(views, _READ_PART), strict=False)
+            side_by_side(parts, fill, max(1, min(_READ_LANES, -(-length // _READ_PART))))
+
+    def _write(self, name: str, views: Views) -> None:
+        with storage_errors("write", self.location(name)), self._partial(name) as file:
+            self._fill_file(file, views)
+            file.publish()
+
+    def _create(self, name: str, views: Views) -> bool:
+        with storage_errors("create", self.location(name)), self._partial(name) as file:
+            self._fill_file(file, views)
+            return file.publish_new()
+
+    def _writer(self, name: str) -> StreamWriter:
+        with storage_errors("write", self.location(name)):
+            self._sweep_once(name)
+            file = PartialFile(self._folders, name.split("/"))
+            direct = self._wants_direct(file.handle)
+        return LocalStreamWriter(name, self.location(name), file, self._bounce, direct=direct)
+
+    def _delete(self, name: str) -> None:
+        failures = self._delete_many([name])
+        if failures:
+            raise failures[0][1]
+
+    def _delete_many(self, names: Names) -> Failures:
+        failures: Failures = []
+        by_folder: dict[str, Names] = {}
+        for name in names:
+            by_folder.setdefault(name.rpartition("/")[0], []).append(name)
+        for folder, inside in by_folder.items():
+            failures += self._delete_in(_parts(folder), inside)
+        return failures
+
+    def _stat(self, name: str) -> StoredFile:
+        folder, _, last = name.rpartition("/")
+        with storage_errors("look at", self.location(name)):
+            with self._folders.opened(_parts(folder)) as handle:
+                info = os.stat(last, dir_fd=handle, follow_symlinks=False)
+            refuse_link(info)
+            if not stat.S_ISREG(info.st_mode):
+                raise StorageNotFoundError(f"{self.location(name)} is not a file")
+        return StoredFile(name, info.st_size, info.st_mtime)
+
+    def _list(self, prefix: str) -> Iterator[StoredFile]:
+        pending = [prefix]
+        while pending:
+            folder = pending.pop()
+            for name, info in self._entries(folder):
+                if stat.S_ISDIR(info.st_mode):
+                    pending.append(name)
+                elif stat.S_ISREG(info.st_mode):
+                    yield StoredFile(name, info.st_size, info.st_mtime)
+                elif stat.S_ISLNK(info.st_mode):
+                    log.debug("storage.link_left_out", path=self.location(name))
+
+    def _sweep(self, older_than: float) -> int:
+        swept = 0
+        pending = [""]
+        while pending:
+            folder = pending.pop()
+            pending += [n for n, info in self._entries(folder) if stat.S_ISDIR(info.st_mode)]
+            with storage_errors("sweep", self.location(folder)), suppress(FileNotFoundError):
+                with self._folders.opened(_parts(folder)) as handle:
+                    found = sweep_folder(handle, older_than)
+                if found:
+                    self._folders.prune(_parts(folder))
+                swept += found
+        return swept
+
+    def _entries(self, folder: str) -> Entries:
+        """What is in a folder, partial files aside; nothing when it is not there."""
+        found: Entries = []
+        with (
+            storage_errors("list", self.location(folder)),
+            suppress(FileNotFoundError),
+            self._folders.opened(_parts(folder)) as handle,
+            os.scandir(handle) as entries,
+        ):
+            for entry in entries:
+                if not entry.name.startswith(PARTIAL):
+                    name = f"{folder}/{entry.name}" if folder else entry.name
+                    with suppress(FileNotFoundError):
+                        found.append((name, entry.stat(follow_symlinks=False)))
+        return found
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[tuple[int, int]]:
+        folder, _, last = name.rpartition("/")
+        with storage_errors("read", self.location(name)):
+            with self._folders.opened(_parts(folder)) as above:
+                handle = os.open(last, _READ, dir_fd=above)
+            try:
+                info = os.fstat(handle)
+                if not stat.S_ISREG(info.st_mode):
+                    raise StorageNotFoundError(f"{self.location(name)} is not a file")
+                yield handle, info.st_size
+            finally:
+                os.close(handle)
+
+    @contextmanager
+    def _partial(self, name: str) -> Iterator[PartialFile]:
+        self._sweep_once(name)
+        file = PartialFile(self._folders, name.split("/"))
+        try:
+            yield file
+        finally:
+            file.close()
+
+    def _fill_file(self, file: PartialFile, views: Views) -> None:
+        if size_of(views) >= DIRECT_FROM and self._wants_direct(file.handle):
+            try:
+                write_views(file.handle, views, self._bounce, direct=True)
+                return
+            except DirectRefusedError:
+                self._buffered_devices.add(os.fstat(file.handle).st_dev)
+                set_direct(file.handle, False)
+        write_views(file.handle, views, self._bounce, direct=False)
+
+    def _wants_direct(self, handle: int) -> bool:
+        return self._direct and os.fstat(handle).st_dev not in self._buffered_devices
+
+    def _sweep_once(self, name: str) -> None:
+        """Look for remains when a folder is first written to."""
+        folder = name.rpartition("/")[0]
+        if folder not in self._swept:
+            self._swept.add(folder)
+            with suppress(OSError), self._folders.opened(_parts(folder)) as handle:
+                sweep_folder(handle, _SWEEP_SECONDS)
+
+    def _delete_in(self, folder: Sequence[str], names: Names) -> Failures:
+        failures: Failures = []
+        where = self.location("/".join(folder))
+        try:
+            with storage_errors("delete in", where), suppress(FileNotFoundError):
+                with self._folders.opened(folder) as handle:
+                    failures = [f for name in names if (f := self._unlink(handle, name))]
+                    os.fsync(handle)
+                self._folders.prune(folder)
+        except StorageError as exc:
+            failed = dict(failures)
+            return [(name, failed.get(name, exc)) for name in names]
+        return failures
+
+    def _unlink(self, folder: int, name: str) -> tuple[str, StorageError] | None:
+        try:
+            with storage_errors("delete", self.location(name)), suppress(FileNotFoundError):
+                os.unlink(name.rpartition("/")[2], dir_fd=folder)
+        except StorageError as exc:
+            return name, exc
+        return None
+
+
+def _parts(folder: str) -> list[str]:
+    return folder.split("/") if folder else []
+
+
+def _read_exactly(handle: int, offset: int, length: int) -> bytes:
+    data = os.pread(handle, length, offset)
+    if len(data) == length:
+        return data
+    whole = bytearray(length)
+    _fill(handle, offset, [memoryview(whole)])
+    return bytes(whole)
+
+
+def _fill(handle: int, offset: int, views: Views) -> None:
+    for some in in_pieces(views):
+        while some:
+            found = os.preadv(handle, some, offset)
+            if not found:
+                raise OSError(f"the file was cut off at {offset} bytes while it was read")
+            offset, some = offset + found, cut(some, found, size_of(some))

@@ -1,0 +1,266 @@
+"""Object stores by URL: S3 and what speaks its protocol, Google Cloud Storage, Azure.
+
+Credentials, regions and endpoints come from the environment: ``AWS_*`` (an S3-compatible server
+is named by ``AWS_ENDPOINT_URL``), ``GOOGLE_*`` and ``AZURE_*``.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ShardError, ShardNotFoundError, StorageError
+from ...retry import Backoff
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig
+
+SCHEMES = ("s3", "gs", "az")
+RETRIES = 8
+RETRY_SECONDS = 60
+"""A store that throttles or restarts is asked again for this long before the error is raised."""
+BACKOFF = Backoff(first=0.1, longest=15.0)
+"""Between attempts, whoever makes them: obstore, or a listing."""
+IMPATIENT_SECONDS = 4
+"""How long a store may take when it is only asked whether it is there."""
+
+_ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL", "GOOGLE_ENDPOINT_URL"),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+_FAMILIES = ("AWS_", "GOOGLE_", "AZURE_")
+_SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|KEY$|SAS|CREDENTIAL", re.IGNORECASE)
+_SIGNATURE = re.compile(
+    r"[?&](?:x-(?:amz|goog)-[\w-]+"
+    r"|[\w-]*(?:sig|signature|token|secret|password|credential|accesskeyid|accessid))=",
+    re.IGNORECASE,
+)
+"""What the query of a URL that grants access has."""
+_URL = re.compile(r"(\w[\w+.-]*://)(?:[^\s/?#]*@)?([^\s?#\"'<>()]*)(?:[?#][^\s\"'<>()]*)?")
+_MESSAGE_LIMIT = 600
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """How a store is reached, where that differs from what the environment says."""
+
+    endpoint: str = ""
+    region: str = ""
+    path_style: bool | None = None
+    """Whether the bucket is in the path of an S3 URL; None: unless the endpoint is Amazon's."""
+    anonymous: bool = False
+    retries: int = RETRIES
+    retry_seconds: float = RETRY_SECONDS
+    request_seconds: float = 60.0
+    config: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Further settings, by the names that obstore gives them; they may be credentials."""
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The values that nobody may see."""
+        return tuple(value for name, value in self.config if _is_secret(name, value))
+
+
+IMPATIENT = StoreOptions(
+    retries=0, retry_seconds=IMPATIENT_SECONDS, request_seconds=IMPATIENT_SECONDS
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectUrl:
+    """The parts of ``scheme://bucket/key``; the key has no slash at either end."""
+
+    scheme: str
+    bucket: str
+    key: str
+
+    @property
+    def base(self) -> str:
+        """The URL of the bucket, with a slash at its end."""
+        return f"{self.scheme}://{self.bucket}/"
+
+    def __str__(self) -> str:
+        return self.base + self.key
+
+
+def parse_object_url(text: str) -> ObjectUrl:
+    """Split an object's URL; ``ShardError`` when it names no bucket or a foreign scheme."""
+    scheme, _, rest = text.partition("://")
+    bucket, _, key = rest.partition("/")
+    if "@" in bucket or _SIGNATURE.search(rest):
+        raise ShardError(
+            f"a {scheme}:// path carries credentials: give them in the environment instead"
+        )
+    if scheme.lower() not in SCHEMES:
+        raise ShardError(
+            f"{shown(text)!r} has the unknown scheme {scheme!r}: use a local path, file://, "
+            + ", ".join(f"{name}://" for name in SCHEMES)
+        )
+    if not bucket:
+        raise ShardError(f"{shown(text)!r} names no bucket: write {scheme}://bucket/path")
+    return ObjectUrl(scheme.lower(), bucket, key.strip("/"))
+
+
+def shown(place: str) -> str:
+    """A path or URL as messages repeat it: without user, password, query and fragment."""
+    scheme, separator, rest = place.partition("://")
+    if not separator:
+        return place
+    if ":" in re.split(r"[/?#]", rest, maxsplit=1)[0]:
+        rest = rest.rpartition("@")[2]  # a password may have any character in it
+    host, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
+def store_for(url: ObjectUrl, *, patient: bool = True) -> ObjectStore:
+    """Return the client of the bucket that ``url`` lies in, as the environment describes it.
+
+    One that is not ``patient`` asks once, and not for long.
+
+    ``StorageError`` in a process forked from one that had used a store: the client's threads do
+    not survive a fork, and every call would hang.
+    """
+    check_process(url)
+    with translated("open", url.base):
+        return open_store(url, StoreOptions() if patient else IMPATIENT)
+
+
+def check_process(url: ObjectUrl) -> None:
+    """Raise ``StorageError`` in a process in which stores cannot be used, as in `store_for`."""
+    if _first_user() != os.getpid():
+        raise StorageError(
+            f"{url.base} cannot be reached from this process: it was forked from process "
+            f"{_first_user()}, which had used object stores, and their threads do not survive a "
+            "fork. Start it with the 'forkserver' or 'spawn' method (DataLoader: "
+            "multiprocessing_context='forkserver')"
+        )
+
+
+@functools.cache
+def _first_user() -> int:
+    """The process in which the clients' threads run."""
+    return os.getpid()
+
+
+def open_store(url: ObjectUrl, options: StoreOptions) -> ObjectStore:
+    """Return the client of a bucket; errors are obstore's own."""
+    settings = tuple(
+        sorted(item for item in os.environ.items() if item[0].upper().startswith(_FAMILIES))
+    )
+    return _open_store(url.scheme, url.bucket, settings, options)
+
+
+@functools.lru_cache(maxsize=64)
+def _open_store(
+    scheme: str, bucket: str, settings: tuple[tuple[str, str], ...], options: StoreOptions
+) -> ObjectStore:
+    from obstore.store import AzureStore, GCSStore, S3Store
+
+    environment = dict(settings)
+    named = (environment[name] for name in _ENDPOINTS[scheme] if environment.get(name))
+    endpoint = options.endpoint or next(named, "")
+    arguments: dict[str, Any] = {
+        **dict(options.config),
+        "client_options": _client_options(endpoint, options),
+        "retry_config": _retry_config(options),
+    }
+    if options.anonymous:
+        arguments["skip_signature"] = True
+    if scheme == "gs":
+        if options.endpoint:
+            arguments["base_url"] = endpoint
+        return GCSStore(bucket, **arguments)
+    if options.endpoint:
+        arguments["endpoint"] = endpoint
+    if scheme == "az":
+        return AzureStore(bucket, **arguments)
+    if options.region:
+        arguments["region"] = options.region
+    if options.path_style is not None:
+        arguments["virtual_hosted_style_request"] = not options.path_style
+    elif endpoint and "amazonaws.com" not in endpoint:
+        arguments["virtual_hosted_style_request"] = False
+    return S3Store(bucket, **arguments)
+
+
+def _client_options(endpoint: str, options: StoreOptions) -> ClientConfig:
+    client: ClientConfig = {"timeout": timedelta(seconds=options.request_seconds)}
+    if endpoint.lower().startswith("http://"):
+        client["allow_http"] = True
+    return client
+
+
+def _retry_config(options: StoreOptions) -> RetryConfig:
+    return {
+        "max_retries": options.retries,
+        "retry_timeout": timedelta(seconds=options.retry_seconds),
+        "backoff": {
+            "init_backoff": timedelta(seconds=BACKOFF.first),
+            "max_backoff": timedelta(seconds=BACKOFF.longest),
+            "base": BACKOFF.factor,
+        },
+    }
+
+
+@contextmanager
+def translated(doing: str, what: str) -> Iterator[None]:
+    """Turn errors of a store or of the file system into Strata's, naming ``what``."""
+    try:
+        yield
+    except (ShardError, StorageError):
+        raise
+    except FileNotFoundError as exc:
+        name = exc.filename or what
+        raise ShardNotFoundError(f"cannot {doing} {name}: it does not exist") from exc
+    except PermissionError as exc:
+        raise ShardError(
+            f"cannot {doing} {exc.filename or what}: this user has no permission to; change the "
+            "permissions, or run as a user who has them"
+        ) from exc
+    except OSError as exc:
+        raise StorageError(f"cannot {doing} {exc.filename or what}: {exc.strerror or exc}") from exc
+    except Exception as exc:
+        if not type(exc).__module__.startswith("obstore"):
+            raise
+        if type(exc).__name__ == "PreconditionError":
+            raise changed(what) from exc
+        raise StorageError(f"cannot {doing} {what}: {message_of(exc)}") from exc
+
+
+def changed(what: str) -> ShardError:
+    """The error for a file that is not the one that was indexed."""
+    return ShardError(
+        f"{what} has changed since it was indexed: index the dataset again, or restore the file"
+    )
+
+
+def message_of(error: Exception, secrets: Iterable[str] = ()) -> str:
+    """What a store said, on one line, without its debug output and without credentials.
+
+    ``secrets`` are to be left out besides those in the environment. URLs lose their queries, which
+    may be signatures.
+    """
+    text = _URL.sub(r"\1\2", " ".join(str(error).partition("\n\nDebug source")[0].split()))
+    for secret in {*secrets, *secrets_in(os.environ)}:
+        text = text.replace(secret, "***")
+    return text if len(text) <= _MESSAGE_LIMIT else text[:_MESSAGE_LIMIT] + "..."
+
+
+def secrets_in(settings: Mapping[str, str]) -> set[str]:
+    """The values that nobody may see among environment variables of stores."""
+    return {
+        value
+        for name, value in settings.items()
+        if name.upper().startswith(_FAMILIES) and _is_secret(name, value)
+    }
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return bool(_SECRET.search(name)) and len(value) > 3
