@@ -1,4 +1,10 @@
-"""Work that other threads do: ahead, aside, or with something that is given back at the end."""
+"""Work that other threads do: ahead, aside, or with something that is given back at the end.
+
+Work side by side on plain threads.
+
+Pools of ``concurrent.futures`` refuse work once the main thread has ended; a save that is still
+running then has to be able to end.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +13,22 @@ import contextvars
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
+
+
+def deadline_after(timeout: float | None) -> float | None:
+    """When a timeout is over; ``None`` for never."""
+    return None if timeout is None else time.monotonic() + timeout
+
+
+def time_left(deadline: float | None) -> float | None:
+    """How long it is until then."""
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
+
 
 T = TypeVar("T")
 
@@ -174,3 +192,52 @@ class Ahead(Generic[T]):
                 continue
             return True
         return False
+
+
+class _Lanes(Generic[T]):
+    def __init__(self, items: Iterator[T], work: Callable[[T], None]) -> None:
+        self._items = items
+        self._work = work
+        self._lock = threading.Lock()
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Take items until there are none, or until any lane has failed."""
+        try:
+            for item in self._taken():
+                self._work(item)
+        except BaseException as exc:
+            self.error = self.error or exc
+
+    def _taken(self) -> Iterator[T]:
+        while self.error is None:
+            with self._lock:
+                try:
+                    item = next(self._items)
+                except StopIteration:
+                    return
+            yield item
+
+
+def _join(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join()
+
+
+def side_by_side(items: Iterable[T], work: Callable[[T], None], lanes: int) -> None:
+    """Call ``work`` on every item, on this thread and ``lanes - 1`` others.
+
+    When a call fails no further items are taken, and the error is raised once all have ended.
+    """
+    shared = _Lanes(iter(items), work)
+    others = [threading.Thread(target=shared.run, name="strata-lane") for _ in range(lanes - 1)]
+    for thread in others:
+        thread.start()
+    shared.run()
+    try:
+        _join(others)
+    except BaseException as exc:  # nobody is at work any more when an interrupt gets through
+        shared.error = shared.error or exc
+        _join(others)
+    if shared.error is not None:
+        raise shared.error

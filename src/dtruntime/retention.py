@@ -22,7 +22,7 @@ FINISHED_KEY = "finished"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class RetentionCandidate:
     """What retention has to know about a checkpoint."""
 
     sequence: int
@@ -68,7 +68,7 @@ class Retention:
         except (TypeError, ValueError):
             return None
 
-    def dropped(self, checkpoints: Sequence[Kept]) -> list[Kept]:
+    def dropped(self, checkpoints: Sequence[RetentionCandidate]) -> list[RetentionCandidate]:
         """Those that are not kept, oldest first."""
         ordered = sorted(checkpoints, key=lambda one: one.place)
         if self.keep_count is None or not ordered:
@@ -82,7 +82,7 @@ class Retention:
         kept |= {one.place for one in self._best(ordered)}
         return [one for one in ordered if one.place not in kept]
 
-    def _best(self, checkpoints: Sequence[Kept]) -> list[Kept]:
+    def _best(self, checkpoints: Sequence[RetentionCandidate]) -> list[RetentionCandidate]:
         measured = [c for c in checkpoints if not math.isnan(c.metrics.get(self.metric, math.nan))]
         sign = -1 if self.higher_is_better else 1
         return sorted(measured, key=lambda c: sign * c.metrics[self.metric])[: self.keep_best]

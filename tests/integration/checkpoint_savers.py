@@ -154,7 +154,7 @@ def save_rank(
     say("found", json.dumps(steps))
     orchestrator.barrier("all have looked")
     if die_before_manifest:
-        commit.SharedCommits.write_manifest = _die  # type: ignore[assignment]
+        commit.SharedCommitter.write_manifest = _die  # type: ignore[assignment]
     number = max(steps, default=0)
     while True:
         number += 1

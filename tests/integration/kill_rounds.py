@@ -15,9 +15,9 @@ from dtruntime.checkpoint.file_format.manifest import PACKS
 from dtruntime.checkpoint.manager import CheckpointManager
 from dtruntime.checkpoint.store import writer_lock
 from dtruntime.checkpoint.store.catalog import Catalog
-from dtruntime.checkpoint.store.writer_lock import Session
+from dtruntime.checkpoint.store.writer_lock import WriterLock
 from dtruntime.storage import open_backend
-from dtruntime.storage.names import PARTIAL
+from dtruntime.storage.backend import PARTIAL
 from dtruntime.testing import LocalCoordinator, WorkerProcess, eventually
 from tests.integration.checkpoint_savers import AT_ONCE, KEEP, MODES, content, load, same
 
@@ -208,7 +208,7 @@ def torture_bucket(savers: Savers, url: str, mode: str, kills: int, seed: int) -
 def clear_away(url: str) -> None:
     """What the next writer does when all others have been gone for long."""
     with open_backend(url) as backend, patch.object(writer_lock, "ORPHAN_SECONDS", AT_ONCE):
-        Catalog(backend).sweep(Session(backend).is_dead)
+        Catalog(backend).sweep(WriterLock(backend).is_dead)
 
 
 def unneeded_packs(url: str) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from dtruntime import TrainingOrchestrator
 from dtruntime.checkpoint.file_format.chunking import PAGE
 from dtruntime.checkpoint.manager import CheckpointManager
-from dtruntime.checkpoint.save.commit import SharedCommits
+from dtruntime.checkpoint.save.commit import SharedCommitter
 from dtruntime.errors import CheckpointAbortedError, CheckpointDamagedError, StorageError
 from dtruntime.storage import LocalBackend
 from dtruntime.testing import LocalCoordinator
@@ -126,7 +126,7 @@ def leave_unwritten(ranks: list[Rank], step: int, monkeypatch: pytest.MonkeyPatc
         def die(*_: object) -> None:
             raise OSError("as if it was killed before the manifest")
 
-        patch.setattr(SharedCommits, "write_manifest", die)
+        patch.setattr(SharedCommitter, "write_manifest", die)
         handles = [
             rank.save(step, epoch=3, metrics={"loss": 0.25}, metadata={"a": "b"}) for rank in ranks
         ]

@@ -15,7 +15,7 @@ import pytest
 
 from dtruntime.checkpoint.manager import CheckpointManager
 from dtruntime.errors import StorageError, StoragePermissionError, StorageThrottledError
-from dtruntime.storage.names import PARTIAL
+from dtruntime.storage.backend import PARTIAL
 from dtruntime.testing import TcpProxy, eventually
 from tests.integration.checkpoint_savers import KEEP, content, load, same
 from tests.integration.http_faults import HttpFaults

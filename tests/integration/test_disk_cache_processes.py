@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from dtruntime.storage import DiskCache, FileStat
-from dtruntime.storage.cache_entries import key_of
-from dtruntime.storage.cache_folder import LAYOUT
+from dtruntime.storage.cache_folder import LAYOUT, key_of
 from tests.integration.cache_reader import LONGEST, all_ranges
 from tests.unit.storage.object_store import Bucket
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dtruntime._background import side_by_side
 from dtruntime.errors import (
     StorageError,
     StorageNotFoundError,
@@ -15,7 +16,6 @@ from dtruntime.errors import (
     StorageThrottledError,
 )
 from dtruntime.storage import S3Backend, StorageBackend
-from dtruntime.storage.lanes import side_by_side
 from dtruntime.testing import StorageConformance, TcpProxy
 from tests.integration.http_faults import HttpFaults
 from tests.integration.s3_server import SECRET

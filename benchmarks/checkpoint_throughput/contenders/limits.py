@@ -8,7 +8,7 @@ import os
 import numpy as np
 from numpy.typing import NDArray
 
-from dtruntime.storage.lanes import side_by_side
+from dtruntime._background import side_by_side
 from dtruntime.storage.local_disk.direct_io import BLOCK, LANES
 
 from .. import states

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from .._background import side_by_side
 from ..display import size as readable
 from ..errors import StorageError, StorageNotFoundError
 from ..storage.error_translation import storage_errors
-from ..storage.lanes import side_by_side
 from ..storage.local_disk.atomic_file import flush
 from ..storage.local_disk.direct_io import (
     ALIGNMENT,

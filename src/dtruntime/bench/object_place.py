@@ -7,10 +7,10 @@ import secrets
 import numpy as np
 from numpy.typing import NDArray
 
+from .._background import side_by_side
 from ..errors import StorageError
 from ..storage import open_backend
 from ..storage.error_translation import storage_errors
-from ..storage.lanes import side_by_side
 from ..storage.object_store.client import parse_object_url, store_for
 from ..storage.object_store.object_backend import (
     PARALLEL_PARTS,

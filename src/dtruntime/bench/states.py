@@ -8,10 +8,9 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from .._background import usable_cores
+from .._background import side_by_side, usable_cores
 from ..display import size as readable
 from ..errors import StrataError
-from ..storage.lanes import side_by_side
 
 ARRAY_BYTES = 16 * 2**20
 COPIES = 6

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..retention import Retention
-    from .building import CheckpointWriter
-    from .manager import CheckpointManager
+    from .manager import CheckpointManager, CheckpointWriter
     from .save.handle import Saved, SaveHandle
     from .save.timing import SavePolicy
 

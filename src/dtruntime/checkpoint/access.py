@@ -12,14 +12,14 @@ from ..errors import CheckpointDamagedError
 from ..types import check_whole
 from .file_format.codecs import Compressor
 from .file_format.manifest import Manifest, Part, PartFile
-from .load.checkpoint_loader import Loads
+from .load.checkpoint_loader import CheckpointLoader
 from .manager import CheckpointManager
-from .save.commit import Find, SharedCommits, Wanted, announce
+from .save.commit import FindCoordinator, SaveRequest, SharedCommitter, announce
 from .save.handle import SaveHandle
 from .save.staging import StagingPool
 from .state_dict import Buffer
-from .store.checkpoint_store import Place
-from .store.tiers import Copy
+from .store.checkpoint_store import CheckpointStore
+from .store.tiers import CheckpointCopy
 
 R = TypeVar("R")
 
@@ -28,22 +28,22 @@ R = TypeVar("R")
 class Access:
     """What a manager saves to, and how."""
 
-    place: Place
+    place: CheckpointStore
     """Where saves go; with two tiers, the local one."""
     has_tiers: bool
-    loads: Loads
+    loads: CheckpointLoader
     pool: StagingPool
     compressor: Compressor
-    find: Find
+    find: FindCoordinator
     """Looks for the coordinator."""
     shared: bool
     """Whether every rank saves its part of each checkpoint."""
     incremental: bool
     settle: Callable[[], None]
     """Waits for the saves of this manager that are under way."""
-    wanted: Callable[..., Wanted]
+    wanted: Callable[..., SaveRequest]
     """What a save is asked for, as the arguments of `CheckpointManager.save` say it."""
-    take: Callable[[str, Callable[[], tuple[Any, list[Buffer]]], Wanted], SaveHandle]
+    take: Callable[[str, Callable[[], tuple[Any, list[Buffer]]], SaveRequest], SaveHandle]
     """Saves a part of some kind in the background; a function tells its skeleton and memory."""
     submit: Callable[[Callable[[], None]], None]
     """Takes a job for the thread that saves."""
@@ -55,7 +55,10 @@ class Access:
     """Drops what retention does not keep, and what nobody needs; a failure is logged."""
 
     def load(
-        self, step: int | None, is_one: Callable[[Manifest], bool], read: Callable[[Copy], R]
+        self,
+        step: int | None,
+        is_one: Callable[[Manifest], bool],
+        read: Callable[[CheckpointCopy], R],
     ) -> R:
         """What ``read`` makes of a checkpoint: that of a step, or the newest good one of a kind.
 
@@ -63,7 +66,7 @@ class Access:
         """
         self.settle()
 
-        def noted(copy: Copy) -> R:
+        def noted(copy: CheckpointCopy) -> R:
             found = read(copy)
             self.loads.note(copy)
             return found
@@ -124,7 +127,7 @@ def access(manager: CheckpointManager) -> Access:
         pipeline.pool,
         pipeline.compressor,
         manager._commits.find,
-        isinstance(manager._commits, SharedCommits),
+        isinstance(manager._commits, SharedCommitter),
         manager._incremental,
         manager._settle,
         manager._wanted,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
+import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from .._background import in_thread
+import psutil
+
+from .._background import deadline_after, in_thread, time_left
 from .._shutdown import shutdown
 from ..client import current
 from ..client.settings import trace_worker
@@ -16,25 +20,78 @@ from ..config import Config
 from ..errors import ConfigError, StorageError
 from ..retention import Retention
 from ..storage import StorageBackend, open_backend, resolve_url
-from ..storage.object_store.client import shown
-from ..storage.urls import with_region
-from ..types import CheckpointInfo, check_whole
-from .arguments import check_budget, check_named, check_options, check_place
-from .deadlines import deadline_after, time_left
+from ..storage.object_store.client import SCHEMES, shown
+from ..storage.urls import backend_options, with_region
+from ..types import CheckpointInfo, check_id, check_whole
 from .file_format.codecs import Compressor
-from .load.checkpoint_loader import Loads, ranks_of
-from .save.commit import Coordinator, Find, SharedCommits, SingleCommits, Wanted
-from .save.handle import SaveHandle
+from .load.checkpoint_loader import CheckpointLoader, ranks_of
+from .save.commit import (
+    CheckpointCoordinator,
+    FindCoordinator,
+    SaveRequest,
+    SharedCommitter,
+    SingleCommitter,
+)
+from .save.handle import Saved, SaveHandle
 from .save.pipeline import Pipeline
-from .save.staging import StagingPool
+from .save.staging import SLAB, StagingPool
 from .save.timing import SavePolicy
 from .state_dict.containers import shaped_like
-from .store.checkpoint_store import Place
-from .store.cleanup import Upkeep
-from .store.condition_reports import Witness
-from .store.tiers import Copy, Tiers
-from .store.writer_lock import Session
-from .upload.uploader import Uploads
+from .store.checkpoint_store import CheckpointStore
+from .store.cleanup import Cleanup
+from .store.condition_reports import ConditionReporter
+from .store.tiers import CheckpointCopy, Tiers
+from .store.writer_lock import WriterLock
+from .upload.uploader import Uploader
+
+
+class CheckpointWriter:
+    """Writes and reads checkpoints by name and step, and waits until they are committed."""
+
+    def __init__(self, backend: StorageBackend | str | os.PathLike[str], **options: Any) -> None:
+        """``backend`` is where they are; ``options`` are those of `CheckpointManager`."""
+        self._url = backend.url if isinstance(backend, StorageBackend) else os.fspath(backend)
+        self._options = {"keep_every": 1, **options}
+        self._managers: dict[str, CheckpointManager] = {}
+
+    def write_checkpoint(self, name: str, step: int, data: Any) -> Saved:
+        """Store bytes or a state dict; returns when it is committed."""
+        return self._manager(name).save(data, step).wait()
+
+    def load_checkpoint(self, name: str, step: int | None = None) -> bytes:
+        """The bytes of a step, or the newest."""
+        return self._manager(name).load_bytes(step)
+
+    def load_state(self, name: str, step: int | None = None) -> Any:
+        """The state dict of a step, or the newest."""
+        return self._manager(name).load_state(step)
+
+    def close(self) -> None:
+        """Release everything."""
+        for manager in self._managers.values():
+            manager.close()
+
+    def _manager(self, name: str) -> CheckpointManager:
+        if name not in self._managers:
+            folder = check_id("checkpoint name", name)
+            options = dict(self._options)
+            if options.get("local_tier") is not None:
+                options["local_tier"] = os.path.join(options["local_tier"], folder)
+            place = f"{self._url.rstrip('/')}/{folder}"
+            self._managers[name] = CheckpointManager(place, **options)
+        return self._managers[name]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
 
 R = TypeVar("R")
 
@@ -54,7 +111,7 @@ class CheckpointManager:
         keep_count: int | None = None,
         *,
         path: str | os.PathLike[str] | StorageBackend | None = None,
-        orchestrator: Coordinator | None = None,
+        orchestrator: CheckpointCoordinator | None = None,
         sharded: bool = False,
         compression: str | None = None,
         incremental: bool = False,
@@ -117,29 +174,31 @@ class CheckpointManager:
         self._incremental = incremental or delta
         self._place = self._main
         """Where saves go."""
-        find: Find = current.Responsible() if orchestrator is None else lambda: orchestrator
-        witness = Witness(find)
+        find: FindCoordinator = (
+            current.Responsible() if orchestrator is None else lambda: orchestrator
+        )
+        witness = ConditionReporter(find)
         # With two tiers a checkpoint that one of them drops may be in the other.
         told = witness if local_tier is None else None
-        upkeep = Upkeep(self._main, retention, witness=told)
-        self._uploads: Uploads | None = None
+        upkeep = Cleanup(self._main, retention, witness=told)
+        self._uploads: Uploader | None = None
         if local_tier is not None:
-            self._place = Place(local_path(local_tier, self._main), {})
-        commits = (SharedCommits if sharded else SingleCommits)(self._place, find)
+            self._place = CheckpointStore(local_path(local_tier, self._main), {})
+        commits = (SharedCommitter if sharded else SingleCommitter)(self._place, find)
         if local_tier is None:
             commits.retention = retention
         else:
-            self._uploads = Uploads(
+            self._uploads = Uploader(
                 self._place,
                 self._main,
                 upkeep,
                 every=every,
                 is_first=lambda: commits.leads,
             )
-            upkeep = Upkeep(self._place, kept, self._uploads.spares)
+            upkeep = Cleanup(self._place, kept, self._uploads.spares)
         self._commits = commits
         places = [self._main] if self._uploads is None else [self._place, self._main]
-        self._loads = Loads(Tiers(places), lambda: commits.rank, witness)
+        self._loads = CheckpointLoader(Tiers(places), lambda: commits.rank, witness)
         self._pipeline = Pipeline(
             self._place,
             commits,
@@ -292,7 +351,7 @@ class CheckpointManager:
         with contextlib.suppress(StorageError):
             # From then on these see this one too; where nothing can be written, it only looks.
             return self._main.session.other_processes()
-        return Session(self._main.backend).other_processes()
+        return WriterLock(self._main.backend).other_processes()
 
     # Closing
 
@@ -337,11 +396,11 @@ class CheckpointManager:
         is_full: bool,
         metrics: Mapping[str, float] | None,
         metadata: Mapping[str, str] | None,
-    ) -> Wanted:
+    ) -> SaveRequest:
         """What a save is asked for; raises what an earlier one failed with."""
         self._place.check_usable()
         self._pipeline.raise_failure()
-        wanted = Wanted(
+        wanted = SaveRequest(
             check_whole("step", step),
             check_whole("epoch", epoch),
             is_full and not self._incremental,
@@ -357,10 +416,10 @@ class CheckpointManager:
             raise TimeoutError(f"saves to {self._place.url} are still under way after {timeout} s")
         self._pipeline.raise_failure()
 
-    def _load(self, step: int | None, read: Callable[[Copy], R]) -> R:
+    def _load(self, step: int | None, read: Callable[[CheckpointCopy], R]) -> R:
         self._settle()
 
-        def noted(copy: Copy) -> tuple[int, R]:
+        def noted(copy: CheckpointCopy) -> tuple[int, R]:
             return copy.manifest.step, read(copy)
 
         if step is None:
@@ -381,18 +440,18 @@ class CheckpointManager:
 
 def _main_place(
     place: str | StorageBackend, backend: str | None, options: dict[str, Any], config: Config
-) -> Place:
+) -> CheckpointStore:
     """Where checkpoints are; ``ConfigError`` and ``TypeError`` when it cannot be a place."""
     if isinstance(place, StorageBackend):
         for name in [*(["backend"] if backend is not None else []), *options]:
             raise TypeError(f"a StorageBackend is open already: give {name!r} to it")
-        return Place(place.url, {}, place)
+        return CheckpointStore(place.url, {}, place)
     url = resolve_url(place, backend, config.storage)
     check_options(url, options, CheckpointManager)
-    return Place(url, with_region(url, options, config.storage))
+    return CheckpointStore(url, with_region(url, options, config.storage))
 
 
-def local_path(tier: str | os.PathLike[str], main: Place) -> str:
+def local_path(tier: str | os.PathLike[str], main: CheckpointStore) -> str:
     """The folder of a local tier; ``ConfigError`` when it cannot be one."""
     path = os.fspath(tier)
     if "://" in path and not path.lower().startswith("file://"):
@@ -400,3 +459,73 @@ def local_path(tier: str | os.PathLike[str], main: Place) -> str:
     if open_backend(path).url == main.backend.url:
         raise ConfigError(f"local_tier and storage_path are the same place: {main.url}")
     return path
+
+
+def check_place(storage_path: Any, path: Any) -> str | StorageBackend:
+    """The place that is named by one of two arguments, as text, or what stores it."""
+    if storage_path is not None and path is not None:
+        raise TypeError("give storage_path or path, not both: they are the same")
+    place = storage_path if storage_path is not None else path
+    if place is None:
+        raise TypeError("CheckpointManager needs a storage_path (or path)")
+    if isinstance(place, StorageBackend):
+        return place
+    text = os.fspath(place)
+    if not isinstance(text, str):
+        raise TypeError(f"storage_path must be a str or a path, not {type(text).__name__}")
+    return text
+
+
+def check_options(url: str, options: Iterable[str], manager: type[Any]) -> None:
+    """Make sure that a place can be one, and that its storage takes these options.
+
+    One of the arguments of ``manager`` may have been meant. ``ConfigError`` and ``TypeError``.
+    """
+    taken = backend_options(url)
+    for name in options:
+        if name not in taken:
+            advice = _advice(name, taken, manager, url)
+            raise TypeError(f"CheckpointManager has no option {name!r}{advice}")
+
+
+def check_budget(memory_budget: Any) -> int:
+    """How much memory saves may take; by default a quarter of the machine's."""
+    if memory_budget is None:
+        return max(SLAB, psutil.virtual_memory().total // 4)
+    return check_whole("memory_budget", memory_budget, SLAB)
+
+
+def check_named(what: str, given: Any, kind: Callable[[Any], R]) -> dict[str, R]:
+    """What is told about a checkpoint under names, such as metrics, with values of one kind."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{what} must be a dict, not {type(given).__name__}")
+    found = {}
+    for name, value in given.items():
+        if not isinstance(name, str):
+            raise TypeError(f"names in {what} must be str, not {name!r:.80}")
+        found[name] = kind(value)
+        try:
+            f"{name}{found[name]}".encode()
+        except UnicodeEncodeError:
+            raise ValueError(
+                f"{what} {name!r:.80} is not text that can be stored as UTF-8"
+            ) from None
+    return found
+
+
+def _advice(name: str, taken: set[str], manager: type[Any], url: str) -> str:
+    parameters = inspect.signature(manager).parameters.values()
+    own = [one.name for one in parameters if one.kind is not one.VAR_KEYWORD]
+    close = difflib.get_close_matches(name, [*own, *taken], 1)
+    if close:
+        return f": did you mean {close[0]}?"
+    takes = ", ".join(sorted(taken)) or "none"
+    scheme = url.partition("://")[0].lower()
+    if scheme in SCHEMES:
+        return (
+            f", and {scheme}:// takes {takes}: credentials and other settings of the store go in "
+            "config={...}"
+        )
+    return f", and this storage takes {takes}"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..errors import StorageError
+from ..errors import CheckpointDamagedError, StorageError
 from ..storage import open_backend
 from ..storage.backend import StreamWriter
 from ..telemetry import EventLog
@@ -17,11 +21,32 @@ from .access import Access, access, is_kind
 from .file_format.manifest import Manifest, Part
 from .load.pack_reader import PartReader
 from .manager import CheckpointManager
-from .safetensors_format import NAMES, NUMPY, SIZES, Opened, header_of, open_file, views_of
-from .safetensors_leaves import Leaves, TensorLeaf, leaves_of
+from .safetensors_format import (
+    METADATA,
+    NAMES,
+    NUMPY,
+    SIZES,
+    SafetensorsFile,
+    header_of,
+    open_file,
+    views_of,
+)
 from .save.handle import Saved
+from .state_dict.buffers import Key
 from .state_dict.numpy_dtypes import decode_dtype
-from .store.tiers import Copy
+from .state_dict.shared_memory import dense_strides
+from .state_dict.skeleton import (
+    LIBRARY,
+    ROOT,
+    ArrayEntry,
+    KeyPath,
+    Skeleton,
+    outline,
+    parse,
+    parts_of,
+    readable,
+)
+from .store.tiers import CheckpointCopy
 
 log = EventLog("checkpoint")
 
@@ -101,14 +126,14 @@ def _is_state(manifest: Manifest) -> bool:
     return is_kind(manifest, "state")
 
 
-def _state_part(found: Access, copy: Copy) -> Part:
+def _state_part(found: Access, copy: CheckpointCopy) -> Part:
     part = found.loads.part_of(copy)
     if part.kind != "state":
         raise TypeError(f"{copy.title} is bytes, and has no tensors to export")
     return part
 
 
-def _metadata(manifest: Manifest, leaves: Leaves) -> dict[str, str]:
+def _metadata(manifest: Manifest, leaves: TensorLeaves) -> dict[str, str]:
     found = {"step": str(manifest.step), "epoch": str(manifest.epoch)}
     if leaves.tensors and all(t.entry.kind in ("torch", "parameter") for t in leaves.tensors):
         found["format"] = "pt"
@@ -169,9 +194,9 @@ def _pieces(nbytes: int, room: int) -> Iterator[tuple[int, int]]:
         at, room = at + size, SLAB
 
 
-def _as_tensors(opened: Opened) -> dict[str, Any]:
+def _as_tensors(opened: SafetensorsFile) -> dict[str, Any]:
     try:
-        from .torch_views import tensor_on
+        from .state_dict.torch_tensors import tensor_on
     except ImportError as exc:
         raise ModuleNotFoundError(
             "the file has tensors of torch: install dtruntime[torch], or use framework='numpy'"
@@ -180,7 +205,7 @@ def _as_tensors(opened: Opened) -> dict[str, Any]:
             for tensor, view in views_of(opened)}  # fmt: skip
 
 
-def _as_arrays(opened: Opened) -> dict[str, Any]:
+def _as_arrays(opened: SafetensorsFile) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for tensor, view in views_of(opened):
         try:
@@ -194,3 +219,148 @@ def _as_arrays(opened: Opened) -> dict[str, Any]:
 def _numpy_name(name: str) -> str:
     """A type as the trees write it: numpy's own by their codes, those of ml_dtypes by name."""
     return np.dtype(name).newbyteorder("<").str if name in NUMPY else name
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLeaf:
+    """An array, and where its bytes are."""
+
+    name: str
+    number: int
+    """Which of the state's arrays it is; the same one may have several names."""
+    dtype: str
+    entry: ArrayEntry
+    buffer: tuple[int, int]
+    """Where its buffer begins in the part's stream, and how many bytes that has."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it has in a file."""
+        return prod(self.entry.shape) * SIZES[NAMES[self.dtype]]
+
+    @property
+    def plain(self) -> bool:
+        """Whether its bytes are stored as a file has them."""
+        entry = self.entry
+        size = SIZES[NAMES[self.dtype]]
+        dense = entry.strides is None or entry.strides == list(dense_strides(entry.shape, size))
+        return dense and not (entry.conj or entry.neg or _swapped(entry))
+
+    def assemble(self, memory: NDArray[np.uint8]) -> bytes:
+        """The bytes of one that is not plain, made of its buffer's."""
+        size = SIZES[NAMES[self.dtype]]
+        strides = self.entry.strides or dense_strides(self.entry.shape, size)
+        dtype = _numpy_dtype(self.dtype, size)
+        if _swapped(self.entry):
+            dtype = dtype.newbyteorder(">")
+        array: NDArray[Any] = np.ndarray(
+            tuple(self.entry.shape), dtype, memory.data, self.entry.offset, tuple(strides)
+        )
+        if self.entry.conj:
+            array = array.conj()
+        if self.entry.neg:
+            array = -array
+        return array.astype(dtype.newbyteorder("<")).tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLeaves:
+    """The leaves of a state."""
+
+    tensors: list[TensorLeaf]
+    values: dict[str, Any]
+    """Everything else, as JSON."""
+    shared: list[list[str]]
+    """Names of tensors that were one, or lay in each other's memory."""
+
+
+def leaves_of(part: Part, under: str | None = None) -> TensorLeaves:
+    """All leaves; with ``under`` only those in there, by the rest of their names.
+
+    ``TypeError`` and ``ValueError`` name what safetensors has no room for.
+    """
+    try:
+        skeleton = parse(part.skeleton)
+        found = list(_named(skeleton, under))
+    except ValueError as exc:
+        raise CheckpointDamagedError(str(exc)) from exc
+    if under is not None and not found:
+        raise KeyError(f"the state has nothing under {under!r}")
+    names = Counter(name for name, _ in found)
+    twice = next((name for name, count in names.items() if count > 1), None)
+    if twice is not None or METADATA in names:
+        raise ValueError(
+            f"two values of the state would both be called {twice or METADATA!r} in a safetensors "
+            "file, where names are keys joined by dots: rename one"
+        )
+    tensors = [_tensor(name, node[1], skeleton, part) for name, node in found if _is_array(node)]
+    values = {name: node for name, node in found if not _is_array(node)}
+    return TensorLeaves(tensors, values, _shared(tensors))
+
+
+def _is_array(node: Any) -> bool:
+    return type(node) is list and len(node) == 2 and node[0] == "array"
+
+
+def _named(skeleton: Skeleton, under: str | None) -> Iterator[tuple[str, Any]]:
+    nodes = skeleton.nodes
+    prefix = "" if under is None else f"{under}."
+    for node, (_, place, key) in zip(nodes, outline(nodes), strict=True):
+        if type(node) is list and parts_of(node):
+            continue
+        name = _dotted(place, key)
+        if name == under:
+            yield name.rpartition(".")[2], node
+        elif name.startswith(prefix):
+            yield name.removeprefix(prefix), node
+
+
+def _dotted(place: KeyPath | None, key: Key) -> str:
+    keys: list[str] = []
+    while place is not None:
+        keys.append(readable(key))
+        key, place = place.key, place.parent
+    return ".".join(reversed(keys)) or ROOT
+
+
+def _tensor(name: str, number: Any, skeleton: Skeleton, part: Part) -> TensorLeaf:
+    if type(number) is not int or not 0 <= number < len(skeleton.arrays):
+        raise CheckpointDamagedError(f"{name!r:.80} is array {number!r:.40} of the state")
+    entry = skeleton.arrays[number]
+    dtype = _dtype_name(entry)
+    if dtype not in NAMES:
+        raise TypeError(
+            f"{name!r} has elements of type {dtype}, which safetensors does not have: convert it "
+            "before saving, or export another part of the state with under="
+        )
+    if entry.buffer is None:
+        return TensorLeaf(name, number, dtype, entry, (0, 0))
+    extent = part.extents[entry.buffer]
+    leaf = TensorLeaf(name, number, dtype, entry, (extent.offset, extent.length))
+    if leaf.plain and entry.offset + leaf.nbytes > extent.length:
+        raise CheckpointDamagedError(f"{name!r:.80} does not fit its {extent.length} bytes")
+    return leaf
+
+
+def _dtype_name(entry: ArrayEntry) -> str:
+    if LIBRARY[entry.kind] in {"numpy", "jax"}:
+        dtype = decode_dtype(entry.dtype)
+        return dtype.name if dtype.names is None and not dtype.shape else str(dtype)
+    return str(entry.dtype)
+
+
+def _swapped(entry: ArrayEntry) -> bool:
+    return isinstance(entry.dtype, str) and entry.dtype.startswith(">")
+
+
+def _numpy_dtype(name: str, size: int) -> np.dtype[Any]:
+    """Numbers where they have to be computed with, else anything of that size."""
+    return np.dtype(name if name in NUMPY else f"u{size}")
+
+
+def _shared(tensors: list[TensorLeaf]) -> list[list[str]]:
+    groups: dict[int, list[str]] = {}
+    for leaf in tensors:
+        if leaf.entry.buffer is not None:
+            groups.setdefault(leaf.entry.buffer, []).append(leaf.name)
+    return [names for names in groups.values() if len(names) > 1]

@@ -67,7 +67,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class SafetensorsFile:
     """A file whose header is sound."""
 
     tensors: tuple[Tensor, ...]
@@ -99,7 +99,7 @@ def header_of(
     return struct.pack("<Q", len(body)) + body
 
 
-def open_file(path: str | os.PathLike[str]) -> Opened:
+def open_file(path: str | os.PathLike[str]) -> SafetensorsFile:
     """Open a file and check all that its header says; ``StorageError`` when it is not sound."""
     place = os.fspath(path)
     try:
@@ -114,7 +114,7 @@ def open_file(path: str | os.PathLike[str]) -> Opened:
         raise StorageError(f"{place} is not a sound safetensors file: {exc}") from None
     except OSError as exc:
         raise StorageError(f"{place} cannot be read: {exc}") from exc
-    return Opened(opened[0], opened[1], memory)
+    return SafetensorsFile(opened[0], opened[1], memory)
 
 
 class _Unsound(Exception):
@@ -191,7 +191,7 @@ def _check_cover(tensors: list[Tensor], begin: int, size: int) -> None:
         raise _Unsound(f"its tensors end at byte {at} of {size}")
 
 
-def views_of(opened: Opened) -> Iterator[tuple[Tensor, memoryview]]:
+def views_of(opened: SafetensorsFile) -> Iterator[tuple[Tensor, memoryview]]:
     """Every tensor with its bytes, which are the process's own: changes do not reach the file."""
     whole = memoryview(b"") if opened.memory is None else memoryview(opened.memory)
     for tensor in opened.tensors:

@@ -13,8 +13,8 @@ import msgspec
 from ..checkpoint.file_format.manifest import MANIFESTS, PACKS, PARTS, Manifest, Part
 from ..checkpoint.load.verify import Verifier, looks_whole
 from ..checkpoint.state_dict import describe
-from ..checkpoint.store.catalog import Catalog, Entry
-from ..checkpoint.store.writer_lock import Session
+from ..checkpoint.store.catalog import Catalog, CatalogEntry
+from ..checkpoint.store.writer_lock import WriterLock
 from ..config import Config
 from ..errors import CheckpointDamagedError, CheckpointNotFoundError, StorageError
 from ..storage import open_backend, resolve_url
@@ -249,7 +249,7 @@ def remove(
         return Removal(where, removed, steps_left, files, freed, ids)
 
 
-def find(catalog: Catalog, where: str, step: int | None) -> Entry:
+def find(catalog: Catalog, where: str, step: int | None) -> CatalogEntry:
     """The newest checkpoint, or the newest of a step."""
     entry = catalog.find(step)
     if entry is None:
@@ -260,7 +260,7 @@ def find(catalog: Catalog, where: str, step: int | None) -> Entry:
     return entry
 
 
-def _ids(catalog: Catalog, entries: Sequence[Entry]) -> Iterator[str]:
+def _ids(catalog: Catalog, entries: Sequence[CatalogEntry]) -> Iterator[str]:
     for entry in entries:
         with suppress(CheckpointDamagedError):
             yield catalog.manifest(entry).checkpoint_id
@@ -269,7 +269,7 @@ def _ids(catalog: Catalog, entries: Sequence[Entry]) -> Iterator[str]:
 def _sweep(catalog: Catalog) -> tuple[int, int]:
     """Delete what nobody needs; how many files, and their bytes."""
     sizes = {file.name: file.size for file in catalog.backend.list()}
-    writer = Session(catalog.backend)
+    writer = WriterLock(catalog.backend)
     # What dropped checkpoints needed goes in the second sweep: saves under way refer to the
     # newest one only, and that has just been taken note of.
     gone = [*catalog.sweep(writer.is_dead), *catalog.sweep(writer.is_dead)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..checkpoint.state_dict import describe, flatten
-from ..checkpoint.state_dict.containers import hollow, shaped_like
+from ..checkpoint.state_dict.containers import containers_of, shaped_like
 
 _NAMES_SHOWN = 4
 _REMEDY = "or start with another folder for checkpoints"
@@ -22,7 +22,7 @@ class Beginning:
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         """``TypeError`` or ``ValueError`` when a value cannot be saved."""
-        self._containers = {name: hollow(value) for name, value in values.items()}
+        self._containers = {name: containers_of(value) for name, value in values.items()}
         self._arrays = {
             array.key: f"{array.kind} {array.dtype} {array.shape}"
             for array in describe(flatten(dict(values)).skeleton)

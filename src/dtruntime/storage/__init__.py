@@ -1,11 +1,7 @@
-"""Where bytes are kept: files of this machine and objects in S3, Google Cloud Storage and Azure.
+"""Where bytes are kept: local files, and objects in S3, Google Cloud Storage and Azure.
 
-For data: :func:`expand` turns what a user wrote (a file, a folder, a glob, a URL) into files;
-:func:`read_range`, :func:`stream` and :func:`download` read them, and a :class:`DiskCache` reads
-objects only once.
-
-For checkpoints: :func:`open_backend` gives the :class:`StorageBackend` of a path or URL, which
-reads and writes files by name, each of them complete or not there.
+Read `backend` first (`StorageBackend`, the contract), then `urls` (`open_backend`). `data_files`
+names and `byte_source` reads training data, which `disk_cache` keeps.
 """
 
 from .backend import StorageBackend, StoredFile, StreamWriter
@@ -14,7 +10,7 @@ from .data_files import FileStat, expand
 from .disk_cache import CacheUsage, DiskCache
 from .local_disk.local_backend import LocalBackend
 from .memory_backend import MemoryBackend
-from .providers import AzureBackend, GcsBackend, S3Backend
+from .object_store.object_backend import AzureBackend, GcsBackend, S3Backend
 from .urls import open_backend, resolve_url
 
 __all__ = [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol
 from .._background import ThreadPool
 from ..errors import ShardError
 from .data_files import FileStat, local_stat
-from .object_store.client import changed, parse_object_url, store_for, translated
+from .object_store.client import changed, data_errors, parse_object_url, store_for
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -69,7 +69,7 @@ def read_ranges(file: FileStat, ranges: Sequence[tuple[int, int]]) -> list[bytes
 def stream(file: FileStat, chunk: int = CHUNK) -> Iterator[bytes]:
     """Yield a file's bytes from first to last; an object's next chunk is fetched meanwhile."""
     if file.is_local:
-        with open_local(file) as source, translated("read", file.url):
+        with open_local(file) as source, data_errors("read", file.url):
             while data := source.read(chunk):
                 yield data
         return
@@ -96,7 +96,7 @@ def read_ahead(
 def download(file: FileStat, destination: str | os.PathLike[str]) -> None:
     """Copy a file to a local path, which appears only when it is complete."""
     target = os.path.abspath(os.fspath(destination))
-    with translated("write", target):
+    with data_errors("write", target):
         os.makedirs(os.path.dirname(target), exist_ok=True)
         handle, partial = tempfile.mkstemp(dir=os.path.dirname(target), prefix=".download-")
         try:
@@ -111,7 +111,7 @@ def download(file: FileStat, destination: str | os.PathLike[str]) -> None:
 
 def open_local(file: FileStat) -> BinaryIO:
     """Open a local file; ``ShardError`` when it is not the one that ``file`` describes."""
-    with translated("read", file.url):
+    with data_errors("read", file.url):
         source = open(file.url, "rb", buffering=0)  # noqa: SIM115 - the caller closes it
     if local_stat(file.url, os.fstat(source.fileno())).fingerprint != file.fingerprint:
         source.close()
@@ -121,14 +121,14 @@ def open_local(file: FileStat) -> BinaryIO:
 
 def check_unchanged(file: FileStat) -> None:
     """Raise ``ShardError`` when a local file is not the one that ``file`` describes."""
-    with translated("read", file.url):
+    with data_errors("read", file.url):
         now = local_stat(file.url)
     if now.fingerprint != file.fingerprint:
         raise changed(file.url)
 
 
 def _read_exactly(source: BinaryIO, offset: int, length: int, name: str) -> bytes:
-    with translated("read", name):
+    with data_errors("read", name):
         data = os.pread(source.fileno(), length, offset)
         while len(data) < length:
             more = os.pread(source.fileno(), length - len(data), offset + len(data))
@@ -160,7 +160,7 @@ def _fetch(file: FileStat, offset: int, length: int) -> bytes:
     if file.fingerprint.startswith('"'):
         options["if_match"] = file.fingerprint
     store = store_for(url)
-    with translated("read", file.url):
+    with data_errors("read", file.url):
         data = bytes(obstore.get(store, url.key, options=options).bytes())
     if len(data) != length:
         raise changed(file.url)

@@ -6,17 +6,20 @@ has another name, or does not begin as an entry does, is neither counted nor tou
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import hashlib
 import os
 import re
+import struct
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from operator import attrgetter
 
 from ..telemetry import EventLog
-from .cache_entries import delete_entry, read_entry, write_entry
-from .cache_tally import Tally, taken
+from .data_files import FileStat
 
 log = EventLog("storage.disk_cache")
 
@@ -33,7 +36,7 @@ _NAME = re.compile(r"[0-9a-f]{64}\.range(\.[0-9a-f]{16}\.partial)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CacheFile:
     """A file with the name of an entry."""
 
     path: str
@@ -75,7 +78,7 @@ class CacheFolder:
         False when there is no room, or when another process is just making some.
         """
         self._make()
-        with Tally.opened(os.path.join(self._root, "tally")) as tally:
+        with CacheTally.opened(os.path.join(self._root, "tally")) as tally:
             known = tally.read()
             tally.add(size)
             self._written += size
@@ -85,7 +88,7 @@ class CacheFolder:
             with tally.locked() as mine:
                 return mine and self._recount(tally, size, limit)
 
-    def scan(self) -> Iterator[Found]:
+    def scan(self) -> Iterator[CacheFile]:
         """Find every file with the name of an entry."""
         for shelf in _scandir(self._root):
             if _SHELF.fullmatch(shelf.name) and shelf.is_dir(follow_symlinks=False):
@@ -95,9 +98,9 @@ class CacheFolder:
                         with suppress(FileNotFoundError):
                             info = file.stat(follow_symlinks=False)
                             size = taken(info.st_size)
-                            yield Found(file.path, size, info.st_mtime, bool(name[1]))
+                            yield CacheFile(file.path, size, info.st_mtime, bool(name[1]))
 
-    def _recount(self, tally: Tally, size: int, limit: int) -> bool:
+    def _recount(self, tally: CacheTally, size: int, limit: int) -> bool:
         before = tally.read()
         total = self._evict(size, limit)
         fits = total + size <= limit
@@ -136,7 +139,7 @@ class CacheFolder:
         return os.path.join(self._root, name[:2], f"{name}.range")
 
 
-def _deleted(files: list[Found]) -> int:
+def _deleted(files: list[CacheFile]) -> int:
     for file in files:
         delete_entry(file.path)
     return sum(file.size for file in files)
@@ -148,3 +151,169 @@ def _scandir(path: str) -> list[os.DirEntry[str]]:
             return list(entries)
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+MAGIC = b"STRATA-1"
+_HEADER = struct.Struct("<8s32sQI")
+HEADER_BYTES = _HEADER.size
+# Neither follow a link nor wait for the writer of a pipe that lies where an entry should.
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+def key_of(file: FileStat, offset: int, length: int) -> bytes:
+    """What a range is kept under: another one for other content."""
+    told = file.url, file.size, file.fingerprint, offset, length
+    return hashlib.sha256(repr(told).encode()).digest()
+
+
+def read_entry(path: str, key: bytes, length: int) -> bytes | None:
+    """Return what was kept, and mark it as used; None when it is not there or is not whole.
+
+    What is not whole is deleted if it is ours.
+    """
+    try:
+        handle = os.open(path, _READ)
+    except FileNotFoundError:
+        return None
+    try:
+        head = os.read(handle, HEADER_BYTES)
+        data = _read_rest(handle, length)
+        if head == _header(key, data) and len(data) == length:
+            with suppress(OSError):  # the folder may be read-only
+                os.utime(handle)
+            return data
+    finally:
+        os.close(handle)
+    log.debug("cache.damaged", file=path)
+    delete_entry(path)
+    return None
+
+
+def write_entry(path: str, key: bytes, data: bytes) -> None:
+    """Keep data; others see the whole entry or none. A file that is not ours stays."""
+    with suppress(FileNotFoundError):
+        if not _is_ours(path):
+            return
+    partial = f"{path}.{os.urandom(8).hex()}.partial"
+    try:
+        with open(partial, "xb", opener=_private) as sink:
+            sink.write(_header(key, data))
+            sink.write(data)
+        os.replace(partial, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(partial)
+        raise
+
+
+def delete_entry(path: str) -> bool:
+    """Delete an entry, complete or partial; False when the file is not ours and stays."""
+    with suppress(FileNotFoundError):
+        if not _is_ours(path):
+            return False
+        os.unlink(path)
+    return True
+
+
+def _is_ours(path: str) -> bool:
+    """Whether a file begins as an entry does, or as one does that a crash left unwritten."""
+    handle = os.open(path, _READ)
+    try:
+        head = os.read(handle, len(MAGIC))
+    finally:
+        os.close(handle)
+    return MAGIC.startswith(head) or not head.strip(b"\0")
+
+
+def is_entry(path: str) -> bool:
+    """Whether a file is there and begins as an entry does."""
+    try:
+        return _is_ours(path)
+    except OSError:
+        return False
+
+
+def _header(key: bytes, data: bytes) -> bytes:
+    from google_crc32c import value as crc32c
+
+    return _HEADER.pack(MAGIC, key, len(data), crc32c(data))
+
+
+def _read_rest(handle: int, length: int) -> bytes:
+    """Up to ``length`` bytes, mostly in one piece; a system call has an upper limit."""
+    pieces = []
+    while length and (piece := os.read(handle, length)):
+        pieces.append(piece)
+        length -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+UNIT = 4096
+"""Sizes are counted in blocks of the file system."""
+_TALLY_MAGIC = b"STRATA-TALLY\n"
+_TALLY_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+class CacheTally:
+    """A file whose length is the number of units that a cache takes.
+
+    Appending is atomic, so processes add to it without a lock. The one that recounts holds the
+    file's lock, which the system takes back from a process that dies.
+    """
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    @classmethod
+    @contextmanager
+    def opened(cls, path: str) -> Iterator[CacheTally]:
+        """Open the file, which is made when it is missing; ``OSError`` when it is not a tally."""
+        handle = os.open(path, _TALLY_FLAGS, 0o600)
+        try:
+            if not os.fstat(handle).st_size:
+                os.write(handle, _TALLY_MAGIC)
+            if os.pread(handle, len(_TALLY_MAGIC), 0) != _TALLY_MAGIC:
+                raise OSError(errno.EEXIST, "a file that is not Strata's has the name", path)
+            yield cls(handle)
+        finally:
+            os.close(handle)
+
+    def add(self, size: int) -> None:
+        """Count ``size`` more bytes."""
+        os.write(self._handle, bytes(_units(size)))
+
+    def read(self) -> int:
+        """Return how many bytes are counted; 0 when nobody has counted yet."""
+        return (os.fstat(self._handle).st_size - len(_TALLY_MAGIC)) * UNIT
+
+    def reset(self, size: int) -> None:
+        """Count ``size`` bytes and no others; the file becomes sparse and takes no room."""
+        os.ftruncate(self._handle, len(_TALLY_MAGIC))
+        os.ftruncate(self._handle, len(_TALLY_MAGIC) + max(1, _units(size)))
+
+    @contextmanager
+    def locked(self) -> Iterator[bool]:
+        """Hold the lock, without waiting; False when another one holds it."""
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            # Closing would not do: a child forked meanwhile has the file open too.
+            fcntl.flock(self._handle, fcntl.LOCK_UN)
+
+
+def taken(size: int) -> int:
+    """How much of the disk a file of ``size`` bytes takes."""
+    return _units(size) * UNIT
+
+
+def _units(size: int) -> int:
+    return -(-size // UNIT)

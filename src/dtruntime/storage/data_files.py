@@ -14,15 +14,15 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from ..errors import ShardError, ShardNotFoundError
-from .object_listing import Listing
 from .object_store.client import (
     IMPATIENT,
+    Listing,
     ObjectUrl,
     StoreOptions,
+    data_errors,
     parse_object_url,
     shown,
     store_for,
-    translated,
 )
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def local_stat(path: str, info: os.stat_result | None = None) -> FileStat:
 
 def _find_files(place: str) -> FileStat | dict[str, FileStat]:
     """A local file itself, or the files under a folder or glob by name relative to its root."""
-    with translated("read", place):
+    with data_errors("read", place):
         if os.path.isfile(place):
             return local_stat(place)
         if os.path.isdir(place):
@@ -179,7 +179,7 @@ def _head(url: ObjectUrl, *, patient: bool = True) -> FileStat | None:
     import obstore
 
     store = store_for(url, patient=patient)
-    with translated("read", str(url)):
+    with data_errors("read", str(url)):
         try:
             return _object_stat(url, obstore.head(store, url.key))
         except FileNotFoundError:
@@ -191,7 +191,7 @@ def _objects_under(
 ) -> Iterator[tuple[str, FileStat]]:
     store = store_for(url, patient=patient)
     options = StoreOptions() if patient else IMPATIENT
-    with translated("list", f"{url.base}{prefix}"):
+    with data_errors("list", f"{url.base}{prefix}"):
         for page in Listing(store, prefix, options.retry_seconds).pages():
             for meta in page:
                 yield meta["path"][len(prefix) :].lstrip("/"), _object_stat(url, meta)
@@ -276,7 +276,7 @@ def _no_objects(url: ObjectUrl) -> dict[str, FileStat]:
         import obstore
 
         prefix = parse_object_url(place).key
-        with translated("list", place):
+        with data_errors("list", place):
             listing = obstore.list_with_delimiter(store_for(url), prefix or None)
         found = [*listing["common_prefixes"], *(meta["path"] for meta in listing["objects"])]
         return [path.rpartition("/")[2] for path in found]

@@ -11,9 +11,7 @@ from pathlib import Path
 from ..config import DatasetConfig
 from ..telemetry import EventLog
 from . import byte_source
-from .cache_entries import HEADER_BYTES, delete_entry, is_entry, key_of
-from .cache_folder import CacheFolder
-from .cache_tally import taken
+from .cache_folder import HEADER_BYTES, CacheFolder, delete_entry, is_entry, key_of, taken
 from .data_files import FileStat, absolute, is_remote
 
 log = EventLog("storage.disk_cache")

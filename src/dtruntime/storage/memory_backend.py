@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
+from .._buffers import Views, scatter, size_of
 from ..errors import StorageNotFoundError
 from .backend import Failures, Names, Pieces, Range, StorageBackend, StoredFile, StreamWriter
-from .buffers import Views, scatter, size_of
 
 _Files = dict[str, tuple[bytes, float]]
 

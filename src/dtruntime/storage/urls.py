@@ -15,8 +15,15 @@ from .data_files import absolute
 from .local_disk.local_backend import LocalBackend
 from .memory_backend import MemoryBackend
 from .object_store.client import SCHEMES, shown
-from .object_store.object_backend import lacks_obstore, place_of
-from .providers import AzureBackend, GcsBackend, S3Backend, Tuning, open_objects
+from .object_store.object_backend import (
+    AzureBackend,
+    GcsBackend,
+    S3Backend,
+    Tuning,
+    lacks_obstore,
+    open_objects,
+    place_of,
+)
 
 _SCHEME_OF = {"s3": "s3", "gcs": "gs", "azure": "az"}
 _KINDS: dict[str, type[StorageBackend]] = {

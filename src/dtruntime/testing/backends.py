@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from .._buffers import Views, size_of
 from ..storage import StorageBackend, StoredFile, StreamWriter
 from ..storage.backend import Failures, Names, Pieces, Range
-from ..storage.buffers import Views, size_of
 
 
 class WrappedBackend(StorageBackend):

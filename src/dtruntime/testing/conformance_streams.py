@@ -12,9 +12,9 @@ from typing import ClassVar
 
 import pytest
 
+from .._background import side_by_side
 from ..errors import StorageError
 from ..storage import StorageBackend
-from ..storage.lanes import side_by_side
 
 
 def noise(size: int, seed: int = 0) -> bytes:

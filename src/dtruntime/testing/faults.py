@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from .._buffers import Views, cut, size_of
 from ..errors import StorageError, StorageThrottledError
 from ..storage import StorageBackend, StoredFile, StreamWriter
 from ..storage.backend import Failures, Names, Pieces, Range
-from ..storage.buffers import Views, cut, size_of
 from .backends import WrappedBackend, WrappedWriter
 
 

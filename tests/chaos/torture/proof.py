@@ -11,9 +11,9 @@ from unittest import mock
 import numpy as np
 
 from dtruntime import CheckpointManager, DatasetRegistry
-from dtruntime.checkpoint.store.checkpoint_store import Place
+from dtruntime.checkpoint.store.checkpoint_store import CheckpointStore
 from dtruntime.cli.checkpoints_report import verify
-from dtruntime.storage.names import PARTIAL
+from dtruntime.storage.backend import PARTIAL
 from tests.integration.kill_rounds import let_partial_files_age
 
 from .model import Fold, undisturbed, value_of
@@ -130,7 +130,7 @@ def check_leftovers(place: str, plan: RoundPlan) -> int:
     before = _unneeded(place)
     assert len(before) <= LEFTOVERS * plan.world, f"{len(before)} files are left: {before}"
     let_partial_files_age(folder)
-    opened = Place(place, {})
+    opened = CheckpointStore(place, {})
     for _ in range(2):
         opened.catalog.sweep(opened.session.is_dead)
     opened.session.forget_dead()
@@ -144,7 +144,7 @@ def check_leftovers(place: str, plan: RoundPlan) -> int:
 
 def _unneeded(place: str) -> list[str]:
     """Packs, parts and partial files that no checkpoint needs."""
-    folder, opened = Path(place), Place(place, {})
+    folder, opened = Path(place), CheckpointStore(place, {})
     needed: set[str] = set()
     for entry in opened.catalog.entries():
         needed |= opened.catalog.manifest(entry).files

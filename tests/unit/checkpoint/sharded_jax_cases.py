@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from dtruntime.checkpoint import CheckpointManager
 from dtruntime.checkpoint.jax import load_sharded, save_sharded
-from dtruntime.checkpoint.load.array_slices import Gathering
+from dtruntime.checkpoint.load.array_slices import SliceReader
 from dtruntime.errors import CheckpointNotFoundError, StorageError
 
 
@@ -155,13 +155,13 @@ def test_only_what_is_needed_is_read(manager, monkeypatch):
     array = jax.device_put(np.ones((8, 2**20), np.float32), sharding(8, "a"))
     save_sharded(manager, {"w": array, "other": array}, 1).wait()
     read = []
-    into = Gathering.into
+    into = SliceReader.into
 
     def counted(self, rank, offset, target):
         read.append(target.nbytes)
         into(self, rank, offset, target)
 
-    monkeypatch.setattr(Gathering, "into", counted)
+    monkeypatch.setattr(SliceReader, "into", counted)
     load_sharded(manager, {"w": sharding(8, "a")})
     assert read == [2**22] * 8
 

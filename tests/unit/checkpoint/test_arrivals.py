@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtruntime import CheckpointManager
-from dtruntime.checkpoint.arrivals import TOGETHER, Arrival, requests_for
 from dtruntime.checkpoint.file_format.manifest import Chunk, Pack, Part
-from dtruntime.checkpoint.load.pack_reader import PartReader
+from dtruntime.checkpoint.load.pack_reader import TOGETHER, ChunkRead, PartReader, pack_reads
 from dtruntime.checkpoint.store import checkpoint_store
 from dtruntime.errors import CheckpointDamagedError, StorageError
 from dtruntime.storage import StorageBackend, open_backend
@@ -40,9 +39,9 @@ def test_requests_are_for_every_byte_once_and_cross_no_boundary(
     ends = [4096, 4096, 4096]
     arrivals = []
     for pack, size, gap in drawn:
-        arrivals.append(Arrival(_chunk(pack, ends[pack] + gap, size)))
+        arrivals.append(ChunkRead(_chunk(pack, ends[pack] + gap, size)))
         ends[pack] += gap + size
-    found = list(requests_for(reversed(arrivals)))
+    found = list(pack_reads(reversed(arrivals)))
     covered: dict[str, list[tuple[int, int]]] = {one.chunk.digest: [] for one in arrivals}
     for request in found:
         assert request.start // TOGETHER == (request.stop - 1) // TOGETHER
@@ -68,7 +67,7 @@ def test_requests_are_for_every_byte_once_and_cross_no_boundary(
 
 
 def test_bytes_arrive_where_they_are_wanted_and_are_copied_for_others() -> None:
-    arrival = Arrival(_chunk(0, 4096, 8))
+    arrival = ChunkRead(_chunk(0, 4096, 8))
     one, other, some = bytearray(8), bytearray(8), bytearray(3)
     arrival.add(0, memoryview(one))
     arrival.add(0, memoryview(other))

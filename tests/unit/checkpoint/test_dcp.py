@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import StorageMeta
 from dtruntime.checkpoint import CheckpointManager
 from dtruntime.checkpoint.dcp import StrataReader, StrataWriter
 from dtruntime.checkpoint.file_format.manifest import open_part, seal
-from dtruntime.checkpoint.load.array_slices import pieces_of, steps_of
+from dtruntime.checkpoint.load.array_slices import byte_runs, steps_of
 from dtruntime.errors import StorageError
 from tests.unit.checkpoint.dcp_ranks import matrix, model_and_optimizer, training_state, whole
 
@@ -390,7 +390,7 @@ def test_asynchronous_saves_are_made_in_processes_of_their_own(tmp_path):
 
 def test_wide_boxes_are_read_without_what_lies_between():
     mib = 2**20
-    pieces = list(pieces_of((4, 3, 16 * mib), (1, 0, 5), (2, 3, 10), 1))
+    pieces = list(byte_runs((4, 3, 16 * mib), (1, 0, 5), (2, 3, 10), 1))
     assert [piece.at for piece in pieces] == [(i, j) for i in range(2) for j in range(3)]
     assert [piece.nbytes for piece in pieces] == [10] * 6
     assert pieces[4].start == (2 * 3 + 1) * 16 * mib + 5
@@ -398,16 +398,16 @@ def test_wide_boxes_are_read_without_what_lies_between():
 
 
 def test_narrow_boxes_are_read_in_one_stretch():
-    (piece,) = pieces_of((100, 30), (10, 4), (20, 5), 8)
+    (piece,) = byte_runs((100, 30), (10, 4), (20, 5), 8)
     assert (piece.start, piece.nbytes) == ((10 * 30 + 4) * 8, (19 * 30 + 5) * 8)
     assert (piece.shape, piece.steps, piece.dense) == ((20, 5), (30, 1), False)
-    (rows,) = pieces_of((100, 30), (10, 0), (20, 30), 8)
+    (rows,) = byte_runs((100, 30), (10, 0), (20, 30), 8)
     assert (rows.dense, rows.nbytes) == (True, 20 * 30 * 8)
-    assert list(pieces_of((0, 3), (0, 0), (0, 3), 4)) == []
-    assert next(pieces_of((), (), (), 4)).nbytes == 4
+    assert list(byte_runs((0, 3), (0, 0), (0, 3), 4)) == []
+    assert next(byte_runs((), (), (), 4)).nbytes == 4
     assert steps_of((2, 3, 4)) == (12, 4, 1)
     with pytest.raises(ValueError, match="no box"):
-        list(pieces_of((4,), (3,), (2,), 1))
+        list(byte_runs((4,), (3,), (2,), 1))
 
 
 def test_states_are_resharded_between_one_and_two_ranks(trained):

@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 
-from dtruntime.checkpoint.estimates import Estimates
 from dtruntime.checkpoint.manager import CheckpointManager
+from dtruntime.checkpoint.save.timing import SaveEstimates
 
 
 def test_nothing_is_known_before_the_first_save():
-    estimates = Estimates()
+    estimates = SaveEstimates()
     assert estimates.seconds(is_full=True) is None
     assert estimates.seconds(is_full=False) is None
 
 
 def test_estimate_follows_the_size_and_the_throughput():
-    estimates = Estimates()
+    estimates = SaveEstimates()
     for _ in range(3):
         estimates.add(1000, 1000, 2.0, is_full=True)
     assert estimates.seconds(is_full=True) == pytest.approx(2.0)
@@ -26,7 +26,7 @@ def test_estimate_follows_the_size_and_the_throughput():
 
 
 def test_newer_saves_count_more():
-    slowing, recovering = Estimates(), Estimates()
+    slowing, recovering = SaveEstimates(), SaveEstimates()
     for seconds in (1.0, 1.0, 9.0):
         slowing.add(100, 100, seconds, is_full=True)
     for seconds in (9.0, 1.0, 1.0):
@@ -35,7 +35,7 @@ def test_newer_saves_count_more():
 
 
 def test_increments_are_estimated_by_increments():
-    estimates = Estimates()
+    estimates = SaveEstimates()
     estimates.add(1000, 1000, 10.0, is_full=True)
     assert estimates.seconds(is_full=False) == 10.0, "rather too long than too short"
     estimates.add(1000, 10, 1.0, is_full=False)
@@ -44,7 +44,7 @@ def test_increments_are_estimated_by_increments():
 
 
 def test_full_save_is_estimated_by_what_increments_wrote_if_there_is_nothing_else():
-    estimates = Estimates()
+    estimates = SaveEstimates()
     estimates.add(1000, 0, 1.0, is_full=False)
     assert estimates.seconds(is_full=True) is None
     estimates.add(1000, 100, 1.0, is_full=False)
@@ -52,7 +52,7 @@ def test_full_save_is_estimated_by_what_increments_wrote_if_there_is_nothing_els
 
 
 def test_empty_states_take_as_long_as_they_took():
-    estimates = Estimates()
+    estimates = SaveEstimates()
     estimates.add(0, 0, 0.5, is_full=True)
     assert estimates.seconds(is_full=True) == 0.5
 

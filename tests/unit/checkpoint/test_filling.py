@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dtruntime.checkpoint.file_format.chunking import FIRST_GROUP, lay_out
-from dtruntime.checkpoint.filling import staged
-from dtruntime.checkpoint.save.staging import SLAB, StagingPool
+from dtruntime.checkpoint.save.staging import SLAB, StagingPool, staged
 from dtruntime.checkpoint.state_dict import flatten
 
 SIZE = 2 * FIRST_GROUP

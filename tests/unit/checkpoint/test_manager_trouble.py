@@ -10,7 +10,7 @@ import pytest
 
 from dtruntime.checkpoint.file_format.manifest import PACKS, digest_of
 from dtruntime.checkpoint.manager import CheckpointManager
-from dtruntime.checkpoint.store.cleanup import Upkeep
+from dtruntime.checkpoint.store.cleanup import Cleanup
 from dtruntime.errors import StorageError
 
 
@@ -187,7 +187,7 @@ def test_foreign_files_are_left_alone(tmp_path):
 
 
 def test_writers_that_die_right_after_their_commit_keep_no_more(tmp_path, monkeypatch):
-    monkeypatch.setattr(Upkeep, "clean", lambda self, **options: None)
+    monkeypatch.setattr(Cleanup, "clean", lambda self, **options: None)
     for step in range(1, 6):
         with CheckpointManager(tmp_path, keep_count=2) as manager:
             manager.save(b"x", step=step)

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtruntime.retention import Kept, Retention
+from dtruntime.retention import Retention, RetentionCandidate
 
 
 def made(*steps, metrics=None):
     return [
-        Kept(number, step, {"loss": metrics[number]} if metrics else {})
+        RetentionCandidate(number, step, {"loss": metrics[number]} if metrics else {})
         for number, step in enumerate(steps)
     ]
 
@@ -58,7 +58,7 @@ def test_newest_is_never_dropped_and_enough_remain(steps, count, every, best):
 @given(st.sets(st.tuples(st.integers(1, 6), st.integers(0, 9)), min_size=1), st.integers(1, 5))
 def test_checkpoints_of_one_sequence_are_counted_one_by_one(places, count):
     """Writers that commit at the same moment give out the same sequence."""
-    checkpoints = [Kept(sequence, step, {}) for sequence, step in sorted(places)]
+    checkpoints = [RetentionCandidate(sequence, step, {}) for sequence, step in sorted(places)]
     dropped = Retention(count).dropped(checkpoints)
     assert dropped == checkpoints[:-count]
 

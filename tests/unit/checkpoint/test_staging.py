@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from dtruntime import CheckpointManager
-from dtruntime.checkpoint.filling import DeviceSource
 from dtruntime.checkpoint.save import pipeline
 from dtruntime.checkpoint.save.handle import SaveHandle
-from dtruntime.checkpoint.save.staging import SLAB, StagingPool
+from dtruntime.checkpoint.save.staging import SLAB, DeviceSource, StagingPool
 from dtruntime.errors import StorageError
 from dtruntime.storage.backend import StreamWriter
 

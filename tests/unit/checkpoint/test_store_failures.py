@@ -12,7 +12,7 @@ import pytest
 from dtruntime.checkpoint.manager import CheckpointManager
 from dtruntime.checkpoint.store import checkpoint_store
 from dtruntime.checkpoint.store.catalog import Catalog
-from dtruntime.checkpoint.store.writer_lock import Session
+from dtruntime.checkpoint.store.writer_lock import WriterLock
 from dtruntime.errors import (
     CheckpointDamagedError,
     ConnectionError,
@@ -327,7 +327,7 @@ def test_clock_that_jumps_changes_neither_order_nor_what_is_swept(
         backend.write(under_way, b"of a live writer")
         monkeypatch.setattr(time, "time", lambda: true_time() + jump)
         catalog = Catalog(backend)
-        catalog.sweep(Session(backend).is_dead)
+        catalog.sweep(WriterLock(backend).is_dead)
         monkeypatch.undo()
         assert backend.exists(under_way), "by this machine's clock it may look old"
         monkeypatch.setattr(time, "time", lambda: true_time() + jump)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dtruntime.checkpoint.state_dict import flatten, rebuild
-from dtruntime.checkpoint.state_dict.containers import hollow, shaped_like
+from dtruntime.checkpoint.state_dict.containers import containers_of, shaped_like
 
 
 class Adam(NamedTuple):
@@ -51,7 +51,7 @@ def test_named_tuples_and_dicts_get_their_classes_back(exact: bool) -> None:
 
 
 def test_containers_alone_are_enough_to_give_classes() -> None:
-    empty = hollow(state())
+    empty = containers_of(state())
     assert empty["opt"][0] == Adam(None, {"w": None})
     assert type(shaped_like(empty, loaded(state(2.0)), exact=False)["opt"][0]) is Adam
 

@@ -6,7 +6,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from dtruntime.checkpoint.state_dict import flatten, shared_memory
-from dtruntime.checkpoint.state_dict.shared_memory import Layout, share_an_element
+from dtruntime.checkpoint.state_dict.shared_memory import MemoryLayout, share_an_element
 from tests.unit.checkpoint.tree_round_trip import round_trip, stored
 
 
@@ -153,10 +153,10 @@ def test_any_views_of_one_storage_keep_their_values_and_what_they_share(data):
 @pytest.mark.parametrize(
     ("one", "other", "expected"),
     [
-        (Layout(96, (4,), (8,), 4), Layout(100, (4,), (8,), 4), False),
-        (Layout(96, (4,), (8,), 4), Layout(100, (4,), (4,), 4), True),
-        (Layout(96, (3, 3), (40, 4), 4), Layout(108, (3, 2), (40, 4), 4), False),
-        (Layout(100, (4,), (-8,), 4), Layout(76, (1,), (4,), 4), True),
+        (MemoryLayout(96, (4,), (8,), 4), MemoryLayout(100, (4,), (8,), 4), False),
+        (MemoryLayout(96, (4,), (8,), 4), MemoryLayout(100, (4,), (4,), 4), True),
+        (MemoryLayout(96, (3, 3), (40, 4), 4), MemoryLayout(108, (3, 2), (40, 4), 4), False),
+        (MemoryLayout(100, (4,), (-8,), 4), MemoryLayout(76, (1,), (4,), 4), True),
     ],
 )
 def test_arrays_share_an_element_only_if_they_do(one, other, expected):

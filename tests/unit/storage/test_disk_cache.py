@@ -19,9 +19,15 @@ from hypothesis import strategies as st
 from dtruntime.config import Config
 from dtruntime.errors import ShardError
 from dtruntime.storage import DiskCache, FileStat, expand, read_ranges
-from dtruntime.storage.cache_entries import HEADER_BYTES, MAGIC
-from dtruntime.storage.cache_folder import LAYOUT, PARTIAL_SECONDS, CacheFolder, Found
-from dtruntime.storage.cache_tally import UNIT
+from dtruntime.storage.cache_folder import (
+    HEADER_BYTES,
+    LAYOUT,
+    MAGIC,
+    PARTIAL_SECONDS,
+    UNIT,
+    CacheFile,
+    CacheFolder,
+)
 from tests.unit.storage.object_store import Bucket
 
 CONTENT = random.Random(7).randbytes(200_000)
@@ -178,7 +184,7 @@ def test_folder_is_not_listed_for_every_read(
     listed: list[str] = []
     scan = CacheFolder.scan
 
-    def spy(self: CacheFolder) -> Iterator[Found]:
+    def spy(self: CacheFolder) -> Iterator[CacheFile]:
         listed.append("once")
         return scan(self)
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from dtruntime._background import side_by_side
 from dtruntime.errors import StorageError, StorageThrottledError
 from dtruntime.storage import LocalBackend, MemoryBackend, StorageBackend
-from dtruntime.storage.lanes import side_by_side
 from dtruntime.testing import (
     Call,
     Fault,

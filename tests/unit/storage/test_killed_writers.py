@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dtruntime.storage import LocalBackend
-from dtruntime.storage.names import PARTIAL
+from dtruntime.storage.backend import PARTIAL
 
 WRITER = """
 import hashlib, itertools, os, random, sys

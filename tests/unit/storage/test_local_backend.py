@@ -15,8 +15,8 @@ import pytest
 
 from dtruntime.errors import StorageError, StoragePermissionError
 from dtruntime.storage import LocalBackend
+from dtruntime.storage.backend import PARTIAL
 from dtruntime.storage.local_disk import direct_io
-from dtruntime.storage.names import PARTIAL
 from dtruntime.testing.conformance_streams import noise
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount file systems")

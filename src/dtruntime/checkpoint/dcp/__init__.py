@@ -10,8 +10,7 @@ leaves writing and the commit to a manager, in the background.
 """
 
 from .reader import StrataReader
-from .sharded import ShardedCheckpoint, load_sharded, save_sharded
-from .sharded_states import Planning
+from .sharded_states import Planning, ShardedCheckpoint, load_sharded, save_sharded
 from .writer import StrataWriter
 
 __all__ = [

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.checkpoint.planner import WriteItemType
 
 from ...errors import StorageError
-from ..filling import DeviceSource
+from ..save.staging import DeviceSource
 from ..state_dict import Buffer
 from ..state_dict.python_bytes import BytesBuffer
 from ..state_dict.torch_tensors import TorchBuffer

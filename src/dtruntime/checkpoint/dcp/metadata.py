@@ -80,7 +80,7 @@ class StorageEntry(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     modules: tuple[str, ...] = ()
 
 
-class Index(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class DcpIndex(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a distributed checkpoint consists of."""
 
     entries: tuple[TensorEntry | BytesEntry, ...]
@@ -103,7 +103,7 @@ def encode(metadata: Any, placed: Iterable[tuple[Any, Location]]) -> Any:
     ``TypeError`` when a planner added what the form has no place for.
     """
     entries = metadata.state_dict_metadata.items()
-    index = Index(
+    index = DcpIndex(
         tuple(_encode_entry(name, entry) for name, entry in entries),
         tuple(
             Placed(item.fqn, None if item.offset is None else tuple(item.offset), *location)
@@ -176,7 +176,7 @@ def decode(skeleton: Any, where: str) -> Any:
     if not isinstance(skeleton, dict) or skeleton.get("format") != FORMAT:
         raise StorageError(f"{where} has a description that this version of Strata cannot read")
     try:
-        index = msgspec.convert(skeleton, Index)
+        index = msgspec.convert(skeleton, DcpIndex)
         entries = {entry.name: _decode_entry(entry) for entry in index.entries}
     except (msgspec.ValidationError, ValueError) as exc:
         raise CheckpointDamagedError(

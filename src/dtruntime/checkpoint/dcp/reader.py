@@ -19,10 +19,10 @@ from ...errors import CheckpointDamagedError, StorageError
 from ...types import check_whole
 from ..access import access, is_kind, manager_of, part_of_rank
 from ..file_format.manifest import Extent, Manifest, Part
-from ..load.array_slices import Gathering, Piece, pieces_of
+from ..load.array_slices import ByteRun, SliceReader, byte_runs
 from ..load.pack_reader import PartReader
 from ..manager import CheckpointManager
-from ..store.tiers import Copy
+from ..store.tiers import CheckpointCopy
 from .metadata import decode
 from .writer import KIND, step_of
 
@@ -54,7 +54,7 @@ class StrataReader(StorageReader):
         self._access = access(manager)
         self._step = None if step is None else check_whole("step", step)
         self._weights_only = weights_only
-        self._copy: Copy | None = None
+        self._copy: CheckpointCopy | None = None
         self._metadata: Any = None
         self._parts: dict[int, Part] = {}
         if ours:
@@ -94,7 +94,7 @@ class StrataReader(StorageReader):
 
     def read_data(self, plan: Any, planner: Any) -> Any:
         """Fill the planned tensors; returns when that is done."""
-        reads = Gathering(self._reader)
+        reads = SliceReader(self._reader)
         targets = []
         for item in sorted(plan.items, key=lambda item: self._place(item.storage_index)):
             if item.type == LoadItemType.BYTE_IO:
@@ -120,11 +120,11 @@ class StrataReader(StorageReader):
         return True
 
     @property
-    def _found(self) -> Copy:
+    def _found(self) -> CheckpointCopy:
         assert self._copy is not None, "read_metadata() comes first"
         return self._copy
 
-    def _described(self, copy: Copy) -> Any:
+    def _described(self, copy: CheckpointCopy) -> Any:
         if not _is_one(copy.manifest):
             raise TypeError(
                 f"{copy.title} was not saved by torch's distributed checkpoint: load it with "
@@ -161,7 +161,7 @@ class StrataReader(StorageReader):
             )
         return rank, extents[number]
 
-    def _read_tensor(self, item: Any, target: Any, reads: Gathering) -> None:
+    def _read_tensor(self, item: Any, target: Any, reads: SliceReader) -> None:
         index = item.storage_index
         rank, extent = self._extent(index)
         entry = self._metadata.state_dict_metadata[index.fqn]
@@ -176,10 +176,10 @@ class StrataReader(StorageReader):
             raise ValueError(
                 f"{index.fqn}: the planner wants {list(item.lengths)} in {list(target.shape)}"
             )
-        for piece in pieces_of(sizes, item.storage_offsets, item.lengths, dtype.itemsize):
+        for piece in byte_runs(sizes, item.storage_offsets, item.lengths, dtype.itemsize):
             _read_piece(rank, extent.offset, piece, dtype, target, reads)
 
-    def _read_bytes(self, item: Any, planner: Any, reads: Gathering) -> None:
+    def _read_bytes(self, item: Any, planner: Any, reads: SliceReader) -> None:
         name = item.storage_index.fqn
         rank, extent = self._extent(item.storage_index)
 
@@ -214,7 +214,7 @@ def _is_one(manifest: Manifest) -> bool:
 
 
 def _read_piece(
-    rank: int, offset: int, piece: Piece, dtype: Any, target: Any, reads: Gathering
+    rank: int, offset: int, piece: ByteRun, dtype: Any, target: Any, reads: SliceReader
 ) -> None:
     part = target[piece.at] if piece.at else target
     if piece.dense and part.is_cpu and part.dtype == dtype and part.is_contiguous():

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint import DefaultSavePlanner
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
 from ...errors import StorageError
+from ..access import access
+from ..manager import CheckpointManager
+from ..save.handle import SaveHandle
 from ..state_dict import Buffer
 from .items import buffer_of, check_item
 from .metadata import Location, encode
+from .reader import StrataReader
+from .writer import KIND
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _RankPlan:
     """What a rank would save."""
 
     rank: int
@@ -30,7 +35,7 @@ class _Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _FinalPlan:
     """What a rank is to save."""
 
     plan: Any = None
@@ -82,40 +87,40 @@ class Planning:
 
     def _wish(
         self, planner: Any, state: dict[str, Any], rank: int
-    ) -> tuple[_Wish, Exception | None]:
+    ) -> tuple[_RankPlan, Exception | None]:
         try:
             planner.set_up_planner(state, is_coordinator=_is_first())
             shape = _shape(planner.state_dict)
             if shape is not None and shape == self._shape:
-                return _Wish(rank), None  # which spares the making of plans, too
+                return _RankPlan(rank), None  # which spares the making of plans, too
             plan = planner.create_local_plan()
             for item in plan.items:
                 check_item(item)
         except Exception as exc:
-            return _Wish(rank, error=f"rank {rank}: {type(exc).__name__}: {exc}"), exc
+            return _RankPlan(rank, error=f"rank {rank}: {type(exc).__name__}: {exc}"), exc
         self._shape = shape
         if plan == self._wished:
-            return _Wish(rank), None
+            return _RankPlan(rank), None
         self._wished = plan
-        return _Wish(rank, plan), None
+        return _RankPlan(rank, plan), None
 
-    def _answers(self, planner: Any, wishes: Sequence[_Wish]) -> list[_Answer]:
+    def _answers(self, planner: Any, wishes: Sequence[_RankPlan]) -> list[_FinalPlan]:
         """On the first process: what each is to save."""
         errors = [wish.error for wish in wishes if wish.error]
         if errors:
-            return [_Answer(error="; ".join(errors))] * len(wishes)
+            return [_FinalPlan(error="; ".join(errors))] * len(wishes)
         ranks = [wish.rank for wish in wishes]
         if ranks == self._ranks and not any(wish.plan for wish in wishes):
-            return [_Answer()] * len(wishes)
+            return [_FinalPlan()] * len(wishes)
         before = self._wishes or [None] * len(wishes)
         told = [wish.plan or last for wish, last in zip(wishes, before, strict=True)]
         try:
             plans, metadata = planner.create_global_plan(told)
             self._skeleton = encode(metadata, _placed(plans, ranks))
         except Exception as exc:
-            return [_Answer(error=f"{type(exc).__name__}: {exc}")] * len(wishes)
+            return [_FinalPlan(error=f"{type(exc).__name__}: {exc}")] * len(wishes)
         self._ranks, self._wishes = ranks, told
-        return [_Answer(plan) for plan in plans]
+        return [_FinalPlan(plan) for plan in plans]
 
 
 def _shape(state: dict[str, Any]) -> list[Any] | None:
@@ -151,7 +156,7 @@ def _is_first() -> bool:
     return not _is_together() or bool(dist.get_rank() == 0)
 
 
-def _gathered(wish: _Wish) -> list[_Wish] | None:
+def _gathered(wish: _RankPlan) -> list[_RankPlan] | None:
     """The wishes of all, on the first process."""
     if world_size() == 1:
         return [wish]
@@ -160,12 +165,86 @@ def _gathered(wish: _Wish) -> list[_Wish] | None:
     return wishes
 
 
-def _scattered(answers: list[_Answer] | None) -> _Answer:
+def _scattered(answers: list[_FinalPlan] | None) -> _FinalPlan:
     """This process's answer from the first one."""
     if world_size() == 1:
         assert answers is not None
         return answers[0]
     mine: list[Any] = [None]
     dist.scatter_object_list(mine, answers, src=0)
-    answer: _Answer = mine[0]
+    answer: _FinalPlan = mine[0]
     return answer
+
+
+Path = tuple[str | int, ...]
+"""The keys that lead to a value of a nested state."""
+
+
+def save_sharded(
+    manager: CheckpointManager,
+    state: dict[str, Any],
+    step: int,
+    epoch: int = 0,
+    is_full: bool = True,
+    *,
+    metrics: Mapping[str, float] | None = None,
+    metadata: Mapping[str, str] | None = None,
+    planning: Planning | None = None,
+) -> SaveHandle:
+    """Save a nested dict of tensors, of which every process of the process group has some.
+
+    As `CheckpointManager.save` it returns when the tensors may be changed: who saves what is agreed
+    on by collectives in this thread, and what this process has to save is copied. Writing and the
+    commit happen in the background, without collectives. With several processes all of them call
+    it, with a manager made by ``sharded=True``. ``planning`` remembers plans between saves.
+    """
+    found = access(manager)
+    if world_size() > 1 and not found.shared:
+        raise ValueError(
+            f"the process group has {world_size()} processes, and each has to save its shards: use "
+            "CheckpointManager(..., sharded=True)"
+        )
+    wanted = found.wanted(step, epoch, is_full, metrics, metadata)
+    rank = wanted.coordinator.rank if found.shared and wanted.coordinator is not None else 0
+    plans = planning or Planning()
+    handle = found.take(KIND, lambda: plans.plan(state, rank), wanted)
+    manager.policy.saved(step)
+    return handle
+
+
+def load_sharded(
+    manager: CheckpointManager, state: dict[str, Any], step: int | None = None
+) -> None:
+    """Fill a nested dict of tensors from a sharded checkpoint: the newest, or that of a step.
+
+    Each process reads what its own shards need, whatever the checkpoint's sharding was; there are
+    no collectives. ``RuntimeError`` names a tensor that the checkpoint does not have.
+    """
+    ShardedCheckpoint(manager, step).load_into(state)
+
+
+class ShardedCheckpoint:
+    """A sharded checkpoint that is being loaded."""
+
+    def __init__(self, manager: CheckpointManager, step: int | None = None) -> None:
+        self._reader = StrataReader(manager, step)
+        self._metadata = self._reader.read_metadata()
+        self._reader.set_up_storage_reader(self._metadata, True)
+
+    @property
+    def sizes(self) -> dict[Path, tuple[int, ...]]:
+        """The sizes of all its tensors, by where they are in the nested state."""
+        entries = self._metadata.state_dict_metadata
+        paths: Mapping[str, Path] = self._metadata.planner_data or {}
+        return {
+            paths.get(name, (name,)): tuple(entry.size)
+            for name, entry in entries.items()
+            if hasattr(entry, "size")
+        }
+
+    def load_into(self, state: dict[str, Any]) -> None:
+        """Fill the tensors of a nested dict."""
+        planner = DefaultLoadPlanner()
+        planner.set_up_planner(state, self._metadata, True)
+        plan = planner.finish_plan(planner.create_local_plan())
+        self._reader.read_data(plan, planner)

@@ -21,8 +21,7 @@ from ...errors import CheckpointDamagedError, StorageError
 from ...telemetry import EventLog
 from ...types import check_whole
 from ..access import Access, access, manager_of
-from ..arguments import check_named
-from ..file_format.chunk_index import KnownChunks
+from ..file_format.chunk_index import ChunkIndex
 from ..file_format.chunking import lay_out
 from ..file_format.manifest import (
     PARTS,
@@ -34,11 +33,11 @@ from ..file_format.manifest import (
     is_stored_in_full,
     seal,
 )
-from ..filling import staged
-from ..manager import CheckpointManager
-from ..save.handle import Lent
+from ..manager import CheckpointManager, check_named
+from ..save.handle import LentGroups
 from ..save.pack_writer import PartWriter
-from ..store.writer_lock import Session
+from ..save.staging import staged
+from ..store.writer_lock import WriterLock
 from .items import BytesSource, TensorSource, source_of
 from .metadata import encode
 
@@ -100,7 +99,7 @@ class StrataWriter(StorageWriter):
         self._metadata = check_named("metadata", metadata, str)
         self._weights_only = weights_only
         self._save_id = _save_id()
-        self._session: Session | None = None
+        self._session: WriterLock | None = None
         self._is_coordinator = False
         self._own: tuple[Part, int] | None = None
         if ours:
@@ -133,7 +132,7 @@ class StrataWriter(StorageWriter):
         if self._session is not None:
             self._session.close()
         # It ends with the save, so that what a failed one left is known to be nobody's.
-        self._session = Session(self._access.place.backend)
+        self._session = WriterLock(self._access.place.backend)
         self._session.open()
         weakref.finalize(self, self._session.close)
 
@@ -236,7 +235,7 @@ class StrataWriter(StorageWriter):
         """Write a pack; nothing is left of it when that fails."""
         assert self._session is not None
         access = self._access
-        known = KnownChunks() if self._is_full else access.in_turn(lambda: self._known(rank))
+        known = ChunkIndex() if self._is_full else access.in_turn(lambda: self._known(rank))
         layout = lay_out([source.nbytes for source in sources])
         extents = tuple(
             Extent(offset, source.nbytes, source.dtype, source.key)
@@ -248,7 +247,7 @@ class StrataWriter(StorageWriter):
             compressor=access.compressor,
             known=known,
         )
-        lent, pool = Lent(), access.pool
+        lent, pool = LentGroups(), access.pool
         with pool.turn() as turn, closing(staged(layout, sources, pool, turn)) as groups:
             try:
                 writer.write(lent.track(groups), lent.done, lent.done_with_all)
@@ -256,15 +255,15 @@ class StrataWriter(StorageWriter):
                 lent.done_with_all()
         return writer.part(rank, KIND, extents, None), writer.written
 
-    def _known(self, rank: int) -> KnownChunks:
+    def _known(self, rank: int) -> ChunkIndex:
         """What the newest checkpoint has of the same rank; nothing when it cannot be read."""
         catalog = self._access.place.catalog
         newest = catalog.base()
         if newest is None:
-            return KnownChunks()
+            return ChunkIndex()
         try:
             parts = [part for part in catalog.manifest(newest).parts if part.rank == rank]
-            known = KnownChunks([catalog.part(part) for part in parts])
+            known = ChunkIndex([catalog.part(part) for part in parts])
             known.forget(catalog.is_damaged)
             return known
         except CheckpointDamagedError as exc:
@@ -272,7 +271,7 @@ class StrataWriter(StorageWriter):
             return self._known(rank)
         except StorageError as exc:
             log.warning("checkpoint.saved_in_full", rank=rank, reason=str(exc))
-            return KnownChunks()
+            return ChunkIndex()
 
     def _store_part(self, part: Part) -> PartFile:
         assert self._session is not None

@@ -14,7 +14,7 @@ LONGEST_CHAIN = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredChunk:
     """A chunk and the pack that has it."""
 
     chunk: Chunk
@@ -23,11 +23,11 @@ class Stored:
     """How many differences make it."""
 
 
-class KnownChunks:
+class ChunkIndex:
     """The chunks of a committed checkpoint, by digest."""
 
     def __init__(self, parts: Iterable[Part] = ()) -> None:
-        self._by_digest: dict[str, Stored] = {}
+        self._by_digest: dict[str, StoredChunk] = {}
         parts = list(parts)
         worn = _worn_packs(parts)
         for part in parts:
@@ -36,7 +36,7 @@ class KnownChunks:
                 pack = part.packs[chunk.pack]
                 depth = _depth(chunk, bases)
                 if pack.file not in worn:
-                    self._by_digest.setdefault(chunk.digest, Stored(chunk, pack, depth))
+                    self._by_digest.setdefault(chunk.digest, StoredChunk(chunk, pack, depth))
 
     def __len__(self) -> int:
         return len(self._by_digest)
@@ -59,12 +59,12 @@ class KnownChunks:
             if stored.pack.file not in damaged
         }
 
-    def find(self, digest: str, length: int) -> Stored | None:
+    def find(self, digest: str, length: int) -> StoredChunk | None:
         """Where a chunk is stored."""
         stored = self._by_digest.get(digest)
         return stored if stored is not None and stored.chunk.length == length else None
 
-    def with_bases(self, stored: Stored) -> list[Stored] | None:
+    def with_bases(self, stored: StoredChunk) -> list[StoredChunk] | None:
         """A chunk and everything it is a difference from; none when something is missing."""
         found = [stored]
         while found[-1].chunk.base:

@@ -21,7 +21,7 @@ MiB, and a group may lack a chunk."""
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class StreamLayout:
     """Where buffers lie, in the order given, and the stretches that make chunks."""
 
     offsets: tuple[int, ...]
@@ -34,7 +34,7 @@ class Layout:
         return pairwise(self.bounds)
 
 
-def lay_out(sizes: Sequence[int]) -> Layout:
+def lay_out(sizes: Sequence[int]) -> StreamLayout:
     """Place buffers one after the other; large ones begin on a page and with a chunk."""
     offsets = []
     bounds = [0]
@@ -54,7 +54,7 @@ def lay_out(sizes: Sequence[int]) -> Layout:
             at = _aligned(at, PAGE)
             _cut(bounds, at)
     _cut(bounds, at)
-    return Layout(tuple(offsets), at, tuple(bounds))
+    return StreamLayout(tuple(offsets), at, tuple(bounds))
 
 
 def packed(bounds: Sequence[int], size: int) -> Iterator[tuple[int, ...]]:

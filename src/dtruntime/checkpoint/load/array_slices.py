@@ -23,7 +23,7 @@ ROOM = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ByteRun:
     """A stretch of bytes that has a part of a box."""
 
     at: tuple[int, ...]
@@ -50,9 +50,9 @@ def steps_of(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(steps)
 
 
-def pieces_of(
+def byte_runs(
     shape: Sequence[int], offsets: Sequence[int], lengths: Sequence[int], itemsize: int
-) -> Iterator[Piece]:
+) -> Iterator[ByteRun]:
     """The pieces of a box of an array; what lies between them is at least a chunk.
 
     ``ValueError`` when the box does not lie within the array.
@@ -72,7 +72,7 @@ def pieces_of(
     first = sum(offset * step for offset, step in zip(offsets, steps, strict=True))
     for at in product(*map(range, lengths[:depth])):
         start = first + sum(i * step for i, step in zip(at, steps[:depth], strict=True))
-        yield Piece(
+        yield ByteRun(
             at,
             start * itemsize,
             span * itemsize,
@@ -96,7 +96,7 @@ def _depth(
 Settle = Callable[[NDArray[np.uint8]], None]
 
 
-class Gathering:
+class SliceReader:
     """Reads from the parts of a checkpoint, many stretches at a time and with bounded memory."""
 
     def __init__(self, part: Callable[[int], PartReader], room: int = ROOM) -> None:

@@ -12,27 +12,30 @@ from ...telemetry import EventLog
 from ...types import CheckpointInfo
 from ..file_format.manifest import Manifest, Part
 from ..state_dict import Rebuild
-from ..store.condition_reports import Witness
-from ..store.tiers import Copy, Listed, Tiers, title
+from ..store.condition_reports import ConditionReporter
+from ..store.tiers import CheckpointCopy, LocatedCheckpoint, Tiers, title
 
 log = EventLog("checkpoint")
 
 R = TypeVar("R")
 
-__all__ = ["Loads", "title"]
+__all__ = ["CheckpointLoader", "title"]
 
 
-class Loads:
+class CheckpointLoader:
     """Reads the checkpoints of a run; ``rank`` says whose part is read unless one is named."""
 
     def __init__(
-        self, tiers: Tiers, rank: Callable[[], int] = lambda: 0, witness: Witness | None = None
+        self,
+        tiers: Tiers,
+        rank: Callable[[], int] = lambda: 0,
+        witness: ConditionReporter | None = None,
     ) -> None:
         self._tiers = tiers
         self._rank = rank
-        self._witness = witness or Witness()
+        self._witness = witness or ConditionReporter()
 
-    def of_step(self, step: int, read: Callable[[Copy], R]) -> R:
+    def of_step(self, step: int, read: Callable[[CheckpointCopy], R]) -> R:
         """What ``read`` makes of the checkpoint of a step."""
         everything = self._tiers.listed()
         found = [listed for listed in reversed(everything) if listed.entry.step == step]
@@ -46,7 +49,7 @@ class Loads:
 
     def newest_good(
         self,
-        read: Callable[[Copy], R],
+        read: Callable[[CheckpointCopy], R],
         *,
         own_part: bool = True,
         is_one: Callable[[Manifest], bool] = lambda manifest: True,
@@ -90,7 +93,7 @@ class Loads:
         except CheckpointNotFoundError:
             return None
 
-    def with_id(self, checkpoint_id: str, read: Callable[[Copy], R]) -> R:
+    def with_id(self, checkpoint_id: str, read: Callable[[CheckpointCopy], R]) -> R:
         """What ``read`` makes of a checkpoint by its id."""
         damaged = 0
         for listed in reversed(self._tiers.listed()):
@@ -134,7 +137,7 @@ class Loads:
             raise damage
         return list(found.values())
 
-    def bytes_of(self, copy: Copy, rank: int | None = None) -> bytes:
+    def bytes_of(self, copy: CheckpointCopy, rank: int | None = None) -> bytes:
         """What was saved as bytes."""
         part = self.part_of(copy, rank)
         if part.kind != "bytes":
@@ -146,7 +149,7 @@ class Loads:
 
     def state_of(
         self,
-        copy: Copy,
+        copy: CheckpointCopy,
         map_location: Any,
         keys: Iterable[str] | None,
         rank: int | None = None,
@@ -166,7 +169,7 @@ class Loads:
             self._found_good(copy)
         return state
 
-    def verified(self, copy: Copy) -> CheckpointInfo:
+    def verified(self, copy: CheckpointCopy) -> CheckpointInfo:
         """Describe a checkpoint after reading all of it; ``StorageError`` when it is damaged."""
         for part in copy.parts():
             problems = copy.reader(part).verify()
@@ -175,11 +178,13 @@ class Loads:
         self._witness.good(copy.manifest)
         return replace(self.info(copy), verified=True, verified_at=time.time())
 
-    def note(self, copy: Copy) -> None:
+    def note(self, copy: CheckpointCopy) -> None:
         """Take note that a checkpoint was loaded, which later saves may refer to."""
         self._tiers.note_load(copy.manifest)
 
-    def _first_good(self, some: Iterable[Listed], read: Callable[[Copy], R]) -> R:
+    def _first_good(
+        self, some: Iterable[LocatedCheckpoint], read: Callable[[CheckpointCopy], R]
+    ) -> R:
         """What ``read`` makes of the first of several checkpoints of one step that is good."""
         first: CheckpointDamagedError | None = None
         for listed in some:
@@ -190,19 +195,19 @@ class Loads:
         assert first is not None
         raise first
 
-    def _read(self, listed: Listed, read: Callable[[Copy], R]) -> R:
+    def _read(self, listed: LocatedCheckpoint, read: Callable[[CheckpointCopy], R]) -> R:
         try:
             return self._tiers.read(listed, read)
         except CheckpointDamagedError as exc:
             self._witness.damaged(listed, exc)
             raise
 
-    def _found_good(self, copy: Copy) -> None:
+    def _found_good(self, copy: CheckpointCopy) -> None:
         """One part was read and checked: that is all of a checkpoint that has no other."""
         if len(copy.manifest.parts) == 1:
             self._witness.good(copy.manifest)
 
-    def info(self, copy: Copy) -> CheckpointInfo:
+    def info(self, copy: CheckpointCopy) -> CheckpointInfo:
         """Describe a checkpoint."""
         manifest = copy.manifest
         return CheckpointInfo(
@@ -217,7 +222,7 @@ class Loads:
             metadata=manifest.metadata,
         )
 
-    def part_of(self, copy: Copy, rank: int | None = None) -> Part:
+    def part_of(self, copy: CheckpointCopy, rank: int | None = None) -> Part:
         """The part of a rank; by default this one's, or the only one there is."""
         manifest = copy.manifest
         if any(part.kind == "dcp" for part in manifest.parts):
@@ -244,7 +249,7 @@ class Loads:
         )
 
 
-def _check_sizes(copy: Copy, part: Part, sizes: Mapping[int, int]) -> None:
+def _check_sizes(copy: CheckpointCopy, part: Part, sizes: Mapping[int, int]) -> None:
     """Make sure that buffers are as large as what was stored of them, before memory is made."""
     for index, size in sizes.items():
         if not 0 <= index < len(part.extents) or part.extents[index].length != size:
@@ -254,12 +259,12 @@ def _check_sizes(copy: Copy, part: Part, sizes: Mapping[int, int]) -> None:
             )
 
 
-def ranks_of(copy: Copy) -> list[int]:
+def ranks_of(copy: CheckpointCopy) -> list[int]:
     """The ranks that saved parts of a checkpoint."""
     return sorted(part.rank for part in copy.manifest.parts)
 
 
-def _id_of(copy: Copy) -> str:
+def _id_of(copy: CheckpointCopy) -> str:
     return copy.manifest.checkpoint_id
 
 
@@ -270,12 +275,14 @@ class _OtherKindError(Exception):
 class _Attempt(Generic[R]):
     """Reads a checkpoint, and remembers of how many parts it was."""
 
-    def __init__(self, read: Callable[[Copy], R], is_one: Callable[[Manifest], bool]) -> None:
+    def __init__(
+        self, read: Callable[[CheckpointCopy], R], is_one: Callable[[Manifest], bool]
+    ) -> None:
         self._read = read
         self._is_one = is_one
         self.parts = 0
 
-    def __call__(self, copy: Copy) -> R:
+    def __call__(self, copy: CheckpointCopy) -> R:
         if not self._is_one(copy.manifest):
             raise _OtherKindError
         self.parts = len(copy.manifest.parts)

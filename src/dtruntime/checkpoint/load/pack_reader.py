@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
+import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
 import msgspec
 
-from ..._background import usable_cores
+from ..._background import side_by_side, usable_cores
 from ..._buffers import collector_paused, new_bytes
 from ...errors import CheckpointDamagedError, StorageError
 from ...storage.backend import StorageBackend
-from ...storage.lanes import side_by_side
-from ..arrivals import Arrival, Request, requests_for
 from ..file_format.chunk_index import LONGEST_CHAIN
 from ..file_format.codecs import MOST_BYTES, apply_difference, decode
 from ..file_format.manifest import Chunk, Pack, Part, digest_of
@@ -58,7 +58,7 @@ class PartReader:
             arrivals = self._arrivals(wanted)
         differences = [one for one in arrivals if _DELTA.fullmatch(one.chunk.codec)]
         others = [one for one in arrivals if not _DELTA.fullmatch(one.chunk.codec)]
-        jobs = [partial(self._fetch, request) for request in requests_for(others)]
+        jobs = [partial(self._fetch, request) for request in pack_reads(others)]
         jobs += [partial(self._fetch_alone, arrival) for arrival in differences]
         again = [arrival for some in _results(jobs) for arrival in some]
         # Nobody else writes into their memory any more.
@@ -97,10 +97,10 @@ class PartReader:
         except StorageError as exc:
             raise self._lost(chunk, str(exc)) from exc
 
-    def _arrivals(self, wanted: Iterable[tuple[int, memoryview]]) -> list[Arrival]:
+    def _arrivals(self, wanted: Iterable[tuple[int, memoryview]]) -> list[ChunkRead]:
         """The chunks that are needed, each once, with all memory that wants bytes of it."""
-        found: dict[Chunk, Arrival] = {}
-        numbered: dict[int, Arrival] = {}
+        found: dict[Chunk, ChunkRead] = {}
+        numbered: dict[int, ChunkRead] = {}
         """Small buffers by the thousand lie in one chunk."""
         for offset, target in wanted:
             at, stop = offset, offset + target.nbytes
@@ -122,12 +122,12 @@ class PartReader:
                 number += 1
         return list(found.values())
 
-    def _arrival(self, chunk: Chunk, found: dict[Chunk, Arrival]) -> Arrival:
+    def _arrival(self, chunk: Chunk, found: dict[Chunk, ChunkRead]) -> ChunkRead:
         """That of a chunk; the same for one that is stored in the same place."""
         same = msgspec.structs.replace(chunk, offset=0)
         if same not in found:
             self._check_place(chunk)
-            found[same] = Arrival(chunk)
+            found[same] = ChunkRead(chunk)
         return found[same]
 
     def _check_place(self, chunk: Chunk) -> None:
@@ -138,7 +138,7 @@ class PartReader:
         if not inside or not possible or (not chunk.codec and chunk.stored != chunk.length):
             raise self._lost(chunk, f"{chunk.stored} bytes of a pack of {size} cannot be it")
 
-    def _fetch(self, request: Request) -> list[Arrival]:
+    def _fetch(self, request: PackRead) -> list[ChunkRead]:
         """Read chunks that lie one after the other, and check those that are complete.
 
         Returns those that could not be read with the others, and can be read alone.
@@ -157,7 +157,7 @@ class PartReader:
             arrival.hand_out(self._decoded(arrival.chunk, arrival.stored()))
         return []
 
-    def _fetch_alone(self, arrival: Arrival) -> list[Arrival]:
+    def _fetch_alone(self, arrival: ChunkRead) -> list[ChunkRead]:
         arrival.hand_out(self._load(arrival.chunk))
         return []
 
@@ -248,3 +248,99 @@ def _results(jobs: Sequence[Callable[[], R]]) -> list[R]:
 
     side_by_side(range(len(jobs)), run, max(1, min(lanes(), len(jobs))))
     return [found[number] for number in range(len(jobs))]
+
+
+TOGETHER = 16 * 2**20
+"""So much is asked for at a time, up to a multiple of this: parts of an upload are as large, and a
+store is fastest when it need not put parts together."""
+
+
+class ChunkRead:
+    """A chunk that is wanted, and where its bytes go."""
+
+    def __init__(self, chunk: Chunk) -> None:
+        self.chunk = chunk
+        self._targets: list[tuple[int, memoryview]] = []
+        self._whole: memoryview | None = None
+        """Of those who want all of it, the one whose memory the bytes arrive in."""
+        self._stored: memoryview | None = None
+        self._missing = chunk.stored
+        self._lock = threading.Lock()
+
+    def add(self, inside: int, target: memoryview) -> None:
+        """Let some memory have the chunk's bytes from ``inside`` on."""
+        chunk = self.chunk
+        if self._whole is None and not chunk.codec and target.nbytes == chunk.length:
+            self._whole = target
+        else:
+            self._targets.append((inside, target))
+
+    def stored(self) -> memoryview:
+        """The memory for what the pack has of it."""
+        with self._lock:
+            if self._stored is None:
+                whole = self._whole
+                self._stored = memoryview(bytearray(self.chunk.stored)) if whole is None else whole
+            return self._stored
+
+    def has_arrived(self, size: int) -> bool:
+        """Count bytes that are there; whether these were the last."""
+        with self._lock:
+            self._missing -= size
+            return not self._missing
+
+    def hand_out(self, data: memoryview) -> None:
+        """Give the chunk's bytes, which have been checked, to all who want them."""
+        if self._whole is not None and self._whole is not data:
+            self._whole[:] = data
+        for inside, target in self._targets:
+            target[:] = data[inside : inside + target.nbytes]
+        self._stored = None
+
+
+@dataclass(slots=True)
+class PackRead:
+    """Bytes of a pack that are asked for together."""
+
+    pack: int
+    start: int
+    stop: int
+    pieces: list[tuple[ChunkRead, int, int]] = field(default_factory=list)
+    """The chunks that they belong to, and from where to where in what is stored of each."""
+
+    def memory(self) -> list[memoryview]:
+        """Where they go."""
+        return [arrival.stored()[first:last] for arrival, first, last in self.pieces]
+
+    def complete(self) -> Iterator[ChunkRead]:
+        """Count the bytes as arrived; the chunks that are complete now."""
+        for arrival, first, last in self.pieces:
+            if arrival.has_arrived(last - first):
+                yield arrival
+
+
+def pack_reads(arrivals: Iterable[ChunkRead]) -> Iterator[PackRead]:
+    """What to ask for, in the order in which it lies in the packs."""
+    request: PackRead | None = None
+    for arrival in sorted(arrivals, key=_place):
+        pack, position, size = arrival.chunk.pack, arrival.chunk.position, arrival.chunk.stored
+        first = 0
+        while first < size:
+            at = position + first
+            last = min(size, first + TOGETHER - at % TOGETHER)
+            if request is not None and (
+                (request.pack, request.stop) != (pack, at) or not at % TOGETHER
+            ):
+                yield request
+                request = None
+            if request is None:
+                request = PackRead(pack, at, at)
+            request.pieces.append((arrival, first, last))
+            request.stop += last - first
+            first = last
+    if request is not None:
+        yield request
+
+
+def _place(arrival: ChunkRead) -> tuple[int, int]:
+    return arrival.chunk.pack, arrival.chunk.position

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...errors import CheckpointDamagedError
 from ..file_format.manifest import Chunk, Manifest, Part
-from ..store.catalog import Catalog, Entry
+from ..store.catalog import Catalog, CatalogEntry
 from ..store.tiers import title
 from .pack_reader import PartReader
 
@@ -28,10 +28,10 @@ class Damage:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class VerifyResult:
     """What was found of one checkpoint."""
 
-    entry: Entry
+    entry: CatalogEntry
     manifest: Manifest | None
     """None when it cannot be read."""
     chunks: int
@@ -46,7 +46,7 @@ class Verdict:
 class Verifier:
     """Reads the checkpoints of a place; chunks that several of them have are read once."""
 
-    def __init__(self, catalog: Catalog, entries: Iterable[Entry]) -> None:
+    def __init__(self, catalog: Catalog, entries: Iterable[CatalogEntry]) -> None:
         """Reads manifests and parts."""
         self._catalog = catalog
         self._opened = [self._open(entry) for entry in entries]
@@ -63,16 +63,16 @@ class Verifier:
         }
         return sum(places.values())
 
-    def run(self, advance: Callable[[int], None] = lambda size: None) -> Iterator[Verdict]:
+    def run(self, advance: Callable[[int], None] = lambda size: None) -> Iterator[VerifyResult]:
         """Read everything; ``advance`` is told how much was read."""
         for opened in self._opened:
             damages = list(opened.damages)
             for part in opened.parts:
                 damages += self._verify(opened, part, advance)
             chunks = sum(len(part.chunks) for part in opened.parts)
-            yield Verdict(opened.entry, opened.manifest, chunks, tuple(damages))
+            yield VerifyResult(opened.entry, opened.manifest, chunks, tuple(damages))
 
-    def _open(self, entry: Entry) -> _Opened:
+    def _open(self, entry: CatalogEntry) -> _Opened:
         try:
             manifest = self._catalog.manifest(entry)
         except CheckpointDamagedError as exc:
@@ -104,13 +104,13 @@ class Verifier:
 class _Opened:
     """A checkpoint whose manifest and parts were read, as far as they can be."""
 
-    entry: Entry
+    entry: CatalogEntry
     manifest: Manifest | None
     parts: tuple[Part, ...]
     damages: tuple[Damage, ...]
 
 
-def looks_whole(catalog: Catalog, entry: Entry) -> bool:
+def looks_whole(catalog: Catalog, entry: CatalogEntry) -> bool:
     """Whether a checkpoint's files are there and as long as they should be; no chunk is read."""
     sizes = {file.name: file.size for file in catalog.backend.list()}
     try:

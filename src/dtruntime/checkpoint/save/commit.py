@@ -27,8 +27,8 @@ from ..file_format.manifest import (
     open_part,
     seal,
 )
-from ..store.catalog import Entry, FilesRemovedError, files_removed
-from ..store.checkpoint_store import Place
+from ..store.catalog import CatalogEntry, FilesRemovedError, files_removed
+from ..store.checkpoint_store import CheckpointStore
 
 log = EventLog("checkpoint")
 
@@ -41,7 +41,7 @@ _USUAL = ("state", "bytes")
 _PART = re.compile(r"(\d{5,})-s[0-9a-f]{12}-part\.json")
 
 
-class Coordinator(Protocol):
+class CheckpointCoordinator(Protocol):
     """What is asked of a registered worker's orchestrator."""
 
     @property
@@ -80,12 +80,12 @@ class Coordinator(Protocol):
         """Say what became of checkpoints; returns how many of them are known."""
 
 
-Find = Callable[[], Coordinator | None]
+FindCoordinator = Callable[[], CheckpointCoordinator | None]
 """Looks for who is told of commits: who that is may change as long as a manager lives."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SaveRequest:
     """What the caller says about a checkpoint."""
 
     step: int
@@ -93,19 +93,19 @@ class Wanted:
     is_full: bool
     metrics: dict[str, float] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
-    coordinator: Coordinator | None = None
+    coordinator: CheckpointCoordinator | None = None
     """Through whom it is committed: the one there was when the save was asked for."""
     began: float = field(default_factory=time.perf_counter, compare=False)
     """When the save was called, by the clock that measures it."""
 
 
-class Commits(ABC):
-    """Commits parts."""
+class Committer(ABC):
+    """Committer parts."""
 
     retention: Retention | None = None
     """What is kept of the commits; the coordinator shows what will be dropped."""
 
-    def __init__(self, place: Place, find: Find) -> None:
+    def __init__(self, place: CheckpointStore, find: FindCoordinator) -> None:
         self._place = place
         self.find = find
 
@@ -119,10 +119,10 @@ class Commits(ABC):
         """Whether this process sees to what concerns all ranks."""
         return True
 
-    def check(self, wanted: Wanted) -> None:  # noqa: B027 - one writer needs nobody
+    def check(self, wanted: SaveRequest) -> None:  # noqa: B027 - one writer needs nobody
         """Raise ``ValueError`` when a save cannot be committed from here."""
 
-    def rank_of(self, wanted: Wanted) -> int:
+    def rank_of(self, wanted: SaveRequest) -> int:
         """Whose part a save is."""
         return 0
 
@@ -138,29 +138,29 @@ class Commits(ABC):
         return ""
 
     @abstractmethod
-    def begin(self, wanted: Wanted) -> str:
+    def begin(self, wanted: SaveRequest) -> str:
         """The id of a new checkpoint."""
 
     @abstractmethod
     def commit(
-        self, checkpoint_id: str, wanted: Wanted, part: Part, written: int
+        self, checkpoint_id: str, wanted: SaveRequest, part: Part, written: int
     ) -> Manifest | None:
         """Commit a part that is stored; returns the manifest if it was written here."""
 
 
-class SingleCommits(Commits):
+class SingleCommitter(Committer):
     """One writer, whose checkpoints have one part; a coordinator is told if there is one."""
 
     def new_id(self, step: int) -> str:
         """The id of a new checkpoint."""
         return f"step-{step:012d}-{os.urandom(4).hex()}"
 
-    def begin(self, wanted: Wanted) -> str:
+    def begin(self, wanted: SaveRequest) -> str:
         """The id of a new checkpoint."""
         return self.new_id(wanted.step)
 
     def commit(
-        self, checkpoint_id: str, wanted: Wanted, part: Part, written: int
+        self, checkpoint_id: str, wanted: SaveRequest, part: Part, written: int
     ) -> Manifest | None:
         """Write the manifest, then tell the coordinator."""
         manifest = self._place.catalog.commit(
@@ -183,7 +183,7 @@ class SingleCommits(Commits):
         return manifest
 
 
-class SharedCommits(Commits):
+class SharedCommitter(Committer):
     """Every rank writes a part of each checkpoint, and the coordinator commits it.
 
     A part's file is written first, then the coordinator is told. When it has heard from all
@@ -191,9 +191,9 @@ class SharedCommits(Commits):
     it die before that, whoever looks next writes it, since all parts are there.
     """
 
-    def __init__(self, place: Place, find: Find) -> None:
+    def __init__(self, place: CheckpointStore, find: FindCoordinator) -> None:
         super().__init__(place, find)
-        self._left: tuple[str, Wanted, int] | None = None
+        self._left: tuple[str, SaveRequest, int] | None = None
         """The last checkpoint whose manifest was left to another rank, with its parts' number."""
 
     @property
@@ -206,20 +206,20 @@ class SharedCommits(Commits):
         """Whether this is the first rank."""
         return self.find() is not None and self.rank == 0
 
-    def check(self, wanted: Wanted) -> None:
+    def check(self, wanted: SaveRequest) -> None:
         """Raise ``ValueError`` when no worker is registered."""
         _found(wanted.coordinator)
 
-    def rank_of(self, wanted: Wanted) -> int:
+    def rank_of(self, wanted: SaveRequest) -> int:
         """That of the worker that was registered when the save was asked for."""
         return _found(wanted.coordinator).rank
 
-    def begin(self, wanted: Wanted) -> str:
+    def begin(self, wanted: SaveRequest) -> str:
         """The id that all ranks of this checkpoint use."""
         return _found(wanted.coordinator).begin_checkpoint(wanted.step)
 
     def commit(
-        self, checkpoint_id: str, wanted: Wanted, part: Part, written: int
+        self, checkpoint_id: str, wanted: SaveRequest, part: Part, written: int
     ) -> Manifest | None:
         """Store the part's file, wait for all others, and write the manifest if it falls to us."""
         name = part_name(checkpoint_id, self._place.session.tag(f"{part.rank:05d}"))
@@ -258,7 +258,7 @@ class SharedCommits(Commits):
         self._catch_up()
         return self.write_manifest(checkpoint_id, wanted, len(ranks))
 
-    def _ranks_here(self, checkpoint_id: str, coordinator: Coordinator) -> list[int]:
+    def _ranks_here(self, checkpoint_id: str, coordinator: CheckpointCoordinator) -> list[int]:
         """The ranks whose parts are in this place: all that the coordinator has heard from."""
         ranks = sorted(rank for rank, _ in self._listed(checkpoint_id))
         try:
@@ -279,11 +279,11 @@ class SharedCommits(Commits):
         coordinator = self.find()
         latest = None if coordinator is None else coordinator.latest_checkpoint()
         if latest is not None and self._listed(latest.checkpoint_id):
-            wanted = Wanted(latest.step, latest.epoch, latest.is_full, coordinator=coordinator)
+            wanted = SaveRequest(latest.step, latest.epoch, latest.is_full, coordinator=coordinator)
             self._heal(latest.checkpoint_id, wanted, latest.parts)
         return latest is not None  # one without files was saved elsewhere, or has been removed
 
-    def write_manifest(self, checkpoint_id: str, wanted: Wanted, parts: int) -> Manifest:
+    def write_manifest(self, checkpoint_id: str, wanted: SaveRequest, parts: int) -> Manifest:
         """Write the manifest of a checkpoint that the coordinator has committed.
 
         When files of it have been removed, the coordinator is told that it is damaged.
@@ -294,7 +294,7 @@ class SharedCommits(Commits):
             _tell_lost(checkpoint_id, wanted.coordinator, exc)
             raise
 
-    def _write_manifest(self, checkpoint_id: str, wanted: Wanted, parts: int) -> Manifest:
+    def _write_manifest(self, checkpoint_id: str, wanted: SaveRequest, parts: int) -> Manifest:
         backend = self._place.backend
         files, opened = [], []
         for _, file in sorted(self._listed(checkpoint_id), key=lambda listed: listed[0]):
@@ -306,7 +306,9 @@ class SharedCommits(Commits):
             files.append(PartFile(part.rank, file.name, digest, packs, part.length, kind))
         self._check_whole(checkpoint_id, opened, parts)
         first = opened[0]
-        wanted = Wanted(wanted.step, wanted.epoch, wanted.is_full, first.metrics, first.metadata)
+        wanted = SaveRequest(
+            wanted.step, wanted.epoch, wanted.is_full, first.metrics, first.metadata
+        )
         return self._place.catalog.commit(
             lambda sequence: _manifest(
                 checkpoint_id,
@@ -325,7 +327,7 @@ class SharedCommits(Commits):
         if left is not None:
             self._heal(*left)
 
-    def _heal(self, checkpoint_id: str, wanted: Wanted, parts: int) -> None:
+    def _heal(self, checkpoint_id: str, wanted: SaveRequest, parts: int) -> None:
         if self._place.catalog.with_id(checkpoint_id) is not None:
             return
         abandoned = self._is_abandoned(checkpoint_id)
@@ -378,7 +380,7 @@ class SharedCommits(Commits):
             raise files_removed(catalog.backend.location(gone[0]))
 
 
-def _found(coordinator: Coordinator | None) -> Coordinator:
+def _found(coordinator: CheckpointCoordinator | None) -> CheckpointCoordinator:
     if coordinator is None:
         raise ValueError(
             "sharded checkpoints need a registered worker: call TrainingOrchestrator().register() "
@@ -388,7 +390,7 @@ def _found(coordinator: Coordinator | None) -> Coordinator:
 
 
 def _tell_lost(
-    checkpoint_id: str, coordinator: Coordinator | None, error: FilesRemovedError
+    checkpoint_id: str, coordinator: CheckpointCoordinator | None, error: FilesRemovedError
 ) -> None:
     """Let it be seen that a checkpoint of which all ranks have been told is none."""
     try:
@@ -399,7 +401,9 @@ def _tell_lost(
         log.warning("checkpoint.not_reported", id=checkpoint_id, reason=str(exc))
 
 
-def told_of(place: Place, retention: Retention | None, wanted: Wanted) -> dict[str, str]:
+def told_of(
+    place: CheckpointStore, retention: Retention | None, wanted: SaveRequest
+) -> dict[str, str]:
     """What the coordinator is told of a commit: how long it is kept, and whether it is the last."""
     told = {key: wanted.metadata[key] for key in (FINISHED_KEY,) if key in wanted.metadata}
     if retention is None:
@@ -408,9 +412,9 @@ def told_of(place: Place, retention: Retention | None, wanted: Wanted) -> dict[s
 
 
 def announce(
-    place: Place,
+    place: CheckpointStore,
     manifest: Manifest,
-    coordinator: Coordinator,
+    coordinator: CheckpointCoordinator,
     told: Mapping[str, str] | None = None,
 ) -> None:
     """Tell the coordinator of a checkpoint; a writer that was replaced takes it back."""
@@ -427,7 +431,7 @@ def announce(
             **(told or {}),
         )
     except SyncError:
-        place.catalog.drop([Entry.of(manifest)])
+        place.catalog.drop([CatalogEntry.of(manifest)])
         raise
     except StrataError as exc:
         # It is stored and will be found; that the coordinator does not show it is no loss.
@@ -442,7 +446,7 @@ def part_name(checkpoint_id: str, tag: str) -> str:
 def _manifest(
     checkpoint_id: str,
     sequence: int,
-    wanted: Wanted,
+    wanted: SaveRequest,
     parts: tuple[Any, ...],
     size: int,
     written: int,

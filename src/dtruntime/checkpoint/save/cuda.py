@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ...telemetry import EventLog
-from ..filling import DeviceSource
 from ..state_dict import Buffer
+from .staging import DeviceSource
 
 log = EventLog("checkpoint")
 

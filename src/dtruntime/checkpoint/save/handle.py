@@ -11,13 +11,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ..._background import deadline_after, time_left
 from ..._shutdown import shutdown
 from ...client import current
 from ...errors import StorageError
 from ...telemetry import EventLog
 from ...telemetry.tracing import NO_SPAN, Span
 from ...types import WorkerState
-from ..deadlines import deadline_after, time_left
 from ..file_format.chunking import CHUNK, grouped
 from ..file_format.manifest import digest_of
 from .pack_writer import Group
@@ -152,7 +152,7 @@ class _Uploaded:
         return asyncio.to_thread(self._handle.wait_uploaded).__await__()
 
 
-class Lent:
+class LentGroups:
     """Groups whose memory is lent, and has to come back whatever happens."""
 
     def __init__(self) -> None:
@@ -248,7 +248,7 @@ def watched(view: memoryview, groups: Iterator[Group], name: str) -> Iterator[Gr
             )
 
 
-class Saver:
+class JobThread:
     """Runs saves one after the other, in a thread of its own.
 
     The thread is a daemon: whoever submits a job sees to it that the process does not end before

@@ -12,7 +12,7 @@ from ..._background import Ahead, Hold
 from ...errors import StorageError
 from ...storage.backend import StorageBackend, StreamWriter
 from ...telemetry import EventLog, tracing
-from ..file_format.chunk_index import LONGEST_CHAIN, KnownChunks, Stored
+from ..file_format.chunk_index import LONGEST_CHAIN, ChunkIndex, StoredChunk
 from ..file_format.codecs import Compressor, difference
 from ..file_format.manifest import PACKS, Chunk, Extent, Pack, Part, digest_of
 
@@ -47,7 +47,7 @@ class Encoded:
     codec: str = ""
     data: Any = None
     """``None``: it is stored already."""
-    stored: list[Stored] = field(default_factory=list)
+    stored: list[StoredChunk] = field(default_factory=list)
     """With a chunk that is stored: it and its bases. With a difference: the bases."""
 
 
@@ -59,7 +59,7 @@ class Previous:
     data: bytes
 
 
-class Differ:
+class DeltaEncoder:
     """Makes differences from the save before, whose bytes it keeps in memory."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Differ:
         self._previous, self._next = {}, {}
 
     def encode(
-        self, chunk: Encoded, view: memoryview, width: int, known: KnownChunks
+        self, chunk: Encoded, view: memoryview, width: int, known: ChunkIndex
     ) -> Encoded | None:
         """The chunk as a difference; none when there is nothing to compare or it does not pay."""
         place = chunk.offset, chunk.length
@@ -106,8 +106,8 @@ class PartWriter:
         pack_name: str,
         *,
         compressor: Compressor,
-        known: KnownChunks,
-        differ: Differ | None = None,
+        known: ChunkIndex,
+        differ: DeltaEncoder | None = None,
         widths: Callable[[int], int] = lambda offset: 4,
     ) -> None:
         """``known`` chunks are not stored again. ``widths`` says how large elements are."""
@@ -264,7 +264,7 @@ class PartWriter:
             self._adopt(base)
         self._chunks.append(_at(known.chunk, chunk.offset, self._pack_number(known.pack)))
 
-    def _adopt(self, stored: Stored) -> Chunk:
+    def _adopt(self, stored: StoredChunk) -> Chunk:
         """Name a chunk of an earlier checkpoint that a difference needs."""
         number = self._pack_number(stored.pack)
         chunk = _at(stored.chunk, stored.chunk.offset, number)

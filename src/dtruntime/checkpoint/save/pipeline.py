@@ -14,28 +14,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from ..._background import deadline_after, time_left
 from ..._shutdown import shutdown
 from ...client import current
 from ...client.commits import CommitCalls
 from ...errors import CheckpointAbortedError, CheckpointDamagedError, StorageError, StrataError
 from ...telemetry import EventLog, tracing
 from ...types import WorkerState
-from ..deadlines import deadline_after, time_left
-from ..estimates import Estimates
-from ..file_format.chunk_index import KnownChunks
+from ..file_format.chunk_index import ChunkIndex
 from ..file_format.chunking import lay_out
 from ..file_format.codecs import Compressor
 from ..file_format.manifest import PACKS, Extent, Manifest, Part, is_stored_in_full
-from ..filling import staged
 from ..state_dict import Buffer, flatten
 from ..store.catalog import files_removed
-from ..store.checkpoint_store import Place
-from ..store.cleanup import Upkeep
-from ..upload.uploader import Uploads
-from .commit import Commits, Wanted
-from .handle import GroupQueue, Lent, Saved, SaveHandle, Saver, groups_of, watched
-from .pack_writer import Differ, Group, PartWriter
-from .staging import StagingPool, Turn
+from ..store.checkpoint_store import CheckpointStore
+from ..store.cleanup import Cleanup
+from ..upload.uploader import Uploader
+from .commit import Committer, SaveRequest
+from .handle import GroupQueue, JobThread, LentGroups, Saved, SaveHandle, groups_of, watched
+from .pack_writer import DeltaEncoder, Group, PartWriter
+from .staging import StagingPool, StagingTurn, staged
+from .timing import SaveEstimates
 
 log = EventLog("checkpoint")
 
@@ -52,7 +51,7 @@ class _Content:
     kind: str
     extents: tuple[Extent, ...] = ()
     skeleton: Any = None
-    lent: Lent = field(default_factory=Lent)
+    lent: LentGroups = field(default_factory=LentGroups)
 
 
 class Pipeline:
@@ -64,14 +63,14 @@ class Pipeline:
 
     def __init__(
         self,
-        place: Place,
-        commits: Commits,
+        place: CheckpointStore,
+        commits: Committer,
         *,
         pool: StagingPool,
         compressor: Compressor,
-        upkeep: Upkeep,
+        upkeep: Cleanup,
         delta: bool,
-        uploads: Uploads | None = None,
+        uploads: Uploader | None = None,
         exit_seconds: float = 600.0,
     ) -> None:
         self._place = place
@@ -79,25 +78,25 @@ class Pipeline:
         self.pool = pool
         self.compressor = compressor
         self.upkeep = upkeep
-        self.estimates = Estimates()
+        self.estimates = SaveEstimates()
         self.exit_seconds = exit_seconds
         self._uploads = uploads
         if uploads is not None:
             uploads.queue.on_busy = _holding(self)
         self._not_uploaded: list[str] = []
-        self._differ = Differ() if delta else None
-        self._saver = Saver("strata-save")
+        self._differ = DeltaEncoder() if delta else None
+        self._saver = JobThread("strata-save")
         self._handles: list[SaveHandle] = []
         self._lock = threading.Lock()
         self._order = threading.Lock()
-        self._known: tuple[str, KnownChunks] | None = None
+        self._known: tuple[str, ChunkIndex] | None = None
         self._untidy: bool | None = None
         """Whether there may be something to collect before the next save; None: if it leads."""
         self._cleans = False
         """Whether there may be something that is not kept any more after this one."""
         self.has_committed = False
 
-    def take(self, state: Any, wanted: Wanted) -> SaveHandle:
+    def take(self, state: Any, wanted: SaveRequest) -> SaveHandle:
         """Begin a save; returns when the state is not needed any more."""
         self._check_accepted(wanted)
         handle = self._handle(wanted)
@@ -115,7 +114,7 @@ class Pipeline:
         return handle
 
     def take_planned(
-        self, kind: str, plan: Callable[[], tuple[Any, list[Buffer]]], wanted: Wanted
+        self, kind: str, plan: Callable[[], tuple[Any, list[Buffer]]], wanted: SaveRequest
     ) -> SaveHandle:
         """As `take`, of a part of some kind, whose skeleton and memory ``plan`` tells."""
         self._check_accepted(wanted)
@@ -195,23 +194,28 @@ class Pipeline:
         uploads, self._not_uploaded = self._not_uploaded, []
         return told + uploads
 
-    def _check_accepted(self, wanted: Wanted) -> None:
+    def _check_accepted(self, wanted: SaveRequest) -> None:
         if why := shutdown.refusal():
             self._refuse(wanted, why)
 
-    def _refuse(self, wanted: Wanted, why: str) -> NoReturn:
+    def _refuse(self, wanted: SaveRequest, why: str) -> NoReturn:
         sentence = _not_stored(wanted.step, self._place.url, why)
         shutdown.lose(sentence)
         raise StorageError(sentence)
 
     # Staging, in the caller's thread
 
-    def _handle(self, wanted: Wanted) -> SaveHandle:
+    def _handle(self, wanted: SaveRequest) -> SaveHandle:
         span = _span(wanted) if tracing.is_on() else tracing.NO_SPAN
         return SaveHandle(wanted.step, self._commits.new_id(wanted.step), self._uploads, span)
 
     def _take_buffers(
-        self, kind: str, skeleton: Any, buffers: list[Buffer], wanted: Wanted, handle: SaveHandle
+        self,
+        kind: str,
+        skeleton: Any,
+        buffers: list[Buffer],
+        wanted: SaveRequest,
+        handle: SaveHandle,
     ) -> None:
         layout = lay_out([buffer.nbytes for buffer in buffers])
         extents = tuple(
@@ -253,7 +257,7 @@ class Pipeline:
         return (cuda.sources(buffers), False) if snapshot is None else (snapshot, True)
 
     @contextmanager
-    def _in_turn(self) -> Iterator[Turn]:
+    def _in_turn(self) -> Iterator[StagingTurn]:
         """A turn to get memory; what is submitted meanwhile is written in the same order."""
         with self._order:
             turn = self.pool.turn()
@@ -263,7 +267,7 @@ class Pipeline:
                 turn.give_up()
                 raise
 
-    def _submit(self, handle: SaveHandle, wanted: Wanted, content: _Content) -> None:
+    def _submit(self, handle: SaveHandle, wanted: SaveRequest, content: _Content) -> None:
         if isinstance(wanted.coordinator, CommitCalls):
             wanted.coordinator.expect_commit(handle.future)
         with self._lock:
@@ -292,7 +296,7 @@ class Pipeline:
         if self._uploads is not None:
             self._uploads.committed(manifest)
 
-    def _run(self, handle: SaveHandle, wanted: Wanted, content: _Content) -> None:
+    def _run(self, handle: SaveHandle, wanted: SaveRequest, content: _Content) -> None:
         try:
             with handle.span.current():
                 saved = self._write(handle, wanted, content)
@@ -325,13 +329,13 @@ class Pipeline:
             self._cleans = False
             self.upkeep.clean()
 
-    def _write(self, handle: SaveHandle, wanted: Wanted, content: _Content) -> Saved:
+    def _write(self, handle: SaveHandle, wanted: SaveRequest, content: _Content) -> Saved:
         began = time.perf_counter()
         self.before_save()
         if self._commits.leads if self._untidy is None else self._untidy:
             self._tidy()
         handle.checkpoint_id = handle.checkpoint_id or self._commits.begin(wanted)
-        known = KnownChunks() if wanted.is_full else self._known_chunks()
+        known = ChunkIndex() if wanted.is_full else self._known_chunks()
         if self._differ is not None:
             self._differ.begin()
         session = self._place.session
@@ -422,16 +426,16 @@ class Pipeline:
             return
         # What other ranks have stored is read when it is needed.
         alone = len(manifest.parts) == 1
-        self._known = (manifest.name, KnownChunks([part])) if alone else None
+        self._known = (manifest.name, ChunkIndex([part])) if alone else None
         self.committed(manifest)
         self._cleans = True
 
-    def _known_chunks(self) -> KnownChunks:
+    def _known_chunks(self) -> ChunkIndex:
         """What the newest good checkpoint has; nothing when it cannot be read."""
         catalog = self._place.catalog
         newest = catalog.base()
         if newest is None:
-            return KnownChunks()
+            return ChunkIndex()
         if self._known is None or self._known[0] != newest.name:
             try:
                 parts = catalog.parts(catalog.manifest(newest))
@@ -440,8 +444,8 @@ class Pipeline:
                 return self._known_chunks()
             except StorageError as exc:
                 log.warning("checkpoint.saved_in_full", reason=str(exc))
-                return KnownChunks()
-            self._known = newest.name, KnownChunks(parts)
+                return ChunkIndex()
+            self._known = newest.name, ChunkIndex(parts)
         known, backend = self._known[1], self._place.backend
         damaged = self._uploads.damaged_files if self._uploads is not None else ()
         there = {file.name: file.size for file in backend.list(PACKS)}
@@ -461,7 +465,7 @@ def _holding(pipeline: Pipeline) -> Callable[[], None]:
     return hold
 
 
-def _span(wanted: Wanted) -> tracing.Span:
+def _span(wanted: SaveRequest) -> tracing.Span:
     """The span of a save, with who saves."""
     worker = current.current()
     identity = {} if worker is None or not worker.is_registered else worker.described()

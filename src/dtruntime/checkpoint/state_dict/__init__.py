@@ -1,10 +1,12 @@
-"""State dicts as a description in JSON and flat memory, and back; never by pickle."""
+"""State dicts as a description in JSON (the skeleton) and flat memory (the buffers), and back; never
+by pickle. Read `flatten`, then `skeleton`, then `rebuild`; `*_arrays`, `torch_tensors` and
+`python_bytes` know one library's values each.
+"""
 
-from ..trees.outline import Described, describe
-from ..trees.places import MapLocation
 from .buffers import Buffer
 from .flatten import Tree, flatten
-from .rebuild import Rebuild, rebuild
+from .rebuild import MapLocation, Rebuild, rebuild
+from .skeleton import Described, describe
 
 __all__ = [
     "Buffer",

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..trees.naming import ROOT
+from .skeleton import ROOT
 from .supported_types import library_of
 
 _ITEMS_SHOWN = 4
@@ -27,12 +27,12 @@ def shaped_like(like: Any, loaded: Any, *, exact: bool = True) -> Any:
     return _shape(like, loaded, ROOT, exact)
 
 
-def hollow(state: Any) -> Any:
+def containers_of(state: Any) -> Any:
     """The containers of a state, with ``None`` in place of every value."""
     if isinstance(state, dict):
-        return _dict_like(state, {key: hollow(part) for key, part in state.items()})
+        return _dict_like(state, {key: containers_of(part) for key, part in state.items()})
     if _is_sequence(state):
-        return _sequence_like(state, [hollow(part) for part in state])
+        return _sequence_like(state, [containers_of(part) for part in state])
     return None
 
 

@@ -9,12 +9,19 @@ from operator import attrgetter
 from typing import Any, Protocol
 
 from ..._buffers import collector_paused
-from ..trees.naming import Place, name_of, path_of
-from ..trees.refusals import refusal, unsupported
-from ..trees.scalars import ENCODERS, Node, encode_key, to_base64
 from .buffers import Buffer, Key
-from .skeleton import FORMAT, MAX_NODES
-from .supported_types import leaves_of, library_of
+from .skeleton import (
+    ENCODERS,
+    FORMAT,
+    MAX_NODES,
+    KeyPath,
+    Node,
+    encode_key,
+    name_of,
+    path_of,
+    to_base64,
+)
+from .supported_types import leaves_of, library_of, refusal, unsupported
 
 INLINE_BYTES = 1024
 """Bytes up to this size are written into the skeleton, longer ones are buffers."""
@@ -57,7 +64,7 @@ def flatten(state: object) -> Tree:
         return _Walk().run(state)
 
 
-_Handler = Callable[[Any, "Place | None", Key], Node]
+_Handler = Callable[[Any, "KeyPath | None", Key], Node]
 
 
 class _Walk:
@@ -70,7 +77,7 @@ class _Walk:
         self._values: list[Any] = []
         self._known: dict[int, Node] = {}
         self._open: set[int] = set()
-        self._todo: list[tuple[Any, Place | None, Key]] = []
+        self._todo: list[tuple[Any, KeyPath | None, Key]] = []
         self._leaves: dict[str, Leaves] = {}
         self._handlers: dict[type, _Handler] = {
             **{kind: _scalar(encoder) for kind, encoder in ENCODERS.items()},
@@ -123,7 +130,7 @@ class _Walk:
         describe, known = leaves.entry, self._known
         arrays, names, values = self._arrays, self._names, self._values
 
-        def handle(value: Any, place: Place | None, key: Key) -> Node:
+        def handle(value: Any, place: KeyPath | None, key: Key) -> Node:
             node = known.get(id(value))
             if node is None:
                 arrays.append(describe(value, len(arrays)))
@@ -134,12 +141,12 @@ class _Walk:
 
         return handle
 
-    def _bytes(self, value: bytes | bytearray, place: Place | None, key: Key) -> Node:
+    def _bytes(self, value: bytes | bytearray, place: KeyPath | None, key: Key) -> Node:
         if len(value) <= INLINE_BYTES:
             return [type(value).__name__, to_base64(value)]
         return self._keeping("python")(value, place, key)
 
-    def _enter(self, value: Collection[Any], parent: Place | None, key: Key) -> Place:
+    def _enter(self, value: Collection[Any], parent: KeyPath | None, key: Key) -> KeyPath:
         if id(value) in self._open:
             raise ValueError("contains itself: a state must not have cycles")
         if len(self._nodes) + len(self._todo) + len(value) > MAX_NODES:
@@ -148,15 +155,15 @@ class _Walk:
             )
         self._open.add(id(value))
         self._todo.append((id(value), None, _LEAVE))
-        return Place(parent, key)
+        return KeyPath(parent, key)
 
-    def _dict(self, value: dict[Any, Any], parent: Place | None, key: Key) -> Node:
+    def _dict(self, value: dict[Any, Any], parent: KeyPath | None, key: Key) -> Node:
         place = self._enter(value, parent, key)
         keys = _keys(value)
         self._todo.extend([(item, place, key) for key, item in reversed(value.items())])
         return ["dict", keys]
 
-    def _ordered_dict(self, value: OrderedDict[Any, Any], parent: Place | None, key: Key) -> Node:
+    def _ordered_dict(self, value: OrderedDict[Any, Any], parent: KeyPath | None, key: Key) -> Node:
         place = self._enter(value, parent, key)
         metadata = getattr(value, "_metadata", None)
         if metadata is not None:
@@ -164,13 +171,15 @@ class _Walk:
         self._todo.extend([(item, place, key) for key, item in reversed(value.items())])
         return ["ordered dict" if metadata is None else "state dict", _keys(value)]
 
-    def _sequence(self, value: list[Any] | tuple[Any, ...], parent: Place | None, key: Key) -> Node:
+    def _sequence(
+        self, value: list[Any] | tuple[Any, ...], parent: KeyPath | None, key: Key
+    ) -> Node:
         place = self._enter(value, parent, key)
         last = len(value) - 1
         self._todo.extend([(item, place, last - i) for i, item in enumerate(reversed(value))])
         return ["list" if type(value) is list else "tuple", len(value)]
 
-    def _set(self, value: set[Any] | frozenset[Any], parent: Place | None, key: Key) -> Node:
+    def _set(self, value: set[Any] | frozenset[Any], parent: KeyPath | None, key: Key) -> Node:
         return [type(value).__name__, sorted(_keys(value), key=repr)]
 
     def _tree(self) -> Tree:

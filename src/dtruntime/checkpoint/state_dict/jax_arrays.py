@@ -8,12 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..trees.refusals import unsupported
-from ..trees.scalars import Node
 from .buffers import Buffer
 from .numpy_arrays import allocate
 from .numpy_dtypes import decode_dtype, encode_dtype, name_of
-from .skeleton import ArrayEntry, damaged
+from .skeleton import ArrayEntry, Node, damaged
+from .supported_types import unsupported
 
 _IMPLEMENTATIONS = frozenset({"threefry2x32", "rbg", "unsafe_rbg"})
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ..trees.refusals import unsupported
-from ..trees.scalars import Node, encode_bytes, encode_str, from_base64, to_base64
 from .buffers import StridedBuffer, memory_at
 from .numpy_dtypes import decode_dtype, encode_dtype, name_of
-from .shared_memory import Layout, Memory, dense_strides, extent_of, join, overlaps_itself
-from .skeleton import ArrayEntry
+from .shared_memory import Memory, MemoryLayout, dense_strides, extent_of, join, overlaps_itself
+from .skeleton import ArrayEntry, Node, encode_bytes, encode_str, from_base64, to_base64
+from .supported_types import unsupported
 
 ALIGNMENT = 64
 """Arrays are restored at multiples of this address, which JAX can take without a copy."""
@@ -84,8 +83,8 @@ def _address(array: Any) -> int:
     return address
 
 
-def _layout(array: Any) -> Layout:
-    return Layout(_address(array), array.shape, array.strides, array.itemsize)
+def _layout(array: Any) -> MemoryLayout:
+    return MemoryLayout(_address(array), array.shape, array.strides, array.itemsize)
 
 
 _MEMORY = Memory(_layout, lambda array: 0)

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
 
 from ..._buffers import collector_paused
-from ..trees.building import build
-from ..trees.checking import check_buffers
-from ..trees.outline import starts_of
-from ..trees.places import MapLocation, Places
-from .skeleton import LIBRARY, ArrayEntry, damaged, parse
+from ...telemetry import EventLog
+from .buffers import Key
+from .numpy_arrays import decode_scalar as decode_numpy_scalar
+from .numpy_dtypes import decode_dtype
+from .shared_memory import extent_of
+from .skeleton import (
+    LIBRARY,
+    PLAIN,
+    ArrayEntry,
+    Node,
+    Skeleton,
+    damaged,
+    decode_key,
+    decode_scalar,
+    from_base64,
+    parse,
+    parts_of,
+    starts_of,
+)
 from .supported_types import landings_of
 
 
@@ -87,7 +105,7 @@ class Rebuild:
         self._skeleton = parse(skeleton)
         nodes = self._skeleton.nodes
         self._starts = None if keys is None else starts_of(nodes, keys)
-        self._places = Places(map_location)
+        self._places = DeviceMap(map_location)
         self._landings: dict[int, Landing] = {}
         self._settled: set[int] = set()
         self._used: dict[int, None] = {}
@@ -164,3 +182,196 @@ class Rebuild:
         empty = self._landing(entry, 0)
         empty.settle()
         return empty.restore(entry)
+
+
+log = EventLog("checkpoint.state_dict")
+
+MapLocation: TypeAlias = "str | Mapping[str, Any] | Any | None"
+"""None, a device or its name, or a mapping from the devices of saved arrays to such."""
+
+
+class DeviceMap:
+    """The devices of one restoration."""
+
+    def __init__(self, map_location: MapLocation) -> None:
+        self._chosen = map_location
+        self._known: dict[tuple[str, str], str] = {}
+
+    def of(self, device: str, library: str, home: Any) -> str:
+        """Where arrays go that were on a device."""
+        known = self._known.get((library, device))
+        if known is None:
+            known = self._known[library, device] = self._find(device, library, home)
+        return known
+
+    def _find(self, device: str, library: str, home: Any) -> str:
+        chosen = self._chosen
+        if isinstance(chosen, Mapping):
+            chosen = chosen.get(device)
+        if chosen is not None:
+            name = str(chosen)
+            if not home.available(name):
+                raise ValueError(
+                    f"map_location asks for {name}, which {library} does not have here"
+                )
+            return name
+        if home.available(device):
+            return device
+        log.warning("checkpoint.device_missing", library=library, device=device, restored_on="cpu")
+        return "cpu"
+
+
+_SLACK = 16
+"""Bytes before the first array: as many as the largest element has."""
+
+
+def check_buffers(skeleton: Skeleton, used: Collection[int]) -> dict[int, int]:
+    """Return the sizes of the buffers that arrays need, in their order.
+
+    ``ValueError`` unless every array lies within its buffer, and every buffer is covered.
+    """
+    arrays = skeleton.arrays
+    needed = {arrays[index].buffer for index in used}
+    tenants: dict[int, list[ArrayEntry]] = {}
+    for index, entry in enumerate(arrays):
+        if entry.buffer is None:
+            if index in used:
+                _check_empty(entry)
+        elif entry.buffer in needed:
+            tenants.setdefault(entry.buffer, []).append(entry)
+    return {
+        index: _check_buffer(tenants[index], skeleton.buffers[index].nbytes)
+        for index in sorted(tenants)
+    }
+
+
+def _check_empty(entry: ArrayEntry) -> None:
+    size = landings_of(LIBRARY[entry.kind]).itemsize(entry)
+    if size * prod(entry.shape) or entry.offset or entry.strides is not None:
+        raise damaged(f"an array of shape {entry.shape} has no bytes")
+
+
+def _check_buffer(tenants: list[ArrayEntry], nbytes: int) -> int:
+    low, high = _extent(tenants[0])
+    if len(tenants) > 1:
+        if len({(LIBRARY[entry.kind], entry.device) for entry in tenants}) > 1:
+            raise damaged("arrays of two libraries or devices lie in one buffer")
+        extents = [_extent(entry) for entry in tenants]
+        low, high = min(low for low, _ in extents), max(high for _, high in extents)
+    if not 0 <= low < _SLACK or high != nbytes:
+        raise damaged(f"a buffer of {nbytes} bytes has arrays from byte {low} to {high}")
+    return nbytes
+
+
+def _extent(entry: ArrayEntry) -> tuple[int, int]:
+    size = landings_of(LIBRARY[entry.kind]).itemsize(entry)
+    if entry.strides is None:
+        low, high = 0, size * prod(entry.shape)
+    else:
+        low, high = extent_of(entry.shape, entry.strides, size)
+    if low == high:
+        raise damaged(f"an empty array of shape {entry.shape} lies in a buffer")
+    return entry.offset + low, entry.offset + high
+
+
+Array = Callable[[int], Any]
+"""Gives the value of the array of an index."""
+
+
+_ARRAY = ["array"]
+
+
+class _Container:
+    """A container whose parts are not all there yet."""
+
+    __slots__ = ("keys", "kind", "parts")
+
+    def __init__(self, kind: str, keys: Sequence[Key]) -> None:
+        self.kind = kind
+        self.keys = keys
+        self.parts: list[Any] = []
+
+    def close(self) -> Any:
+        if self.kind == "list":
+            return self.parts
+        if self.kind == "tuple":
+            return tuple(self.parts)
+        return self._close_dict()
+
+    def _close_dict(self) -> dict[Key, Any]:
+        found: dict[Key, Any] = {} if self.kind == "dict" else OrderedDict()
+        metadata = self.parts.pop() if self.kind == "state dict" else None
+        found.update(zip(self.keys, self.parts, strict=False))
+        if len(found) != len(self.parts):
+            raise damaged("a dict has a key twice")
+        if metadata is not None:
+            # What torch's load_state_dict looks for on the state dict of a module.
+            found._metadata = metadata  # type: ignore[attr-defined]
+        return found
+
+
+def build(nodes: list[Node], start: int, array: Array) -> tuple[Any, int]:
+    """Make the value that begins at a node, and say where the next begins.
+
+    ``ValueError`` when the nodes are not what `flatten` writes.
+    """
+    containers: list[_Container] = []
+    for position in range(start, len(nodes)):
+        node = nodes[position]
+        is_leaf = type(node) in PLAIN or (type(node) is list and node[:1] == _ARRAY)
+        keys = None if is_leaf else parts_of(node)
+        if keys:
+            containers.append(_Container(node[0], keys))
+            continue
+        value = _leaf(node, array) if keys is None else _Container(node[0], keys).close()
+        while containers:
+            containers[-1].parts.append(value)
+            if len(containers[-1].parts) < len(containers[-1].keys):
+                break
+            value = containers.pop().close()
+        else:
+            return value, position + 1
+    raise damaged("it ends early")
+
+
+def _leaf(node: Node, array: Array) -> Any:
+    if type(node) in PLAIN:
+        return node
+    match node:
+        case ["array", index] if type(index) is int:
+            return array(index)
+        case ["set", list(keys)]:
+            return {decode_key(key) for key in keys}
+        case ["frozenset", list(keys)]:
+            return frozenset([decode_key(key) for key in keys])
+        case ["bytearray", str(text)]:
+            return bytearray(from_base64(text))
+        case [str(tag), *_] if tag.startswith("numpy"):
+            return _numpy_value(node)
+        case [str(tag), *_] if tag.startswith("torch"):
+            return _torch_value(node)
+    return decode_scalar(node)
+
+
+def _numpy_value(node: Node) -> Any:
+    match node:
+        case ["numpy", dtype, str(text)]:
+            return decode_numpy_scalar(dtype, text)
+        case ["numpy str", inner] if type(text := decode_scalar(inner)) is str:
+            return np.str_(text)
+        case ["numpy bytes", inner] if type(raw := decode_scalar(inner)) is bytes:
+            return np.bytes_(raw)
+        case ["numpy dtype", dtype]:
+            return decode_dtype(dtype)
+    raise damaged(f"{node!r:.80} is no value of numpy")
+
+
+def _torch_value(node: Node) -> Any:
+    match node:
+        case ["torch size", list(lengths)]:
+            return landings_of("torch").decode_size(lengths)
+        case ["torch dtype", str(name)]:
+            return landings_of("torch").decode_dtype(name)
+        case ["torch device", str(name)]:
+            return landings_of("torch").decode_device(name)
+    raise damaged(f"{node!r:.80} is no value of torch")

@@ -28,7 +28,7 @@ MAX_WORK = 10_000
 """How long to look for a common element of two arrays before they count as sharing one."""
 
 
-class Layout(NamedTuple):
+class MemoryLayout(NamedTuple):
     """How the elements of an array lie in memory."""
 
     address: int
@@ -45,7 +45,7 @@ class Layout(NamedTuple):
 class Memory(NamedTuple):
     """How a library's arrays are asked about their memory."""
 
-    layout: Callable[[Any], Layout]
+    layout: Callable[[Any], MemoryLayout]
     owner: Callable[[Any], int]
     """The address of an array's storage, or 0: only what has one owner can be one piece."""
 
@@ -54,7 +54,7 @@ class Joined(NamedTuple, Generic[B]):
     """The buffers that arrays lie in, and where in them those lie that share one."""
 
     buffers: list[B]
-    placed: list[tuple[int, int, Layout]]
+    placed: list[tuple[int, int, MemoryLayout]]
     """Positions of arrays that lie within a larger piece of memory, its address, their layout."""
 
     def write(self, entries: list[dict[str, Any]]) -> None:
@@ -110,14 +110,14 @@ def _share(group: list[B], owner: int, memory: Memory, found: Joined[B]) -> None
     root = dict.fromkeys(distinct, next(iter(distinct)))
     if extent > needed and len(distinct) <= MAX_COMPARED:
         root = _components(list(distinct))
-    members: dict[Layout, list[B]] = {}
+    members: dict[MemoryLayout, list[B]] = {}
     for buffer in group:
         members.setdefault(root[layouts[buffer.position]], []).append(buffer)
     for sharing in members.values():
         _unite(sharing, owner, layouts, found)
 
 
-def _unite(group: list[B], owner: int, layouts: dict[int, Layout], found: Joined[B]) -> None:
+def _unite(group: list[B], owner: int, layouts: dict[int, MemoryLayout], found: Joined[B]) -> None:
     group.sort(key=attrgetter("position"))
     united = group[0]
     united.others = tuple((buffer.position, buffer.first) for buffer in group[1:])
@@ -134,11 +134,11 @@ def _unite(group: list[B], owner: int, layouts: dict[int, Layout], found: Joined
     found.placed.extend((b.position, start, layouts[b.position]) for b in group)
 
 
-def _components(layouts: Sequence[Layout]) -> dict[Layout, Layout]:
+def _components(layouts: Sequence[MemoryLayout]) -> dict[MemoryLayout, MemoryLayout]:
     """Map each layout to one that stands for all it shares elements with, also indirectly."""
     root = {layout: layout for layout in layouts}
 
-    def find(layout: Layout) -> Layout:
+    def find(layout: MemoryLayout) -> MemoryLayout:
         while root[layout] != layout:
             layout = root[layout]
         return layout
@@ -152,7 +152,7 @@ def _components(layouts: Sequence[Layout]) -> dict[Layout, Layout]:
 class _Ghost:
     """An array that is only asked where it lies: nothing may read it."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: MemoryLayout) -> None:
         self.__array_interface__ = {
             "version": 3,
             "data": (layout.address, True),
@@ -162,7 +162,7 @@ class _Ghost:
         }
 
 
-def share_an_element(one: Layout, other: Layout) -> bool:
+def share_an_element(one: MemoryLayout, other: MemoryLayout) -> bool:
     """Whether some byte belongs to both; also True when that is too hard to tell."""
     try:
         ghosts: list[Any] = [np.asarray(_Ghost(layout)) for layout in (one, other)]

@@ -8,18 +8,28 @@ many levels exhausts the stack of whoever reads it.
 
 A skeleton comes from disk and is not trusted: nothing in it names code, every number is checked
 before memory is allocated, and whatever is wrong is a ``ValueError``.
+
+Python values as JSON, exactly.
+
+None, booleans, strings, finite floats and integers of 64 bits stand for themselves. What JSON
+cannot say is a list that begins with its tag: ``["float", "7ff0000000000000"]`` is infinity by
+its bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import prod
-from typing import Annotated, Any, Literal
+import struct
+from binascii import Error as Base64Error
+from binascii import a2b_base64, b2a_base64
+from collections.abc import Iterable, Iterator, Mapping
+from math import isfinite, prod
+from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta, Struct, ValidationError, convert
 
-from ..trees.scalars import Node, decode_key
 from .buffers import Key
+from .numpy_dtypes import decode_dtype
+from .numpy_dtypes import name_of as name_of_dtype
 
 FORMAT = 1
 MAX_BYTES = 1 << 44
@@ -116,3 +126,249 @@ def parts_of(node: Node) -> list[Key] | range | None:
         case ["list" | "tuple", int(length)] if type(length) is int and 0 <= length <= MAX_NODES:
             return range(length)
     return None
+
+
+Node = Any
+"""A plain JSON value."""
+
+PLAIN = frozenset({type(None), bool, int, float, str})
+"""Types of JSON that stand for themselves."""
+
+MAX_KEY_DEPTH = 16
+"""How deep tuples may be nested in a key."""
+
+
+def encode_int(value: int) -> Node:
+    """Encode an integer of any size."""
+    return value if -(1 << 63) <= value < 1 << 63 else ["int", f"{value:x}"]
+
+
+def encode_float(value: float) -> Node:
+    """Encode a float; the bits of those that are not finite are kept."""
+    return value if isfinite(value) else ["float", struct.pack(">d", value).hex()]
+
+
+def encode_complex(value: complex) -> Node:
+    """Encode a complex number by its two parts."""
+    return ["complex", encode_float(value.real), encode_float(value.imag)]
+
+
+def encode_str(value: str) -> Node:
+    """Encode a string, also one with lone surrogates."""
+    if value.isascii():
+        return value
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return ["str", value.encode("utf-8", "surrogatepass").hex()]
+    return value
+
+
+def to_base64(value: bytes | bytearray) -> str:
+    """Write bytes in JSON."""
+    return b2a_base64(value, newline=False).decode()
+
+
+def from_base64(text: str) -> bytes:
+    """Read bytes from JSON."""
+    try:
+        return a2b_base64(text.encode("ascii"), strict_mode=True)
+    except (UnicodeEncodeError, Base64Error) as exc:
+        raise ValueError(f"not base64: {exc}") from exc
+
+
+def encode_bytes(value: bytes) -> Node:
+    """Encode bytes."""
+    return ["bytes", to_base64(value)]
+
+
+ENCODERS = {
+    type(None): lambda value: value,
+    bool: lambda value: value,
+    int: encode_int,
+    float: encode_float,
+    complex: encode_complex,
+    str: encode_str,
+    bytes: encode_bytes,
+}
+"""How values of exactly these types are encoded."""
+
+
+def encode_key(key: Key, depth: int = 0) -> Node:
+    """Encode a dict's key or a set's element; ``TypeError`` when it is of no such type."""
+    encoder = ENCODERS.get(type(key))
+    if encoder is not None:
+        return encoder(key)
+    if type(key) is not tuple:
+        raise TypeError(f"{type(key).__name__} {key!r:.80}")
+    if depth == MAX_KEY_DEPTH:
+        raise TypeError(f"tuple of more than {MAX_KEY_DEPTH} levels")
+    return ["tuple", [encode_key(item, depth + 1) for item in key]]
+
+
+def decode_key(node: Node, depth: int = 0) -> Key:
+    """Read what `encode_key` wrote; ``ValueError`` for anything else."""
+    match node:
+        case ["tuple", list(items)] if len(node) == 2 and depth < MAX_KEY_DEPTH:
+            return tuple(decode_key(item, depth + 1) for item in items)
+    found: Key = decode_scalar(node)
+    return found
+
+
+def decode_scalar(node: Node) -> Any:
+    """Read a value without parts; ``ValueError`` for anything else."""
+    if type(node) in PLAIN:
+        return node
+    match node:
+        case ["int", str(text)]:
+            return int(text, 16)
+        case ["float", str(text)] if len(text) == 16:
+            return struct.unpack(">d", bytes.fromhex(text))[0]
+        case ["complex", real, imag]:
+            return complex(_decode_float(real), _decode_float(imag))
+        case ["str", str(text)]:
+            return bytes.fromhex(text).decode("utf-8", "surrogatepass")
+        case ["bytes", str(text)]:
+            return from_base64(text)
+    raise ValueError(f"no value is written as {node!r:.80}")
+
+
+def _decode_float(node: Node) -> float:
+    value = decode_scalar(node)
+    if type(value) is not float:
+        raise ValueError(f"{node!r:.80} is not a float")
+    return value
+
+
+ROOT = "state"
+
+
+class KeyPath:
+    """A container within a state; the outermost one has no parent."""
+
+    __slots__ = ("key", "parent", "prefix")
+
+    def __init__(self, parent: KeyPath | None, key: Key) -> None:
+        self.parent = parent
+        self.key = key
+        self.prefix = ""
+        """What the names of its parts begin with, such as ``optimizer/state/``, once made."""
+
+    def make_prefix(self) -> str:
+        """Make the prefix; that of the outermost place is empty."""
+        keys: list[str] = []
+        place = self
+        while place.parent is not None and not place.prefix:
+            keys.append(f"{readable(place.key)}/")
+            place = place.parent
+        self.prefix = place.prefix + "".join(reversed(keys))
+        return self.prefix
+
+
+def name_of(place: KeyPath | None, key: Key) -> str:
+    """The readable name of what lies in a place under a key: ``model/layer1.weight``."""
+    if place is None:
+        return ROOT
+    prefix = place.prefix or place.make_prefix()
+    return prefix + key if type(key) is str and key.isascii() else prefix + readable(key)
+
+
+def path_of(place: KeyPath | None, key: Key) -> str:
+    """The same as Python would write it: ``state['model']['layer1.weight']``."""
+    keys = []
+    while place is not None:
+        keys.append(key)
+        key = place.key
+        place = place.parent
+    return ROOT + "".join(f"[{item!r}]" for item in reversed(keys))
+
+
+def readable(key: Key) -> str:
+    """A key as a part of a name."""
+    text = key if type(key) is str else str(key)
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+_END = ("end",)
+
+
+class Described(NamedTuple):
+    """One use of an array in a state."""
+
+    key: str
+    """Its name, such as ``model/layer1.weight``."""
+    kind: str
+    """``torch``, ``parameter``, ``numpy``, ``jax``, ``jax key``, ``bytes`` or ``bytearray``."""
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    """What its buffer takes, which it may share with others; 0 when it is empty."""
+    buffer: int | None
+    """Which buffer it lies in; None when it is empty."""
+
+
+def describe(skeleton: Mapping[str, Any]) -> list[Described]:
+    """List the arrays of a state in their order; needs neither torch nor JAX.
+
+    ``ValueError`` when the skeleton is damaged.
+    """
+    found = parse(skeleton)
+    return [
+        _described(name_of(place, key), node[1], found)
+        for node, (_, place, key) in zip(found.nodes, outline(found.nodes), strict=True)
+        if type(node) is list and len(node) == 2 and node[0] == "array"
+    ]
+
+
+def _described(name: str, index: Any, skeleton: Skeleton) -> Described:
+    if type(index) is not int or not 0 <= index < len(skeleton.arrays):
+        raise damaged(f"it uses array {index!r:.40} of {len(skeleton.arrays)}")
+    entry = skeleton.arrays[index]
+    nbytes = 0 if entry.buffer is None else skeleton.buffers[entry.buffer].nbytes
+    dtype = _dtype_name(entry)
+    return Described(name, entry.kind, dtype, tuple(entry.shape), nbytes, entry.buffer)
+
+
+def _dtype_name(entry: ArrayEntry) -> str:
+    if LIBRARY[entry.kind] not in {"numpy", "jax"}:
+        return str(entry.dtype)
+    return name_of_dtype(decode_dtype(entry.dtype))
+
+
+def starts_of(nodes: list[Any], keys: Iterable[str]) -> dict[str, int]:
+    """Where the values of these names begin; ``KeyError`` when there is none of a name."""
+    starts = dict.fromkeys(keys, -1)
+    for position, place, key in outline(nodes):
+        name = name_of(place, key)
+        if starts.get(name, 0) > 0:
+            raise ValueError(f"{name!r} names several values: keys of two types read alike")
+        if name in starts and place is not None:
+            starts[name] = position
+    missing = [key for key, position in starts.items() if position < 0]
+    if missing:
+        tops = [
+            name_of(place, key) for _, place, key in outline(nodes) if place and not place.parent
+        ]
+        raise KeyError(f"the checkpoint has no {missing[0]!r}: it has {', '.join(tops[:20])}")
+    return starts
+
+
+def outline(nodes: list[Any]) -> Iterator[tuple[int, KeyPath | None, Key]]:
+    """Go through the nodes, each with the container that it lies in and its key there."""
+    containers: list[tuple[KeyPath | None, Iterator[Key]]] = [(None, iter([None]))]
+    for position, node in enumerate(nodes):
+        place, key = _next(containers)
+        yield position, place, key
+        parts = parts_of(node) if type(node) is list else None
+        if parts is not None:
+            containers.append((KeyPath(place, key), iter(parts)))
+
+
+def _next(containers: list[tuple[KeyPath | None, Iterator[Key]]]) -> tuple[KeyPath | None, Key]:
+    while containers:
+        place, keys = containers[-1]
+        key = next(keys, _END)
+        if key is not _END:
+            return place, key
+        containers.pop()
+    raise damaged("something follows its end")

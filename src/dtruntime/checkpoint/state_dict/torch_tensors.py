@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from ..trees.refusals import unsupported
-from ..trees.scalars import Node
+from ..._buffers import LARGE, use_large_pages
 from .buffers import StridedBuffer, memory_at
-from .shared_memory import Layout, Memory, join, overlaps_itself
+from .shared_memory import Memory, MemoryLayout, join, overlaps_itself
+from .skeleton import ArrayEntry, Node, damaged
+from .supported_types import unsupported
 
 DTYPES: dict[str, Any] = {
     name: getattr(torch, name)
@@ -126,10 +128,10 @@ def _refusal(tensor: Any) -> Exception:
     return TypeError(f"is a tensor of {tensor.dtype}: convert it to another type of elements")
 
 
-def _layout(tensor: Any) -> Layout:
+def _layout(tensor: Any) -> MemoryLayout:
     item = tensor.element_size()
     strides = tuple(step * item for step in tensor.stride())
-    return Layout(tensor.data_ptr(), tuple(tensor.shape), strides, item)
+    return MemoryLayout(tensor.data_ptr(), tuple(tensor.shape), strides, item)
 
 
 _MEMORY = Memory(_layout, lambda tensor: tensor.untyped_storage().data_ptr())
@@ -239,3 +241,115 @@ def _reach(tensor: Any) -> int:
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     reach: int = (sum((n - 1) * step for n, step in steps) + 1) * tensor.element_size()
     return reach
+
+
+_DEVICE = re.compile(r"(cpu|cuda|mps|xpu|hpu|npu|mtia|xla|meta)(:\d{1,4})?")
+_CPU = torch.device("cpu")
+_VALUES = {"qint8", "qint32", "quint8", "quint4x2", "quint2x4"}
+
+
+def itemsize(entry: ArrayEntry) -> int:
+    """The size of an element."""
+    size: int = _dtype(entry.dtype).itemsize
+    return size
+
+
+def decode_size(lengths: list[int]) -> Any:
+    """Restore a ``torch.Size``."""
+    if not all(type(length) is int and abs(length) < 1 << 63 for length in lengths):
+        raise damaged(f"{lengths!r:.80} is not a torch.Size")
+    return torch.Size(lengths)
+
+
+def decode_dtype(name: str) -> Any:
+    """Restore a ``torch.dtype``."""
+    if name in _VALUES:
+        return getattr(torch, name)
+    return _dtype(name)
+
+
+def decode_device(name: str) -> Any:
+    """Restore a ``torch.device``, which need not be there."""
+    if not _DEVICE.fullmatch(name):
+        raise damaged(f"{name!r:.80} is not a torch.device")
+    return torch.device(name)
+
+
+def _dtype(name: object) -> Any:
+    found = DTYPES.get(name) if isinstance(name, str) else None
+    if found is None:
+        raise ValueError(f"this version of torch has no dtype {name!r:.80}")
+    return found
+
+
+def available(name: str) -> bool:
+    """Whether tensors can be put on a device."""
+    if not _DEVICE.fullmatch(name) or name.startswith("meta"):
+        return False
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        return False
+    return True
+
+
+class Landing:
+    """Memory that tensors are restored in."""
+
+    def __init__(self, nbytes: int, device: str) -> None:
+        # Whatever device is torch's default, the bytes are read into the machine's memory.
+        self._bytes = torch.empty(nbytes, dtype=torch.uint8, device=_CPU)
+        self._device = device
+        if nbytes >= LARGE:
+            use_large_pages(self.view())
+
+    def view(self) -> memoryview:
+        """The memory to read into."""
+        memory = self._bytes
+        return memory_at(memory.data_ptr(), memory.numel(), memory, writable=True)
+
+    def settle(self) -> None:
+        """Move the bytes to their device."""
+        if self._device != "cpu":
+            self._bytes = self._bytes.to(self._device)
+
+    def restore(self, entry: ArrayEntry) -> Any:
+        """Make a tensor of the memory."""
+        dtype = _dtype(entry.dtype)
+        size = dtype.itemsize
+        strides = entry.strides or ()
+        if entry.offset % size or any(step % size or step < 0 for step in strides):
+            raise damaged(f"a tensor of {entry.dtype} lies at {entry.offset} with {strides}")
+        tensor = torch.empty(0, dtype=dtype, device=self._bytes.device)
+        # Without strides its elements follow each other.
+        elements = [step // size for step in strides]
+        try:
+            storage = self._bytes.untyped_storage()
+            tensor.set_(storage, entry.offset // size, entry.shape, elements)
+            return _with_meaning(tensor, entry)
+        except RuntimeError as exc:
+            raise damaged(str(exc)) from exc
+
+
+def _with_meaning(tensor: Any, entry: ArrayEntry) -> Any:
+    differentiable = tensor.is_floating_point() or tensor.is_complex()
+    if (entry.requires_grad and not differentiable) or (entry.conj and not tensor.is_complex()):
+        raise damaged(f"a tensor of {entry.dtype} has a gradient or is conjugated")
+    steps: list[tuple[bool, Callable[[Any], Any]]] = [
+        (entry.conj, torch.conj),
+        (entry.neg, torch._neg_view),
+    ]
+    for wanted, step in steps:
+        tensor = step(tensor) if wanted else tensor
+    if entry.kind == "parameter":
+        return torch.nn.Parameter(tensor, requires_grad=entry.requires_grad)
+    return tensor.requires_grad_() if entry.requires_grad else tensor
+
+
+def tensor_on(view: memoryview, dtype: str, shape: tuple[int, ...]) -> Any:
+    """A tensor of these bytes; ``ValueError`` when this version of torch has no such elements."""
+    if dtype not in DTYPES:
+        raise ValueError(f"this version of torch has no {dtype}: install a newer one")
+    if not view.nbytes:
+        return torch.empty(shape, dtype=DTYPES[dtype])
+    return torch.frombuffer(view, dtype=torch.uint8).view(DTYPES[dtype]).reshape(shape)

@@ -11,7 +11,7 @@ from typing import Self
 import msgspec
 
 from ...errors import CheckpointDamagedError, StorageError, StorageNotFoundError
-from ...retention import Kept, Retention
+from ...retention import Retention, RetentionCandidate
 from ...storage.backend import StorageBackend, StoredFile
 from ...telemetry import EventLog
 from ..file_format.manifest import (
@@ -37,7 +37,7 @@ ASKED_ONE_BY_ONE = 8
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class Entry:
+class CatalogEntry:
     """A committed checkpoint, by the name of its manifest."""
 
     sequence: int
@@ -69,25 +69,25 @@ class Catalog:
         self._unneeded: set[str] = set()
         """Those of them that none needed when last looked."""
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CatalogEntry]:
         """All of them; a failing store raises, and is never read as an empty one."""
         found = []
         for file in self.backend.list(MANIFESTS):
             place = parse_manifest_name(file.name)
             if place is not None:
-                found.append(Entry(*place, file.name))
+                found.append(CatalogEntry(*place, file.name))
         there = {entry.name for entry in found}
         for name in list(self._manifests):
             if name not in there:
                 self._manifests.pop(name, None)
         return sorted(found)
 
-    def find(self, step: int | None = None) -> Entry | None:
+    def find(self, step: int | None = None) -> CatalogEntry | None:
         """The newest one, or the newest of a step."""
         entries = [e for e in self.entries() if step is None or e.step == step]
         return entries[-1] if entries else None
 
-    def manifest(self, entry: Entry) -> Manifest:
+    def manifest(self, entry: CatalogEntry) -> Manifest:
         """Read a manifest; ``CheckpointDamagedError`` when it is not whole any more.
 
         So it is when it is that of another checkpoint: copied, renamed or swapped.
@@ -104,7 +104,7 @@ class Catalog:
             self._manifests[entry.name] = known
         return known
 
-    def readable(self) -> list[tuple[Entry, Manifest]]:
+    def readable(self) -> list[tuple[CatalogEntry, Manifest]]:
         """All checkpoints whose manifests can be read; the others are named in the log."""
         found = []
         for entry in self.entries():
@@ -116,7 +116,7 @@ class Catalog:
 
     # What was found to be damaged
 
-    def note_damage(self, entry: Entry, error: CheckpointDamagedError) -> None:
+    def note_damage(self, entry: CatalogEntry, error: CheckpointDamagedError) -> None:
         """Remember that a checkpoint cannot be read, and log it the first time.
 
         Nothing is saved by reference to it or to the damaged file from then on, and retention does
@@ -140,7 +140,7 @@ class Catalog:
         """
         self._passed_over = range(manifest.sequence + 1, newest + 1)
 
-    def base(self) -> Entry | None:
+    def base(self) -> CatalogEntry | None:
         """The newest checkpoint that a save may refer to: one that nobody has found damaged."""
         for entry in reversed(self.entries()):
             if entry.name not in self._damaged and entry.sequence not in self._passed_over:
@@ -204,7 +204,7 @@ class Catalog:
         there = {file.name for folder in (PACKS, PARTS) for file in self.backend.list(folder)}
         return sorted(set(files) - there)
 
-    def drop(self, entries: Iterable[Entry]) -> list[Entry]:
+    def drop(self, entries: Iterable[CatalogEntry]) -> list[CatalogEntry]:
         """Delete manifests; returns those that could be. One failure does not stop the rest."""
         wanted = list(entries)
         self._note_needed(wanted)
@@ -216,8 +216,8 @@ class Catalog:
         return [entry for entry in wanted if entry.name not in failed]
 
     def retain(
-        self, retention: Retention, spares: Callable[[Entry], bool] = lambda entry: False
-    ) -> list[Entry]:
+        self, retention: Retention, spares: Callable[[CatalogEntry], bool] = lambda entry: False
+    ) -> list[CatalogEntry]:
         """Drop what retention does not keep, except for what ``spares`` says has to stay.
 
         A checkpoint that cannot be loaded, because files of it are gone, is dropped in its turn,
@@ -297,20 +297,22 @@ class Catalog:
         await_sweeps(self.backend)
         gone = self.missing(manifest.files)
         if gone:
-            taken_back = self.drop([Entry.of(manifest)])
+            taken_back = self.drop([CatalogEntry.of(manifest)])
             raise files_removed(
                 self.backend.location(gone[0]),
                 "" if taken_back else self.backend.location(manifest.name),
             )
 
-    def _not_kept(self, entries: list[Entry], retention: Retention) -> list[Entry]:
-        kept = [Kept(e.sequence, e.step, self._metrics(e, retention)) for e in entries]
+    def _not_kept(self, entries: list[CatalogEntry], retention: Retention) -> list[CatalogEntry]:
+        kept = [
+            RetentionCandidate(e.sequence, e.step, self._metrics(e, retention)) for e in entries
+        ]
         dropped = {one.place for one in retention.dropped(kept)}
         return [entry for entry in entries if (entry.sequence, entry.step) in dropped]
 
-    def _whole(self, entries: list[Entry]) -> list[Entry]:
+    def _whole(self, entries: list[CatalogEntry]) -> list[CatalogEntry]:
         """Those that can be read, whose files are all there, and that nobody found damaged."""
-        needed: dict[Entry, set[str]] = {}
+        needed: dict[CatalogEntry, set[str]] = {}
         for entry in entries:
             try:
                 needed[entry] = self.manifest(entry).files
@@ -329,7 +331,7 @@ class Catalog:
             if entry.name not in self._damaged and not any(map(self.is_damaged, files))
         ]
 
-    def _note_needed(self, entries: Iterable[Entry]) -> None:
+    def _note_needed(self, entries: Iterable[CatalogEntry]) -> None:
         """Take note of what checkpoints need before they are dropped."""
         for entry in entries:
             try:
@@ -374,7 +376,7 @@ class Catalog:
             return False
         return stored.checkpoint_id == manifest.checkpoint_id
 
-    def _with_id(self, checkpoint_id: str, entries: list[Entry]) -> Manifest | None:
+    def _with_id(self, checkpoint_id: str, entries: list[CatalogEntry]) -> Manifest | None:
         """A recent checkpoint by its id; damaged ones are not it."""
         for entry in reversed(entries[-8:]):
             try:
@@ -386,7 +388,7 @@ class Catalog:
                 return manifest
         return None
 
-    def _metrics(self, entry: Entry, retention: Retention) -> dict[str, float]:
+    def _metrics(self, entry: CatalogEntry, retention: Retention) -> dict[str, float]:
         try:
             return self.manifest(entry).metrics if retention.keep_best else {}
         except CheckpointDamagedError:

@@ -13,12 +13,12 @@ from ...errors import StorageError, StorageNotFoundError
 from ...storage import StorageBackend, open_backend
 from ..file_format.manifest import IDENTITY
 from .catalog import Catalog
-from .writer_lock import Session
+from .writer_lock import WriterLock
 
 _IDENTITY = re.compile(r"[0-9a-f]{32}")
 
 
-class Place:
+class CheckpointStore:
     """A storage backend with its catalog, and this process's standing as a writer in it."""
 
     def __init__(
@@ -29,7 +29,7 @@ class Place:
         self._given = backend
         self._options = options
         self._catalog: Catalog | None = None
-        self._session: Session | None = None
+        self._session: WriterLock | None = None
         self._lock = threading.Lock()
         self._closed = False
         self._process = os.getpid()
@@ -41,7 +41,7 @@ class Place:
             return self._found()
 
     @property
-    def session(self) -> Session:
+    def session(self) -> WriterLock:
         """This writer; others can tell from then on that it lives."""
         return self._open()[1]
 
@@ -95,11 +95,11 @@ class Place:
         if catalog is not None and self._given is None:
             catalog.backend.close()
 
-    def _open(self) -> tuple[Catalog, Session]:
+    def _open(self) -> tuple[Catalog, WriterLock]:
         with self._lock:
             catalog = self._found()
             if self._session is None:
-                session = Session(catalog.backend)
+                session = WriterLock(catalog.backend)
                 session.open()
                 self._session = session
             return catalog, self._session

@@ -8,22 +8,22 @@ from collections.abc import Callable
 from ...errors import CheckpointDamagedError, StorageError
 from ...retention import Retention
 from ...telemetry import EventLog
-from .catalog import Entry
-from .checkpoint_store import Place
-from .condition_reports import Witness
+from .catalog import CatalogEntry
+from .checkpoint_store import CheckpointStore
+from .condition_reports import ConditionReporter
 
 log = EventLog("checkpoint")
 
 
-class Upkeep:
+class Cleanup:
     """Drops the checkpoints of a place that retention does not keep, and files nobody needs."""
 
     def __init__(
         self,
-        place: Place,
+        place: CheckpointStore,
         retention: Retention,
-        spares: Callable[[Entry], bool] = lambda entry: False,
-        witness: Witness | None = None,
+        spares: Callable[[CatalogEntry], bool] = lambda entry: False,
+        witness: ConditionReporter | None = None,
     ) -> None:
         """``spares`` says which checkpoints stay whatever retention says.
 
@@ -32,7 +32,7 @@ class Upkeep:
         self._place = place
         self._retention = retention
         self._spares = spares
-        self._witness = witness or Witness()
+        self._witness = witness or ConditionReporter()
 
     def clean(self, *, for_good: bool = False) -> None:
         """Drop both; a failure is logged, since the next time does it as well.
@@ -50,9 +50,9 @@ class Upkeep:
 
     def retain(self) -> None:
         """Drop checkpoints that retention does not keep."""
-        catalog, ids = self._place.catalog, dict[Entry, str]()
+        catalog, ids = self._place.catalog, dict[CatalogEntry, str]()
 
-        def spares(entry: Entry) -> bool:
+        def spares(entry: CatalogEntry) -> bool:
             # The id of one that is damaged is known to nobody any more.
             with contextlib.suppress(CheckpointDamagedError):
                 ids[entry] = catalog.manifest(entry).checkpoint_id

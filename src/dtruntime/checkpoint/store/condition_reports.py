@@ -8,16 +8,16 @@ from ...errors import CheckpointDamagedError, StrataError
 from ...telemetry import EventLog
 from ...types import REPORTED_AT_ONCE, CheckpointCondition
 from ..file_format.manifest import Manifest
-from ..save.commit import Find
-from .tiers import Listed
+from ..save.commit import FindCoordinator
+from .tiers import LocatedCheckpoint
 
 log = EventLog("checkpoint")
 
 
-class Witness:
+class ConditionReporter:
     """Says what was found. Who cannot be told misses it, and nothing fails because of that."""
 
-    def __init__(self, find: Find = lambda: None) -> None:
+    def __init__(self, find: FindCoordinator = lambda: None) -> None:
         """``find`` is asked for the coordinator each time."""
         self._find = find
         self._damaged: set[str] = set()
@@ -30,7 +30,7 @@ class Witness:
         self._damaged.discard(manifest.name)
         self._tell([manifest.checkpoint_id], CheckpointCondition.GOOD)
 
-    def damaged(self, listed: Listed, error: CheckpointDamagedError) -> None:
+    def damaged(self, listed: LocatedCheckpoint, error: CheckpointDamagedError) -> None:
         """A checkpoint that is there cannot be read."""
         if self._find() is None or listed.entry.name in self._damaged:
             return

@@ -10,8 +10,8 @@ from ...errors import CheckpointDamagedError
 from ...telemetry import EventLog
 from ..file_format.manifest import Manifest, Part, PartFile
 from ..load.pack_reader import PartReader
-from .catalog import Entry
-from .checkpoint_store import Place
+from .catalog import CatalogEntry
+from .checkpoint_store import CheckpointStore
 
 log = EventLog("checkpoint")
 
@@ -19,10 +19,10 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class CheckpointCopy:
     """A checkpoint, in one of the places that have it."""
 
-    place: Place
+    place: CheckpointStore
     manifest: Manifest
 
     @property
@@ -44,11 +44,11 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class LocatedCheckpoint:
     """A committed checkpoint, and the places that have a manifest of its name."""
 
-    entry: Entry
-    places: tuple[Place, ...]
+    entry: CatalogEntry
+    places: tuple[CheckpointStore, ...]
 
 
 class Tiers:
@@ -58,34 +58,34 @@ class Tiers:
     is the newer one. The other came about where nobody knew of it.
     """
 
-    def __init__(self, places: Sequence[Place]) -> None:
+    def __init__(self, places: Sequence[CheckpointStore]) -> None:
         self._places = tuple(places)
         self.url = places[-1].url
         self._newest = 0
         """The newest sequence when last looked."""
 
-    def listed(self) -> list[Listed]:
+    def listed(self) -> list[LocatedCheckpoint]:
         """All checkpoints, in the order of their commits; a place that fails raises."""
-        found: dict[Entry, list[Place]] = {}
+        found: dict[CatalogEntry, list[CheckpointStore]] = {}
         for place in self._places:
             for entry in place.catalog.entries():
                 found.setdefault(entry, []).append(place)
         main = self._places[-1]
         order = sorted(found, key=lambda e: (e.sequence, main in found[e], e.step))
         self._newest = order[-1].sequence if order else 0
-        return [Listed(entry, tuple(found[entry])) for entry in order]
+        return [LocatedCheckpoint(entry, tuple(found[entry])) for entry in order]
 
     def note_load(self, manifest: Manifest) -> None:
         """Take note of what was loaded, of the checkpoints that were listed last."""
         for place in self._places:
             place.catalog.note_load(manifest, self._newest)
 
-    def read(self, listed: Listed, read: Callable[[Copy], R]) -> R:
+    def read(self, listed: LocatedCheckpoint, read: Callable[[CheckpointCopy], R]) -> R:
         """What ``read`` makes of a checkpoint: of its first copy that is not damaged."""
         first: CheckpointDamagedError | None = None
         for place in self._agreeing(listed):
             try:
-                found = read(Copy(place, place.catalog.manifest(listed.entry)))
+                found = read(CheckpointCopy(place, place.catalog.manifest(listed.entry)))
             except CheckpointDamagedError as exc:
                 place.catalog.note_damage(listed.entry, exc)
                 first = first or exc
@@ -96,11 +96,11 @@ class Tiers:
         assert first is not None
         raise first
 
-    def _agreeing(self, listed: Listed) -> tuple[Place, ...]:
+    def _agreeing(self, listed: LocatedCheckpoint) -> tuple[CheckpointStore, ...]:
         """The places whose manifests of that name are of one checkpoint, that of the main one."""
         if len(listed.places) == 1:
             return listed.places
-        ids: dict[Place, str] = {}
+        ids: dict[CheckpointStore, str] = {}
         for place in listed.places:
             try:
                 ids[place] = place.catalog.manifest(listed.entry).checkpoint_id

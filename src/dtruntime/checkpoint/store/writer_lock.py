@@ -25,7 +25,7 @@ _POLL_SECONDS = 0.005
 _SESSION = re.compile(r"-s([0-9a-f]{12})-")
 
 
-class Session:
+class WriterLock:
     """One writer, for as long as its process lives.
 
     On a local disk it holds a lock that the operating system releases when the process ends,

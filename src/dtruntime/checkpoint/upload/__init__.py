@@ -1,1 +1,4 @@
-"""Upload."""
+"""Copies committed checkpoints from the local tier to the main storage.
+
+Read `uploader` first.
+"""

@@ -15,9 +15,9 @@ from ..._shutdown import shutdown
 from ...errors import CheckpointDamagedError, StorageError, StorageNotFoundError
 from ..file_format.manifest import PACKS, Chunk, Manifest, Part, PartFile
 from ..load.pack_reader import PartReader
-from ..store.catalog import Entry
-from ..store.checkpoint_store import Place
-from ..store.tiers import Copy
+from ..store.catalog import CatalogEntry
+from ..store.checkpoint_store import CheckpointStore
+from ..store.tiers import CheckpointCopy
 
 BLOCK = 16 * 2**20
 """So much of a pack is read and written at a time."""
@@ -33,8 +33,10 @@ class _Pack:
     """By where they begin."""
 
 
-def copy_checkpoint(source: Place, target: Place, entry: Entry, *, late: bool) -> Manifest:
-    """Copy what the target does not have of a checkpoint, the manifest last: that is the commit.
+def copy_checkpoint(
+    source: CheckpointStore, target: CheckpointStore, entry: CatalogEntry, *, late: bool
+) -> Manifest:
+    """CheckpointCopy what the target does not have of a checkpoint, the manifest last: that is the commit.
 
     Chunks are checked against their digests on the way. The copy has the same sequence; where the
     target has one that is as high it gets the next one, so that it is the newest there, unless it
@@ -45,7 +47,7 @@ def copy_checkpoint(source: Place, target: Place, entry: Entry, *, late: bool) -
     same = target.catalog.with_id(manifest.checkpoint_id)
     if same is not None:
         return same
-    copy = Copy(source, manifest)
+    copy = CheckpointCopy(source, manifest)
     packs = _packs_of(copy)
     there = _sizes(target)
     for pack in packs:
@@ -64,11 +66,11 @@ def copy_checkpoint(source: Place, target: Place, entry: Entry, *, late: bool) -
     )
 
 
-def _sizes(place: Place) -> dict[str, int]:
+def _sizes(place: CheckpointStore) -> dict[str, int]:
     return {file.name: file.size for file in place.backend.list(PACKS)}
 
 
-def _check_there(target: Place, packs: Iterable[_Pack]) -> None:
+def _check_there(target: CheckpointStore, packs: Iterable[_Pack]) -> None:
     """Make sure that nobody has removed a pack meanwhile."""
     there = _sizes(target)
     for pack in packs:
@@ -79,7 +81,7 @@ def _check_there(target: Place, packs: Iterable[_Pack]) -> None:
             )
 
 
-def _packs_of(copy: Copy) -> list[_Pack]:
+def _packs_of(copy: CheckpointCopy) -> list[_Pack]:
     """All packs of a checkpoint; chunks that are differences are checked here and now."""
     found: dict[str, _Pack] = {}
     for part in copy.parts():
@@ -99,7 +101,7 @@ def _chunks_of(part: Part) -> tuple[Chunk, ...]:
     return (*part.chunks, *part.bases)
 
 
-def _copy_pack(source: Place, target: Place, pack: _Pack) -> None:
+def _copy_pack(source: CheckpointStore, target: CheckpointStore, pack: _Pack) -> None:
     ahead = Ahead(_checked_blocks(source, pack), 2, "strata-copy")
     with closing(ahead) as blocks, target.backend.writer(pack.file) as writer:
         for block in blocks:
@@ -107,7 +109,7 @@ def _copy_pack(source: Place, target: Place, pack: _Pack) -> None:
             shutdown.moved()
 
 
-def _checked_blocks(source: Place, pack: _Pack) -> Iterator[bytes]:
+def _checked_blocks(source: CheckpointStore, pack: _Pack) -> Iterator[bytes]:
     """The pack's bytes; every chunk in them has been checked."""
     if _size(source, pack.file) != pack.size:
         raise _damaged(source, pack, "it does not have the length that it had when it was written")
@@ -155,14 +157,14 @@ def _gap(start: int, stop: int) -> Iterator[tuple[int, int, None]]:
         yield at, min(at + BLOCK, stop), None
 
 
-def _size(source: Place, file: str) -> int:
+def _size(source: CheckpointStore, file: str) -> int:
     try:
         return source.backend.size(file)
     except StorageNotFoundError:
         return -1
 
 
-def _read(source: Place, pack: _Pack, start: int, stop: int) -> bytes:
+def _read(source: CheckpointStore, pack: _Pack, start: int, stop: int) -> bytes:
     try:
         return source.backend.read_range(pack.file, start, stop - start)
     except StorageNotFoundError as exc:
@@ -173,6 +175,6 @@ def _read(source: Place, pack: _Pack, start: int, stop: int) -> bytes:
         raise
 
 
-def _damaged(source: Place, pack: _Pack, why: str) -> CheckpointDamagedError:
+def _damaged(source: CheckpointStore, pack: _Pack, why: str) -> CheckpointDamagedError:
     where = source.backend.location(pack.file)
     return CheckpointDamagedError(f"{where} is damaged: {why}", file=where, detail=why)

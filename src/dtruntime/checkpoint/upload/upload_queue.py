@@ -6,14 +6,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..._background import time_left
 from ...errors import CheckpointDamagedError, StorageError
 from ...retry import Backoff
 from ...telemetry import EventLog
-from ..deadlines import time_left
-from ..save.handle import Saver
-from ..store.catalog import Entry
-from ..store.checkpoint_store import Place
-from ..store.cleanup import Upkeep
+from ..save.handle import JobThread
+from ..store.catalog import CatalogEntry
+from ..store.checkpoint_store import CheckpointStore
+from ..store.cleanup import Cleanup
 from .checkpoint_copy import copy_checkpoint
 
 log = EventLog("checkpoint")
@@ -24,10 +24,10 @@ BACKOFF = Backoff(first=0.5, longest=30.0)
 
 
 @dataclass(slots=True)
-class Upload:
+class CheckpointUpload:
     """A checkpoint that is to be copied, or was."""
 
-    entry: Entry
+    entry: CatalogEntry
     checkpoint_id: str
     done: bool = False
 
@@ -35,13 +35,13 @@ class Upload:
 class UploadQueue:
     """Checkpoints on their way from the local tier to the main storage, in the order of asking."""
 
-    def __init__(self, local: Place, main: Place, upkeep: Upkeep) -> None:
+    def __init__(self, local: CheckpointStore, main: CheckpointStore, upkeep: Cleanup) -> None:
         self._local = local
         self._main = main
         self._upkeep = upkeep
-        self._thread = Saver("strata-uploads")
+        self._thread = JobThread("strata-uploads")
         self._changed = threading.Condition()
-        self._waiting: dict[str, Upload] = {}
+        self._waiting: dict[str, CheckpointUpload] = {}
         self._uploaded: set[str] = set()
         self._dropped: set[str] = set()
         """Those that were dropped locally, by another process that saw to them."""
@@ -82,7 +82,7 @@ class UploadQueue:
         with self._changed:
             return {error.file for error in self._lost.values()}
 
-    def has(self, entry: Entry) -> bool:
+    def has(self, entry: CatalogEntry) -> bool:
         """Whether a checkpoint is not uploaded yet."""
         with self._changed:
             return any(upload.entry == entry for upload in self._waiting.values())
@@ -99,17 +99,17 @@ class UploadQueue:
         with self._changed:
             return checkpoint_id in self._dropped
 
-    def find(self, checkpoint_id: str) -> Upload | None:
+    def find(self, checkpoint_id: str) -> CheckpointUpload | None:
         """The upload of a checkpoint that is under way."""
         with self._changed:
             return self._waiting.get(checkpoint_id)
 
-    def add(self, entry: Entry, checkpoint_id: str) -> Upload:
-        """Upload a checkpoint behind the others, if that is not under way."""
+    def add(self, entry: CatalogEntry, checkpoint_id: str) -> CheckpointUpload:
+        """CheckpointUpload a checkpoint behind the others, if that is not under way."""
         with self._changed:
             if checkpoint_id in self._waiting:
                 return self._waiting[checkpoint_id]
-            upload = self._waiting[checkpoint_id] = Upload(entry, checkpoint_id)
+            upload = self._waiting[checkpoint_id] = CheckpointUpload(entry, checkpoint_id)
         self.persist(lambda: self._attempt(upload))
         return upload
 
@@ -118,7 +118,7 @@ class UploadQueue:
         self._thread.submit(lambda: self._try(attempt))
         self.on_busy()
 
-    def wait(self, upload: Upload, deadline: float | None) -> None:
+    def wait(self, upload: CheckpointUpload, deadline: float | None) -> None:
         """Wait for an upload; the back-off begins anew, since somebody wants it.
 
         ``StorageError`` when several attempts have failed meanwhile or it cannot be uploaded;
@@ -172,7 +172,7 @@ class UploadQueue:
                 self._hurry.clear()
                 delays = BACKOFF.delays()
 
-    def _attempt(self, upload: Upload) -> bool:
+    def _attempt(self, upload: CheckpointUpload) -> bool:
         """Try once; whether nothing is left to try."""
         try:
             late = upload.entry.sequence < self._newest
@@ -192,7 +192,7 @@ class UploadQueue:
             log.error("checkpoint.not_cleaned", place=self._main.url, reason=repr(exc))
         return True
 
-    def _failed(self, upload: Upload, error: Exception) -> bool:
+    def _failed(self, upload: CheckpointUpload, error: Exception) -> bool:
         fields = {"step": upload.entry.step, "place": self._main.url, "reason": str(error)}
         dropped = isinstance(error, CheckpointDamagedError) and self._is_gone(upload)
         with self._changed:
@@ -217,14 +217,14 @@ class UploadQueue:
             self._end(upload)
         return True
 
-    def _is_gone(self, upload: Upload) -> bool:
+    def _is_gone(self, upload: CheckpointUpload) -> bool:
         """Whether the local tier has lost a checkpoint because another process dropped it."""
         try:
             return not self._local.backend.exists(upload.entry.name)
         except StorageError:
             return False
 
-    def _end(self, upload: Upload) -> None:
+    def _end(self, upload: CheckpointUpload) -> None:
         upload.done = True
         del self._waiting[upload.checkpoint_id]
         self._changed.notify_all()
@@ -234,7 +234,7 @@ class UploadQueue:
         self._untold = [error for error in self._untold if error is not lost]
         return lost
 
-    def _only_local(self, upload: Upload, why: object) -> str:
+    def _only_local(self, upload: CheckpointUpload, why: object) -> str:
         where = f"the local tier {self._local.url}"
         return f"the checkpoint of step {upload.entry.step} is only in {where}: {why}"
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from ..._background import deadline_after, time_left
 from ...errors import (
     CheckpointDamagedError,
     ConfigError,
@@ -16,12 +17,11 @@ from ...errors import (
     StrataError,
 )
 from ...telemetry import EventLog
-from ..deadlines import deadline_after, time_left
 from ..file_format.manifest import Manifest
-from ..store.catalog import Entry
-from ..store.checkpoint_store import Place
-from ..store.cleanup import Upkeep
-from .upload_queue import Upload, UploadQueue
+from ..store.catalog import CatalogEntry
+from ..store.checkpoint_store import CheckpointStore
+from ..store.cleanup import Cleanup
+from .upload_queue import CheckpointUpload, UploadQueue
 
 log = EventLog("checkpoint")
 
@@ -31,7 +31,7 @@ OWNER = "tier.json"
 """In the local tier: which main storage it belongs to."""
 
 
-class Uploads:
+class Uploader:
     """Copies checkpoints of the local tier to the main storage, in the order of their commits.
 
     Every ``every``-th one is due, by its sequence; others are copied when somebody waits for them.
@@ -42,9 +42,9 @@ class Uploads:
 
     def __init__(
         self,
-        local: Place,
-        main: Place,
-        upkeep: Upkeep,
+        local: CheckpointStore,
+        main: CheckpointStore,
+        upkeep: Cleanup,
         *,
         every: int,
         is_first: Callable[[], bool] = lambda: True,
@@ -115,14 +115,14 @@ class Uploads:
             self._is_marked = True
 
     def committed(self, manifest: Manifest) -> None:
-        """Upload a checkpoint of the local tier if it is due, after those before it."""
+        """CheckpointUpload a checkpoint of the local tier if it is due, after those before it."""
         self._copies = True
         if self._seen is None:
             self._first_own = min(self._first_own or manifest.sequence, manifest.sequence)
         else:
             self._see_to_new_ones()
 
-    def spares(self, entry: Entry) -> bool:
+    def spares(self, entry: CatalogEntry) -> bool:
         """Whether the local tier has to keep a checkpoint because it is not uploaded yet."""
         return self._seen is None or self._queue.has(entry)
 
@@ -178,7 +178,7 @@ class Uploads:
         self.wait(time_left(deadline))
 
     def close(self) -> None:
-        """Upload what is due and the newest, and end; raises when that does not succeed."""
+        """CheckpointUpload what is due and the newest, and end; raises when that does not succeed."""
         try:
             if self._copies:
                 self.flush()
@@ -213,7 +213,7 @@ class Uploads:
             return None
 
     def _see_to_new_ones(self, *, newest: bool = False) -> None:
-        """Upload those of the local checkpoints that were not seen yet and are due."""
+        """CheckpointUpload those of the local checkpoints that were not seen yet and are due."""
         with self._looking:
             seen = self._seen or 0
             fresh = [entry for entry in self._local.catalog.entries() if entry.sequence > seen]
@@ -226,7 +226,7 @@ class Uploads:
                     log.error("checkpoint.damaged", step=entry.step, reason=str(exc))
             self._seen = max([seen, *(entry.sequence for entry in fresh)])
 
-    def _upload_of(self, checkpoint_id: str) -> Upload | None:
+    def _upload_of(self, checkpoint_id: str) -> CheckpointUpload | None:
         """The upload of a checkpoint; None when it is done."""
         upload = self._queue.find(checkpoint_id)
         if upload is not None:
@@ -237,7 +237,7 @@ class Uploads:
             return None
         manifest = self._local.catalog.with_id(checkpoint_id)
         if manifest is not None:
-            return self._queue.add(Entry.of(manifest), checkpoint_id)
+            return self._queue.add(CatalogEntry.of(manifest), checkpoint_id)
         raise StorageError(
             f"checkpoint {checkpoint_id} was not uploaded, since it was not due, and is not in "
             f"{self._local.url} any more: wait for it earlier, or keep more there (local_keep)"

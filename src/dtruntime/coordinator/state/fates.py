@@ -11,8 +11,8 @@ from ...retention import (
     RETENTION_KEY,
     SECONDS_KEY,
     WRITTEN_KEY,
-    Kept,
     Retention,
+    RetentionCandidate,
 )
 from .machine import Job
 from .records import CheckpointRecord
@@ -35,8 +35,8 @@ class Fates:
         self._dropped: frozenset[int] | None = None
         if policy is not None and not policy.keep_best:
             here = [r for r in known if r.metadata.get(PLACE_KEY) == self._place]
-            kept = [Kept(record.sequence, record.step, {}) for record in here]
-            following = Kept(known[-1].sequence + 1, -1, {})
+            kept = [RetentionCandidate(record.sequence, record.step, {}) for record in here]
+            following = RetentionCandidate(known[-1].sequence + 1, -1, {})
             self._dropped = frozenset(one.sequence for one in policy.dropped([*kept, following]))
 
     def will_be_dropped(self, record: CheckpointRecord) -> bool | None:

@@ -1,1 +1,4 @@
-"""Local_disk."""
+"""Files of this machine: `LocalBackend`, atomic files, direct I/O.
+
+Read `local_backend` first.
+"""

@@ -11,9 +11,8 @@ from collections import deque
 from itertools import count
 from typing import Any
 
-from ..._buffers import Blocks
-from ..buffers import AT_ONCE, Views, blocks_of, copy, cut, size_of
-from ..lanes import side_by_side
+from ..._background import side_by_side
+from ..._buffers import AT_ONCE, BlockPool, Views, blocks_of, copy, cut, size_of
 
 ALIGNMENT = 4096
 BLOCK = 4 * 2**20
@@ -29,12 +28,12 @@ class DirectRefusedError(Exception):
     """The file system takes no direct writes."""
 
 
-def bounce_blocks() -> Blocks:
+def bounce_blocks() -> BlockPool:
     """Aligned blocks for data that are not aligned."""
-    return Blocks(BLOCK, 2 * LANES)
+    return BlockPool(BLOCK, 2 * LANES)
 
 
-def write_views(handle: int, views: Views, bounce: Blocks, *, direct: bool) -> None:
+def write_views(handle: int, views: Views, bounce: BlockPool, *, direct: bool) -> None:
     """Write data from the beginning of a file on.
 
     ``OSError`` when it fails; ``DirectRefusedError`` when it should have been ``direct`` and
@@ -57,7 +56,7 @@ def write_views(handle: int, views: Views, bounce: Blocks, *, direct: bool) -> N
     write_buffered(handle, cut(views, whole, size), whole)
 
 
-def write_block(handle: int, block: Views, offset: int, bounce: Blocks) -> None:
+def write_block(handle: int, block: Views, offset: int, bounce: BlockPool) -> None:
     """Write one block directly; its size and offset are aligned, its memory need not be."""
     if len(block) == 1 and is_aligned(block[0]):
         _write_direct(handle, block[0], offset)

@@ -10,15 +10,22 @@ from itertools import count
 from pathlib import Path
 from typing import TypeAlias
 
+from ..._background import side_by_side
+from ..._buffers import Views, blocks_of, cut, in_pieces, size_of
 from ...errors import StorageError, StorageNotFoundError
 from ...telemetry import EventLog
-from ..backend import Failures, Names, Pieces, Range, StorageBackend, StoredFile, StreamWriter
-from ..buffers import Views, blocks_of, cut, in_pieces, size_of
+from ..backend import (
+    PARTIAL,
+    Failures,
+    Names,
+    Pieces,
+    Range,
+    StorageBackend,
+    StoredFile,
+    StreamWriter,
+)
 from ..error_translation import storage_errors
-from ..lanes import side_by_side
-from ..local_folders import Folders, refuse_link
-from ..names import PARTIAL
-from .atomic_file import PartialFile, sweep_folder
+from .atomic_file import Folders, PartialFile, refuse_link, sweep_folder
 from .direct_io import DIRECT_FROM, DirectRefusedError, bounce_blocks, set_direct, write_views
 from .local_stream import LocalStreamWriter
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 
 from ..._background import Hold
-from ..._buffers import Blocks
+from ..._buffers import BlockPool
 from ..backend import StreamWriter
 from ..error_translation import storage_errors
 from .atomic_file import PartialFile
@@ -46,7 +46,7 @@ class _BlockWrite:
         self.error: BaseException | None = None
 
 
-class _Lanes:
+class _WriteLanes:
     """Threads that write full blocks while the next is filled.
 
     They serve a whole file: starting one for each block would take longer than writing it.
@@ -97,7 +97,7 @@ class LocalStreamWriter(StreamWriter):
     """
 
     def __init__(
-        self, name: str, location: str, file: PartialFile, bounce: Blocks, *, direct: bool
+        self, name: str, location: str, file: PartialFile, bounce: BlockPool, *, direct: bool
     ) -> None:
         super().__init__(name, location)
         self._file = file
@@ -109,7 +109,7 @@ class LocalStreamWriter(StreamWriter):
         """How many bytes are written, or being written."""
         self._reserved = 0
         self._running: deque[_BlockWrite] = deque()
-        self._lanes = _Lanes(self._put)
+        self._lanes = _WriteLanes(self._put)
 
     def _write(self, view: memoryview) -> None:
         with storage_errors("write", self.location):

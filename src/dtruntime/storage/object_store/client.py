@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -17,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ShardError, ShardNotFoundError, StorageError
 from ...retry import Backoff
+from ...telemetry import EventLog
 
 if TYPE_CHECKING:
+    from obstore import ObjectMeta
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
 SCHEMES = ("s3", "gs", "az")
@@ -128,7 +131,7 @@ def store_for(url: ObjectUrl, *, patient: bool = True) -> ObjectStore:
     not survive a fork, and every call would hang.
     """
     check_process(url)
-    with translated("open", url.base):
+    with data_errors("open", url.base):
         return open_store(url, StoreOptions() if patient else IMPATIENT)
 
 
@@ -210,7 +213,7 @@ def _retry_config(options: StoreOptions) -> RetryConfig:
 
 
 @contextmanager
-def translated(doing: str, what: str) -> Iterator[None]:
+def data_errors(doing: str, what: str) -> Iterator[None]:
     """Turn errors of a store or of the file system into Strata's, naming ``what``."""
     try:
         yield
@@ -264,3 +267,60 @@ def secrets_in(settings: Mapping[str, str]) -> set[str]:
 
 def _is_secret(name: str, value: str) -> bool:
     return bool(_SECRET.search(name)) and len(value) > 3
+
+
+log = EventLog("storage")
+
+PAGE = 1000
+_BROKE_OFF = "list response body"
+"""In messages of obstore about an answer that had begun: it does not repeat such a request."""
+
+
+class Listing:
+    """The objects under a prefix; after an answer that breaks off, from the last name on."""
+
+    def __init__(self, store: ObjectStore, under: str, retry_seconds: float) -> None:
+        """``retry_seconds``: for how long answers may break off before anything comes."""
+        self._store = store
+        self._under = under
+        self._retry_seconds = retry_seconds
+        self._last = ""
+        self._in_order = True
+
+    def pages(self) -> Iterator[Sequence[ObjectMeta]]:
+        """Objects by the page, each of them once. Raises obstore's errors."""
+        import obstore
+
+        pages, delays, deadline = self._ask(), BACKOFF.delays(), 0.0
+        while True:
+            try:
+                page = next(pages, None)
+            except obstore.exceptions.BaseError as exc:
+                delay, now = next(delays), time.monotonic()
+                deadline = deadline or now + self._retry_seconds
+                if now + delay > deadline or not self._can_go_on(exc):
+                    raise
+                log.info("storage.listing_broke_off", under=self._under, after=self._last)
+                time.sleep(delay)
+                pages = self._ask()
+                continue
+            if page is None:
+                return
+            self._note(page)
+            delays, deadline = BACKOFF.delays(), 0.0
+            yield page
+
+    def _ask(self) -> Iterator[Sequence[ObjectMeta]]:
+        import obstore
+
+        under, offset = self._under or None, self._last or None
+        return iter(obstore.list(self._store, under, offset=offset, chunk_size=PAGE))
+
+    def _can_go_on(self, error: Exception) -> bool:
+        # Where names do not come in order, what comes after the last one is not the rest.
+        return self._in_order and _BROKE_OFF in str(error)
+
+    def _note(self, page: Sequence[ObjectMeta]) -> None:
+        for meta in page:
+            self._in_order = self._in_order and self._last < meta["path"]
+            self._last = meta["path"]

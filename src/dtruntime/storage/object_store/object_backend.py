@@ -8,23 +8,40 @@ retries again, except for a listing that breaks off (`object_listing`).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import TYPE_CHECKING, Any
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 
-from ..._buffers import Blocks
+from ..._background import side_by_side
+from ..._buffers import BlockPool, Views, blocks_of, copy, size_of
 from ...errors import ConfigError, ShardError, StorageError, install_command
-from ..backend import Failures, Names, Pieces, Range, StorageBackend, StoredFile, StreamWriter
-from ..buffers import Views, blocks_of, size_of
+from ..backend import (
+    Failures,
+    Names,
+    Pieces,
+    Range,
+    StorageBackend,
+    StoredFile,
+    StreamWriter,
+    check_prefix,
+)
 from ..error_translation import storage_errors
-from ..lanes import side_by_side
-from ..names import check_prefix
-from ..object_listing import Listing
-from ..object_reads import Fetcher
-from .client import ObjectUrl, StoreOptions, check_process, open_store, parse_object_url
-from .object_stream import ObjectStreamWriter, Upload
+from .client import (
+    RETRY_SECONDS,
+    Listing,
+    ObjectUrl,
+    StoreOptions,
+    check_process,
+    open_store,
+    parse_object_url,
+)
+from .object_stream import MultipartUpload, ObjectStreamWriter
 
 if TYPE_CHECKING:
+    from obstore import GetResult
     from obstore.store import ObjectStore
 
 PART_BYTES = 16 * 2**20
@@ -63,7 +80,7 @@ class ObjectBackend(StorageBackend):
         self._retry_seconds = options.retry_seconds
         self._store = self._open(options)
         self._part_bytes = part_bytes
-        self._part_memory = Blocks(part_bytes, parallel_parts)
+        self._part_memory = BlockPool(part_bytes, parallel_parts)
         self._parallel_parts = parallel_parts
 
     def location(self, name: str = "") -> str:
@@ -202,11 +219,13 @@ class ObjectBackend(StorageBackend):
     def _errors(self, doing: str, name: str) -> AbstractContextManager[None]:
         return storage_errors(doing, self.location(name), self._secrets)
 
-    def _fetcher(self, name: str) -> Fetcher:
-        return Fetcher(self._client(), self._key(name), self._part_bytes, self._parallel_parts)
+    def _fetcher(self, name: str) -> ObjectFetcher:
+        return ObjectFetcher(
+            self._client(), self._key(name), self._part_bytes, self._parallel_parts
+        )
 
-    def _upload(self, name: str) -> Upload:
-        return Upload(self._client(), self._key(name), self._parallel_parts, self._errors)
+    def _upload(self, name: str) -> MultipartUpload:
+        return MultipartUpload(self._client(), self._key(name), self._parallel_parts, self._errors)
 
     def _check_end(self, name: str, offset: int, length: int) -> None:
         size = self.size(name)
@@ -227,3 +246,203 @@ def place_of(url: str) -> ObjectUrl:
     except (ShardError, ValueError) as exc:
         raise ConfigError(str(exc)) from exc
     return place
+
+
+NEAR_BYTES = 256 * 2**10
+"""Ranges with gaps up to this size are fetched together."""
+_VERSION_ATTEMPTS = 5
+_CHUNK = 256 * 2**10
+
+_Target: TypeAlias = tuple[int, Views]
+"""An offset, and the memory for the bytes from there on."""
+
+
+class ObjectFetcher:
+    """Fetches ranges of one object side by side. Methods raise obstore's errors."""
+
+    def __init__(self, store: ObjectStore, key: str, part_bytes: int, lanes: int) -> None:
+        self._store = store
+        self._key = key
+        self._part_bytes = part_bytes
+        self._lanes = lanes
+
+    def ranges(self, spans: Sequence[tuple[int, int]]) -> list[bytes] | None:
+        """Return the bytes of each offset and length; None as in :meth:`fill`."""
+        wanted = merged((offset, offset + length) for offset, length in spans if length)
+        memory = {start: memoryview(bytearray(end - start)) for start, end in wanted}
+        if not self._fill_all((start, [view]) for start, view in memory.items()):
+            return None
+        starts = sorted(memory)
+        found = []
+        for offset, length in spans:
+            start = max((s for s in starts if s <= offset), default=0) if length else 0
+            at = offset - start
+            found.append(bytes(memory[start][at : at + length]) if length else b"")
+        return found
+
+    def fill(self, offset: int, views: Views) -> bool:
+        """Fetch bytes into memory; False when the object is too short, or changes all the time."""
+        return self._fill_all([(offset, views)])
+
+    def _fill_all(self, targets: Iterable[_Target]) -> bool:
+        parts = [part for target in targets for part in self._parts(target)]
+        for _ in range(_VERSION_ATTEMPTS):
+            versions: set[object] = set()
+            short: list[int] = []
+
+            def fetch(part: _Target) -> None:
+                result = self._get(part)
+                if result is None or not _copy(result, part):
+                    short.append(part[0])  # noqa: B023
+                else:
+                    versions.add((result.meta["e_tag"], result.meta["last_modified"]))  # noqa: B023
+
+            side_by_side(parts, fetch, max(1, min(self._lanes, len(parts))))
+            if len(versions) < 2:
+                return not short
+        return False
+
+    def _parts(self, target: _Target) -> Iterable[_Target]:
+        offset, views = target
+        blocks = blocks_of(views, self._part_bytes)
+        return zip(count(offset, self._part_bytes), blocks, strict=False)
+
+    def _get(self, part: _Target) -> GetResult | None:
+        import obstore
+
+        offset, views = part
+        try:
+            return obstore.get(
+                self._store, self._key, options={"range": (offset, offset + size_of(views))}
+            )
+        except obstore.exceptions.BaseError as exc:
+            if "status code: 416" in str(exc):  # the range begins where the object has ended
+                return None
+            raise
+
+
+def merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join stretches, given by start and end, that overlap or lie near each other."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if found and start - found[-1][1] <= NEAR_BYTES:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((start, end))
+    return found
+
+
+def _copy(result: GetResult, part: _Target) -> bool:
+    """Copy what arrives; False when it is less than was asked for."""
+    views = part[1]
+    if result.range[1] - result.range[0] != size_of(views):
+        return False
+    left = deque(views)
+    for chunk in result.stream(min_chunk_size=_CHUNK):
+        data = memoryview(chunk)
+        while left and data.nbytes:
+            target = left.popleft()
+            size = min(target.nbytes, data.nbytes)
+            copy(data[:size], target[:size])
+            data = data[size:]
+            if size < target.nbytes:
+                left.appendleft(target[size:])
+    return not left
+
+
+REQUEST_SECONDS = 60.0
+_RETRIES = 1000
+
+
+class Tuning(TypedDict, total=False):
+    """What all object backends take, by keyword."""
+
+    endpoint: str
+    """The URL of a compatible server."""
+    anonymous: bool
+    """Send no credentials."""
+    part_bytes: int
+    parallel_parts: int
+    retry_seconds: float
+    """No request is repeated once this time has passed since its first attempt."""
+    request_seconds: float
+    """How long one attempt may take."""
+    config: dict[str, str]
+    """Further settings and credentials by obstore's names, such as ``access_key_id``."""
+
+
+class S3Backend(ObjectBackend):
+    """Objects in a bucket of S3, or of a server that speaks its protocol.
+
+    Credentials come from the environment (``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``,
+    ``AWS_SESSION_TOKEN``), a web identity token, the container or the machine's role.
+    """
+
+    kind = "s3"
+
+    def __init__(
+        self,
+        bucket: str,
+        region: str = "",
+        *,
+        prefix: str = "",
+        path_style: bool | None = None,
+        **tuning: Unpack[Tuning],
+    ) -> None:
+        """``path_style``: the bucket is in the path of URLs; None: unless it is Amazon's."""
+        if not re.fullmatch(r"[a-z0-9-]*", region):
+            raise ValueError(f"{region!r} is no region: a prefix is given as prefix={region!r}")
+        own = {"region": region, "path_style": path_style}
+        super().__init__(f"s3://{bucket}/{prefix}", *_options(tuning, own))
+
+
+class GcsBackend(ObjectBackend):
+    """Objects in a bucket of Google Cloud Storage.
+
+    Credentials come from ``GOOGLE_APPLICATION_CREDENTIALS`` or ``GOOGLE_SERVICE_ACCOUNT``, the
+    default credentials of ``gcloud``, or the machine's service account.
+    """
+
+    kind = "gcs"
+
+    def __init__(self, bucket: str, *, prefix: str = "", **tuning: Unpack[Tuning]) -> None:
+        super().__init__(f"gs://{bucket}/{prefix}", *_options(tuning, {}))
+
+
+class AzureBackend(ObjectBackend):
+    """Objects in a container of Azure Blob Storage.
+
+    The account and its credentials come from ``AZURE_STORAGE_ACCOUNT_NAME`` and
+    ``AZURE_STORAGE_ACCOUNT_KEY``, a SAS token, a service principal or a managed identity.
+    """
+
+    kind = "azure"
+
+    def __init__(
+        self, container: str, *, prefix: str = "", account: str = "", **tuning: Unpack[Tuning]
+    ) -> None:
+        if account:
+            tuning["config"] = {"account_name": account, **tuning.get("config", {})}
+        super().__init__(f"az://{container}/{prefix}", *_options(tuning, {}))
+
+
+def open_objects(url: str, **options: Any) -> ObjectBackend:
+    """Return the backend of an object store's URL."""
+    place = place_of(url)
+    kinds: dict[str, type[Any]] = {"s3": S3Backend, "gs": GcsBackend, "az": AzureBackend}
+    backend: ObjectBackend = kinds[place.scheme](place.bucket, prefix=place.key, **options)
+    return backend
+
+
+def _options(tuning: Tuning, own: dict[str, Any]) -> tuple[StoreOptions, int, int]:
+    options = StoreOptions(
+        endpoint=tuning.get("endpoint", ""),
+        anonymous=tuning.get("anonymous", False),
+        retries=_RETRIES,
+        retry_seconds=tuning.get("retry_seconds", RETRY_SECONDS),
+        request_seconds=tuning.get("request_seconds", REQUEST_SECONDS),
+        config=tuple(sorted(tuning.get("config", {}).items())),
+        **own,
+    )
+    parts = tuning.get("part_bytes", PART_BYTES), tuning.get("parallel_parts", PARALLEL_PARTS)
+    return options, *parts

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..._background import Hold
-from ..._buffers import Blocks
+from ..._buffers import BlockPool, copy
 from ...errors import StorageError
 from ..backend import StreamWriter
-from ..buffers import copy
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 _WAITING_PIECES = 4
 
 
-class Upload:
+class MultipartUpload:
     """How one object gets to its store."""
 
     def __init__(
@@ -67,7 +66,7 @@ class ObjectStreamWriter(StreamWriter):
     """
 
     def __init__(
-        self, name: str, location: str, upload: Upload, memory: Blocks, max_parts: int
+        self, name: str, location: str, upload: MultipartUpload, memory: BlockPool, max_parts: int
     ) -> None:
         super().__init__(name, location)
         self._upload = upload
