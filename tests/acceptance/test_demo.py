@@ -19,7 +19,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from dtruntime.coordinator.http.pages import static_folder
+from dtruntime.coordinator.http.static import static_folder
 from dtruntime.demo.incidents import WorkerLoss
 from dtruntime.demo.notes import read_notes
 from dtruntime.demo.plan import Plan

@@ -15,7 +15,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from dtruntime.config import CoordinatorConfig, split_address
-from dtruntime.coordinator.http import server as http_server
+from dtruntime.coordinator.http import http_server
 from dtruntime.coordinator.server import CoordinatorServer
 from dtruntime.testing import LocalCoordinator, eventually
 from tests.integration.conftest import StartCoordinator

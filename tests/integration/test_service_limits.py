@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.coordinator.raw_http2 import RawHttp2Client
 from dtruntime import TrainingOrchestrator
-from dtruntime.coordinator.service.queries import DEALINGS_WAITING
+from dtruntime.coordinator.queries import DEALINGS_WAITING
 from dtruntime.rpc.gen import coordinator_pb2 as pb
 from dtruntime.testing import LocalCoordinator, eventually
 from tests.integration.conftest import TRANSPORTS, StartCoordinator

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dtruntime.coordinator.service import decode
 from dtruntime.coordinator.state import Refused
+from dtruntime.rpc import decode
 from dtruntime.rpc.gen import coordinator_pb2 as pb
 from dtruntime.types import DEFAULT_JOB, WorkerState
 

@@ -3,7 +3,7 @@
 import pytest
 
 from dtruntime.config import CoordinatorConfig
-from dtruntime.coordinator.service.limits import RateLimits, TokenBuckets
+from dtruntime.coordinator.limits import RateLimits, TokenBuckets
 from dtruntime.coordinator.state import Refused
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dtruntime.coordinator.state.layouts import LayoutRecord
+from dtruntime.coordinator.state.dataset_layouts import LayoutRecord
 from dtruntime.coordinator.state.records import (
     READ_ON_DEMAND,
     RECORD_TYPES,

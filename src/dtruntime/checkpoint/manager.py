@@ -14,8 +14,8 @@ import psutil
 
 from .._background import deadline_after, in_thread, time_left
 from .._shutdown import shutdown
-from ..client import current
-from ..client.settings import trace_worker
+from ..client import current_orchestrator
+from ..client.worker_config import trace_worker
 from ..config import Config
 from ..errors import ConfigError, StorageError
 from ..retention import Retention
@@ -175,7 +175,7 @@ class CheckpointManager:
         self._place = self._main
         """Where saves go."""
         find: FindCoordinator = (
-            current.Responsible() if orchestrator is None else lambda: orchestrator
+            current_orchestrator.Responsible() if orchestrator is None else lambda: orchestrator
         )
         witness = ConditionReporter(find)
         # With two tiers a checkpoint that one of them drops may be in the other.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ..coordinator.http.journal import level_of, sentence
+from ..coordinator.http.event_log import level_of, sentence
 from ..coordinator.state import Event
 from ..rpc.gen import coordinator_pb2 as pb
 from .status_view import checkpoint_line, headline, hint, job_lines, staleness

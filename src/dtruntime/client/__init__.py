@@ -3,6 +3,6 @@
 from .datasets import DatasetRegistry
 from .observer import Observer
 from .orchestrator import TrainingOrchestrator
-from .settings import WorkerConfig
+from .worker_config import WorkerConfig
 
 __all__ = ["DatasetRegistry", "Observer", "TrainingOrchestrator", "WorkerConfig"]

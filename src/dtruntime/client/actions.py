@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 
 from .._sync_bridge import awaitable, blocking
+from ..rpc import messages
 from ..rpc.gen import coordinator_pb2 as pb
 from ..types import Action, check_id
-from . import wire
 from .member import Member, StateLostError
 
 
@@ -29,7 +29,7 @@ class ActionCalls(Member):
         returned again. Raises `StrataError` when no such worker is live.
         """
         identity = self.identity
-        request = wire.action_request(identity.job, kind, worker_id, reason)
+        request = messages.action_request(identity.job, kind, worker_id, reason)
         if kind == "drain" and not worker_id:
             request.worker_id = identity.worker_id
         request.requested_by = identity.worker_id

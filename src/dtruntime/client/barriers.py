@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from .._sync_bridge import awaitable, blocking
 from ..errors import StrataError
+from ..rpc import messages
 from ..rpc.gen import coordinator_pb2 as pb
 from ..telemetry import EventLog, tracing
 from ..types import LONGEST_WAIT_SECONDS, VALUE_BYTES, WorkerState, check_id, check_whole
-from . import wire
 from .member import Member, hold_seconds
 
 log = EventLog("worker")
@@ -128,7 +128,7 @@ class BarrierCalls(Member):
             while timeout_ms is None and reply.outcome == pb.BARRIER_OUTCOME_TIMED_OUT:
                 request.ticket, request.generation = next(self._tickets), self._told
                 reply = await self._wait(request, hold, names_missing=True)
-            wire.raise_barrier_outcome(barrier_id, timeout_ms or 0, reply)
+            messages.raise_barrier_outcome(barrier_id, timeout_ms or 0, reply)
         return reply
 
     async def _wait(
@@ -162,7 +162,7 @@ class BarrierCalls(Member):
                             barrier=barrier.barrier_id,
                             seconds=round(waited),
                             arrived=f"{barrier.arrived} of {barrier.expected}",
-                            missing=wire.named_missing(
+                            missing=messages.named_missing(
                                 barrier.missing, barrier.expected - barrier.arrived
                             ),
                         )

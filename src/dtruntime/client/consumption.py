@@ -14,9 +14,9 @@ from ..data.order import Segment, TakenBack
 from ..errors import ShardError, ShardNotFoundError
 from ..rpc.gen import coordinator_pb2 as pb
 from ..types import WorkerState
-from . import current
+from . import current_orchestrator
 from .member import StateLostError
-from .settings import OUTAGE_SECONDS
+from .worker_config import OUTAGE_SECONDS
 
 if TYPE_CHECKING:
     from .datasets import DatasetRegistry
@@ -161,7 +161,7 @@ class CoverageReports:
         self._attempt = worker.generation, 0
         self._told: dict[int, pb.CoverageReport] = {}
         """The last report on each epoch."""
-        current.tells(self)
+        current_orchestrator.tells(self)
 
     def resumed(self) -> None:
         """A state was loaded."""

@@ -21,6 +21,7 @@ from ..errors import (
     StrataError,
     SyncError,
 )
+from ..rpc import messages
 from ..rpc.channel import Channel
 from ..rpc.gen import coordinator_pb2 as pb
 from ..sharding import MovePlan
@@ -28,12 +29,12 @@ from ..sharding.coverage import Counted
 from ..storage.data_files import is_remote
 from ..telemetry import EventLog
 from ..types import FORMATS, DatasetSummary, EpochCoverage, ShardInfo, check_id, check_whole
-from . import current, wire
+from . import current_orchestrator
 from .coverage import coverage_of
-from .layouts import DatasetLayout, add_layout, index_in, layout_of
+from .dataset_descriptions import DatasetLayout, add_layout, index_in, layout_of
 from .planning import move_plan
-from .registration import Progress, Wanted, changed_files, index_files
-from .settings import OUTAGE_SECONDS, WorkerConfig
+from .registration import DatasetSpec, Progress, changed_files, index_files
+from .worker_config import OUTAGE_SECONDS, WorkerConfig
 
 if TYPE_CHECKING:
     from ..data.index import DatasetIndex
@@ -47,10 +48,10 @@ R = TypeVar("R", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RegisteredDataset:
     """A dataset as a coordinator knew it."""
 
-    wanted: Wanted
+    wanted: DatasetSpec
     fingerprint: str
     """Of its files; empty where nobody has seen them."""
     state_id: str
@@ -83,14 +84,14 @@ class DatasetRegistry:
         """Whether a coordinator that has never answered is given up early."""
         self._patience = OUTAGE_SECONDS if patience is None else patience
         self._warned: set[tuple[str, int]] = set()
-        self._told: dict[tuple[str, str, str], Told] = {}
+        self._told: dict[tuple[str, str, str], RegisteredDataset] = {}
         """What is known of datasets, by coordinator, job and id."""
         self._telling = asyncio.Lock()
 
     @property
     def _config(self) -> WorkerConfig:
         """What was given, completed by the process's orchestrator, else by the environment."""
-        worker, given = current.current(), self._given
+        worker, given = current_orchestrator.current(), self._given
         if worker is not None:
             given = replace(
                 given,
@@ -106,7 +107,7 @@ class DatasetRegistry:
         url = config.coordinator_url or ""
         if url not in self._channels:
             # One that this process is registered with has answered before.
-            new = self._hasty and current.current() is None
+            new = self._hasty and current_orchestrator.current() is None
             self._channels[url] = Channel(
                 url, connect_timeout=config.connect_seconds if new else None
             )
@@ -124,7 +125,7 @@ class DatasetRegistry:
         Its rank means nothing in a job of that name elsewhere. One host has many names: a
         coordinator counts as another one if its port is.
         """
-        worker = current.current()
+        worker = current_orchestrator.current()
         if worker is None or worker.job != self.job:
             return None
         urls = (worker.coordinator_url, self._channel.url)
@@ -162,7 +163,7 @@ class DatasetRegistry:
             raise ShardValueError(
                 f"dataset {dataset_id!r}: format {format!r} is unknown; use {', '.join(FORMATS)}"
             )
-        wanted = Wanted.checked(
+        wanted = DatasetSpec.checked(
             dataset_id,
             total_samples,
             shard_size,
@@ -185,7 +186,7 @@ class DatasetRegistry:
         self, dataset_id: str, total_samples: int, shard_size: int, shuffle: bool = True
     ) -> None:
         """Register a dataset that is known by its sample numbers alone, without files."""
-        wanted = Wanted.checked(dataset_id, total_samples, shard_size, shuffle=shuffle)
+        wanted = DatasetSpec.checked(dataset_id, total_samples, shard_size, shuffle=shuffle)
         await self._register(wanted, None)
 
     register_dataset = blocking(register_dataset_async, brief=True)
@@ -232,7 +233,7 @@ class DatasetRegistry:
         reply = await self._channel.call(
             "ListDatasets", pb.JobRequest(job=self.job), pb.DatasetList, patience=self._patience
         )
-        return [wire.dataset(info) for info in reply.datasets]
+        return [messages.dataset(info) for info in reply.datasets]
 
     list_datasets = blocking(list_datasets_async, brief=True)
 
@@ -243,7 +244,7 @@ class DatasetRegistry:
         ``order`` tells the coordinator in which order this worker is about to read it.
         """
         description = await self._found(dataset_id, order=order)
-        return wire.dataset(description.dataset, description)
+        return messages.dataset(description.dataset, description)
 
     describe = blocking(describe_async, brief=True)
 
@@ -319,7 +320,7 @@ class DatasetRegistry:
         the registration. What it consumed is reported at the end of each epoch and with each
         `commit`, so that ``strata datasets show`` can prove that every sample was read once.
         """
-        from .loading import GLOBAL, described_for, open_loader
+        from .loaders import GLOBAL, described_for, open_loader
 
         summary = await described_for(self, dataset_id, options.get("order", GLOBAL))
         return await open_loader(self, summary, {"batch_size": batch_size, **options})
@@ -335,7 +336,7 @@ class DatasetRegistry:
         Begins with the first epoch that is not complete; ``options`` are those of
         `dtruntime.data.LiveLoader`, and ``columns``, ``skip`` and ``cache`` as for `loader`.
         """
-        from .loading import AFFINITY, described_for, open_live_loader
+        from .loaders import AFFINITY, described_for, open_live_loader
 
         summary = await described_for(self, dataset_id, AFFINITY)
         complete = {item.epoch for item in await self._consumption(dataset_id) if item.complete}
@@ -350,7 +351,7 @@ class DatasetRegistry:
 
         ``options`` are ``columns``, ``skip`` and ``cache``, as for `dtruntime.data.FileSource`.
         """
-        from .loading import GLOBAL, described_for, open_source
+        from .loaders import GLOBAL, described_for, open_source
 
         # What is mixed is read in global order only.
         source = await open_source(self, await described_for(self, dataset_id, GLOBAL), options)
@@ -393,7 +394,7 @@ class DatasetRegistry:
 
     close = blocking(close_async, brief=True)
 
-    async def _register(self, wanted: Wanted, progress: Progress | None) -> None:
+    async def _register(self, wanted: DatasetSpec, progress: Progress | None) -> None:
         if wanted.path:
             await self._register_files(wanted, progress)
         else:
@@ -401,7 +402,7 @@ class DatasetRegistry:
         if self._key(wanted.dataset_id) not in self._told:
             await self._found(wanted.dataset_id)
 
-    async def _register_files(self, wanted: Wanted, progress: Progress | None) -> None:
+    async def _register_files(self, wanted: DatasetSpec, progress: Progress | None) -> None:
         description = await self._description(wanted.dataset_id)
         known = description.dataset if description.found else None
         if known is not None:
@@ -426,7 +427,7 @@ class DatasetRegistry:
             await self._check_files(wanted, index)
             raise
 
-    async def _check_files(self, wanted: Wanted, index: DatasetIndex) -> None:
+    async def _check_files(self, wanted: DatasetSpec, index: DatasetIndex) -> None:
         """Raise when only the files differ from those registered, naming them."""
         description = await self._description(wanted.dataset_id, full=True)
         known = description.dataset
@@ -456,7 +457,7 @@ class DatasetRegistry:
     async def _index_here(self, info: pb.DatasetInfo) -> DatasetIndex:
         if not info.path:
             raise ShardError(f"dataset {info.dataset_id!r} has no files that could be indexed")
-        wanted = replace(Wanted.of(info), total_samples=None)
+        wanted = replace(DatasetSpec.of(info), total_samples=None)
         index = await index_files(wanted, None)
         assert index is not None
         if info.HasField("layout") and index.fingerprint != info.layout.fingerprint:
@@ -512,8 +513,10 @@ class DatasetRegistry:
         key = self._key(info.dataset_id)
         known = self._told.get(key)
         if known is None or known.state_id != state_id:
-            self._told[key] = Told(Wanted.of(info), info.layout.fingerprint, state_id)
-            current.tells(self)
+            self._told[key] = RegisteredDataset(
+                DatasetSpec.of(info), info.layout.fingerprint, state_id
+            )
+            current_orchestrator.tells(self)
 
     async def tell_again(self, worker: TrainingOrchestrator) -> None:
         """Register again what a coordinator has lost that ``worker`` is registered with."""
@@ -583,7 +586,7 @@ class DatasetRegistry:
             world_size=self._config.world_size or 0,
         )
         reply = await self._ask("ListShards", request, pb.ShardList)
-        return [wire.shard(shard) for shard in reply.shards]
+        return [messages.shard(shard) for shard in reply.shards]
 
     def __enter__(self) -> Self:
         return self

@@ -15,11 +15,11 @@ from google.protobuf.message import Message
 from ..config import split_address
 from ..errors import StrataError, SyncError
 from ..rpc.channel import Channel
-from ..rpc.status import ForeignStateError
+from ..rpc.status_codes import ForeignStateError
 from ..telemetry import EventLog
 from ..types import LONGEST_WAIT_SECONDS, Action
-from .membership import Activity, Identity, Report
-from .settings import WorkerConfig
+from .identity import Activity, Identity, Report
+from .worker_config import WorkerConfig
 
 log = EventLog("worker")
 

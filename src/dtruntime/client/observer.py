@@ -7,10 +7,10 @@ from types import TracebackType
 from typing import Self
 
 from .._sync_bridge import awaitable, blocking
+from ..rpc import messages
 from ..rpc.channel import Channel
 from ..rpc.gen import coordinator_pb2 as pb
 from ..types import Action, CheckpointCondition, CheckpointInfo, JobStatus, check_id
-from . import wire
 
 
 class Observer:
@@ -40,9 +40,9 @@ class Observer:
             page = await self._channel.call(
                 "GetStatus", request, pb.JobStatus, patience=self._patience
             )
-            workers += [wire.worker_status(w) for w in page.workers]
+            workers += [messages.worker_status(w) for w in page.workers]
             if not page.next_rank:
-                return wire.job_status(page, workers)
+                return messages.job_status(page, workers)
             request.from_rank = page.next_rank
 
     status = blocking(status_async)
@@ -53,7 +53,7 @@ class Observer:
         page = await self._channel.call(
             "GetStatus", pb.StatusRequest(job=job, limit=1), pb.JobStatus, patience=self._patience
         )
-        return wire.job_status(page, []).recent_losses(seconds)
+        return messages.job_status(page, []).recent_losses(seconds)
 
     recent_losses = blocking(recent_losses_async)
 
@@ -64,7 +64,7 @@ class Observer:
         """Ask something of a job, as `TrainingOrchestrator.request_action` does."""
         reply = await self._channel.call(
             "RequestAction",
-            wire.action_request(job, kind, worker_id, reason),
+            messages.action_request(job, kind, worker_id, reason),
             pb.Action,
             patience=self._patience,
         )
@@ -90,7 +90,7 @@ class Observer:
         reply = await self._channel.call(
             "ListActions", pb.JobRequest(job=job), pb.ActionList, patience=self._patience
         )
-        return tuple(wire.action(action) for action in reply.actions)
+        return tuple(messages.action(action) for action in reply.actions)
 
     actions = blocking(actions_async)
 
@@ -100,7 +100,7 @@ class Observer:
         reply = await self._channel.call(
             "ListCheckpoints", pb.JobRequest(job=job), pb.CheckpointList, patience=self._patience
         )
-        return [wire.checkpoint(one) for one in reply.checkpoints]
+        return [messages.checkpoint(one) for one in reply.checkpoints]
 
     checkpoints = blocking(checkpoints_async)
 
@@ -115,7 +115,7 @@ class Observer:
         """Say what became of checkpoints, as `TrainingOrchestrator.report_checkpoints` does."""
         reply = await self._channel.call(
             "ReportCheckpoints",
-            wire.checkpoint_report(job, checkpoint_ids, condition, "", detail),
+            messages.checkpoint_report(job, checkpoint_ids, condition, "", detail),
             pb.CheckpointsReported,
             patience=self._patience,
         )

@@ -18,18 +18,19 @@ from typing import Any, Self
 from .._sync_bridge import awaitable, blocking, io
 from ..errors import ConnectionError, StrataError, SyncError
 from ..retry import JITTER
+from ..rpc import messages
 from ..rpc.codes import STATE_CODES
 from ..rpc.gen import coordinator_pb2 as pb
 from ..telemetry import EventLog
 from ..types import JobStatus, Membership, WorkerState, WorkerStatus, check_whole
-from . import current, wire
+from . import current_orchestrator
 from .actions import ActionCalls
 from .barriers import BarrierCalls
-from .commits import CommitCalls
-from .membership import Identity, Report, heartbeat_delays
-from .processes import LocalProcess, report_ended
+from .identity import Identity, Report, heartbeat_delays
+from .local_process import LocalProcess, report_ended
+from .member_calls import CommitCalls
 from .resources import ResourceProbe
-from .settings import WorkerConfig, trace_worker
+from .worker_config import WorkerConfig, trace_worker
 
 log = EventLog("worker")
 
@@ -214,7 +215,7 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
             await self._tell_commits()
         except StrataError as exc:
             log.error("worker.not_told_again", worker=self.worker_id, error=str(exc))
-        await current.tell_again(self)
+        await current_orchestrator.tell_again(self)
 
     @awaitable
     async def rejoin_async(self) -> str:
@@ -256,7 +257,7 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
             raise
         except StrataError:
             return []  # there is no such job, or no such worker
-        return [wire.worker_status(worker) for worker in reply.workers]
+        return [messages.worker_status(worker) for worker in reply.workers]
 
     def _enter(self, reply: pb.WorkerRegistration) -> None:
         interval = self.config.heartbeat_interval_ms or reply.heartbeat_interval_ms
@@ -284,7 +285,7 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
         self._actions = ()
         self._tickets = itertools.count(1)
         self._saves = itertools.count(1)
-        current.enter(self)
+        current_orchestrator.enter(self)
         log.info(
             "worker.registered",
             worker=reply.worker_id,
@@ -303,7 +304,7 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
         if not reason and self.is_registered:
             await self._let_saves_end()
         await self._end_telling(TELLING_SECONDS if not reason else LAST_REPORT_SECONDS)
-        current.leave(self)
+        current_orchestrator.leave(self)
         await self._stop_heartbeats()
         await self._tell_the_last()
         identity, self._identity = self._identity, None
@@ -402,7 +403,7 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
             state=STATE_CODES[self.activity.state(report.state)],
             step=report.step,
             epoch=epoch,
-            resources=wire.resources(self._probe.sample()),
+            resources=messages.resources(self._probe.sample()),
             metrics=dict(report.metrics),
             step_seconds=report.step_seconds,
             samples=samples,
@@ -425,7 +426,7 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
         self._seen = max(self._seen, reply.generation)
         self._heard = max(self._heard, reply.generation)
         self._lost = max(self._lost, reply.lost_generation)
-        self._actions = tuple(wire.action(action) for action in reply.actions)
+        self._actions = tuple(messages.action(action) for action in reply.actions)
         if (self._heard, self._actions) == before:
             return
         for listener in self._listeners:
@@ -486,7 +487,7 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
                 log.warning(
                     "worker.shares_with_silent_members",
                     worker=identity.worker_id,
-                    silent=wire.named_silent(late),
+                    silent=messages.named_silent(late),
                     remedy="they were not heard since this worker registered, and their part of "
                     "the data is read by nobody: if they are gone, samples are missed; 'strata "
                     "status' shows them",
@@ -545,7 +546,7 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
         identity = self.identity
         request = pb.StatusRequest(job=identity.job, worker_id=identity.worker_id)
         reply = await self.call("GetStatus", request, pb.JobStatus)
-        status = wire.worker_status(reply.workers[0])
+        status = messages.worker_status(reply.workers[0])
         if status.incarnation != identity.incarnation:
             async with self._returning:
                 pass  # it may be coming back to a coordinator that lost its state
@@ -559,11 +560,11 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
             )
             self._be_fenced(superseded)
             raise superseded
-        return wire.job_status(reply, [status])
+        return messages.job_status(reply, [status])
 
     def _be_fenced(self, error: SyncError) -> None:
         super()._be_fenced(error)
-        current.leave(self)
+        current_orchestrator.leave(self)
 
     # Context managers
 

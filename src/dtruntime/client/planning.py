@@ -7,7 +7,7 @@ from collections.abc import Collection
 from ..rpc.gen import coordinator_pb2 as pb
 from ..sharding import Membership, MovePlan, SlotTable, lowest_free_slots, plan_change
 from ..types import check_whole
-from .layouts import layout_of
+from .dataset_descriptions import layout_of
 
 
 def move_plan(

@@ -19,7 +19,7 @@ from ..storage.data_files import absolute, is_remote, look
 from ..storage.object_store.client import SCHEMES
 from ..telemetry import EventLog
 from ..types import check_flag, check_id, check_whole
-from .layouts import index_in, options_in, options_text, unreadable_name
+from .dataset_descriptions import index_in, options_in, options_text, unreadable_name
 
 if TYPE_CHECKING:
     from ..data.index import DatasetIndex, IndexProgress
@@ -38,7 +38,7 @@ Progress = Callable[["IndexProgress"], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DatasetSpec:
     """The arguments of a registration, checked."""
 
     dataset_id: str
@@ -68,7 +68,7 @@ class Wanted:
         exact: bool = False,
         options: Options | None = None,
         metadata: Mapping[str, object] | None = None,
-    ) -> Wanted:
+    ) -> DatasetSpec:
         """Check everything that can be checked without looking at files."""
         check_id("dataset", dataset_id)
         size = Config.load().dataset.default_shard_size if shard_size is None else shard_size
@@ -88,7 +88,7 @@ class Wanted:
         )
 
     @classmethod
-    def of(cls, info: pb.DatasetInfo) -> Wanted:
+    def of(cls, info: pb.DatasetInfo) -> DatasetSpec:
         """What a dataset was registered with."""
         return cls(
             dataset_id=info.dataset_id,
@@ -138,7 +138,7 @@ class Wanted:
             )
 
 
-async def index_files(wanted: Wanted, progress: Progress | None) -> DatasetIndex | None:
+async def index_files(wanted: DatasetSpec, progress: Progress | None) -> DatasetIndex | None:
     """Index the files; none when they cannot be seen here but the samples' number is given."""
     try:
         if wanted.total_samples is not None:
@@ -159,7 +159,7 @@ async def index_files(wanted: Wanted, progress: Progress | None) -> DatasetIndex
     return index
 
 
-def changed_files(wanted: Wanted, known: pb.DatasetInfo, index: DatasetIndex) -> ShardError:
+def changed_files(wanted: DatasetSpec, known: pb.DatasetInfo, index: DatasetIndex) -> ShardError:
     """The error for files that are not the registered ones; ``known`` is described in full."""
     from ..data.index import changes_since
 
@@ -194,7 +194,9 @@ def _changes(layout: pb.DatasetLayout, index: DatasetIndex) -> str:
     return "; ".join(parts) or "the content of some differs"
 
 
-async def _build_until_cancelled(wanted: Wanted, progress: Progress | None) -> DatasetIndex | None:
+async def _build_until_cancelled(
+    wanted: DatasetSpec, progress: Progress | None
+) -> DatasetIndex | None:
     cancelled = threading.Event()
 
     def tell(state: IndexProgress) -> None:
@@ -211,7 +213,7 @@ async def _build_until_cancelled(wanted: Wanted, progress: Progress | None) -> D
         raise
 
 
-def _build(wanted: Wanted, progress: Progress | None) -> DatasetIndex | None:
+def _build(wanted: DatasetSpec, progress: Progress | None) -> DatasetIndex | None:
     try:
         from ..data.index import build_index
 
@@ -248,7 +250,7 @@ async def _probe(path: str) -> None:
         raise StorageError(f"{path} could not be reached within {PROBE_SECONDS:g} s") from None
 
 
-def _warn_unseen(wanted: Wanted, reason: str) -> None:
+def _warn_unseen(wanted: DatasetSpec, reason: str) -> None:
     log.warning(
         "dataset.unseen",
         dataset=wanted.dataset_id,

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from ..config import CoordinatorConfig, TelemetryConfig, split_address
 from ..errors import StrataError
 from ..telemetry import EventLog, tracing
-from .service import CoordinatorService
+from .service.core import CoordinatorService
 from .store import SqliteStore
 from .transport import Transport, open_transport
 
 if TYPE_CHECKING:
-    from .http.server import HttpServer
+    from .http.http_server import HttpServer
 
 log = EventLog("server")
 
@@ -196,7 +196,7 @@ class CoordinatorServer:
 
 def _open_http(service: CoordinatorService, telemetry: TelemetryConfig) -> HttpServer:
     """Bind the HTTP port; its libraries are only loaded where it is served."""
-    from .http.server import HttpServer
+    from .http.http_server import HttpServer
 
     return HttpServer(service, telemetry)
 

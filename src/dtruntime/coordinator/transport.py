@@ -29,7 +29,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_g
 
 from ..errors import ConnectionError
 from ..rpc.methods import METHODS, SERVICE, Method
-from ..rpc.status import CODES, Metadata, trailing_metadata
+from ..rpc.status_codes import CODES, Metadata, trailing_metadata
 from ..telemetry import EventLog, tracing
 from .state import Refused
 
@@ -52,7 +52,7 @@ Answer = Message | asyncio.Future[Message]
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 
 
-class Service(Protocol):
+class CallHandler(Protocol):
     """What a transport needs of the service."""
 
     def admit(self, method: str, peer: str) -> None:
@@ -101,7 +101,7 @@ def native_is_installed() -> bool:
 
 
 def open_transport(
-    service: Service,
+    service: CallHandler,
     address: str,
     choice: Choice = "auto",
     socket_dir: str = "",
@@ -140,7 +140,7 @@ def _cut(message: str) -> str:
     return message if len(message) <= MESSAGE_LENGTH else f"{message[:MESSAGE_LENGTH]}…"
 
 
-def _parser(service: Service, method: Method) -> Callable[[bytes], Message]:
+def _parser(service: CallHandler, method: Method) -> Callable[[bytes], Message]:
     limit, parse = service.request_limit(method.name), method.request.FromString
 
     def read(payload: bytes) -> Message:
@@ -154,7 +154,7 @@ def _parser(service: Service, method: Method) -> Callable[[bytes], Message]:
     return read
 
 
-def _stream_handler(service: Service, method: Method) -> grpc.RpcMethodHandler[Any, Any]:
+def _stream_handler(service: CallHandler, method: Method) -> grpc.RpcMethodHandler[Any, Any]:
     parse = _parser(service, method)
 
     async def call(payload: bytes, context: Any) -> AsyncIterator[Message]:
@@ -170,7 +170,7 @@ def _stream_handler(service: Service, method: Method) -> grpc.RpcMethodHandler[A
 
 
 def _unary_handler(
-    service: Service, method: Method, unread: UnreadAnswers
+    service: CallHandler, method: Method, unread: UnreadAnswers
 ) -> grpc.RpcMethodHandler[Any, Any]:
     parse = _parser(service, method)
 
@@ -320,7 +320,7 @@ def _describe_reflection_v1() -> None:
 class _AioServer:
     """A grpc.aio server with some of the service's methods, health and reflection."""
 
-    def __init__(self, service: Service, methods: Sequence[Method]) -> None:
+    def __init__(self, service: CallHandler, methods: Sequence[Method]) -> None:
         largest = max(service.request_limit(method.name) for method in methods)
         self.server = grpc.aio.server(
             options=[
@@ -365,7 +365,7 @@ class AioTransport:
 
     name = "grpc.aio"
 
-    def __init__(self, service: Service, address: str) -> None:
+    def __init__(self, service: CallHandler, address: str) -> None:
         self._aio = _AioServer(service, tuple(METHODS.values()))
         self.port: int = self._aio.server.add_insecure_port(address)
 
@@ -383,7 +383,7 @@ class NativeTransport:
 
     name = "pygrpc-native"
 
-    def __init__(self, service: Service, address: str, socket_dir: str = "") -> None:
+    def __init__(self, service: CallHandler, address: str, socket_dir: str = "") -> None:
         from pygrpc_native import EVENT_CANCEL, NativeGrpcFront
 
         unary = [m for m in METHODS.values() if not m.streams]

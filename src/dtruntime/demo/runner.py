@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Self
 
-from ..coordinator.http.pages import static_folder
+from ..coordinator.http.static import static_folder
 from ..display import count, size
 from .chronicle import Audience
 from .dataset import write_shards

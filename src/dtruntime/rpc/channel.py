@@ -17,7 +17,7 @@ from ..errors import ConfigError, ConnectionError, StrataError
 from ..retry import JITTER, Backoff
 from ..telemetry import EventLog, tracing
 from .methods import METHODS
-from .status import Failure, failure_of
+from .status_codes import Failure, failure_of
 
 log = EventLog("rpc")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dtruntime.client.settings import WorkerConfig
+from dtruntime.client.worker_config import WorkerConfig
 from dtruntime.errors import ConfigError
 
 OMPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}

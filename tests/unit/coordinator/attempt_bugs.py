@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from dtruntime.coordinator.state import commands as c
 from dtruntime.coordinator.state.agreements import Agreements
-from dtruntime.coordinator.state.attempts import Attempt, Attempts
-from dtruntime.coordinator.state.checkpoints import Checkpoints
-from dtruntime.coordinator.state.pending import PendingCheckpoint
+from dtruntime.coordinator.state.checkpoints.attempts import Attempt, Attempts
+from dtruntime.coordinator.state.checkpoints.commits import Checkpoints
+from dtruntime.coordinator.state.checkpoints.pending import PendingCheckpoint
 from dtruntime.coordinator.state.roster import Roster
 
 Patch = Callable[..., None]

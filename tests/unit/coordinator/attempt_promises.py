@@ -12,7 +12,6 @@ from typing import Any
 
 from dtruntime.coordinator.state import Refused
 from dtruntime.coordinator.state import commands as c
-from dtruntime.coordinator.state.invariants import Rows
 from dtruntime.coordinator.state.records import (
     AskRecord,
     AttemptRecord,
@@ -20,6 +19,7 @@ from dtruntime.coordinator.state.records import (
     Delete,
     Put,
 )
+from dtruntime.testing.machine_invariants import Rows
 from tests.unit.coordinator.promise_model import Applied, demand
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from dtruntime.coordinator.state import HELD, Machine, Refused
 from dtruntime.coordinator.state import commands as c
-from dtruntime.coordinator.state.invariants import Rows, durable_rows, snapshot, violations
 from dtruntime.coordinator.state.records import (
     READ_ON_DEMAND,
     Delete,
@@ -22,6 +21,7 @@ from dtruntime.coordinator.state.records import (
     Release,
 )
 from dtruntime.sharding.coverage import Digest
+from dtruntime.testing.machine_invariants import Rows, durable_rows, snapshot, violations
 
 TIMEOUT = 3.0
 TICK = 0.25

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtruntime.coordinator.state import commands as c
-from dtruntime.coordinator.state.ledger import Ledger
+from dtruntime.coordinator.state.epochs.ledger import Ledger
 from tests.unit.coordinator.bench import DATASET, JOB, SAMPLES, Bench
 
 

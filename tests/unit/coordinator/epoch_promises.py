@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from dtruntime.coordinator.state import Machine
-from dtruntime.coordinator.state.invariants import Rows, durable_rows
 from dtruntime.coordinator.state.records import (
     Delete,
     EpochRecord,
@@ -20,6 +19,7 @@ from dtruntime.coordinator.state.records import (
     SegmentRecord,
 )
 from dtruntime.sharding.coverage import whole
+from dtruntime.testing.machine_invariants import Rows, durable_rows
 from tests.unit.coordinator.lanes_model import lanes_of
 from tests.unit.coordinator.promise_model import JobModel, demand
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from dtruntime.coordinator.state import claims, dealing, epochs
 from dtruntime.coordinator.state import commands as c
-from dtruntime.coordinator.state.ledger import Ledger
+from dtruntime.coordinator.state.epochs import claims, epochs, rebalancing
+from dtruntime.coordinator.state.epochs.ledger import Ledger
 from dtruntime.coordinator.state.records import ReaderRecord, TakenBack
 
 Patch = Callable[..., None]
@@ -101,14 +101,14 @@ def replacements_go_unseen(patch: Patch) -> None:
     def broken(ledger: Ledger, roster: Any) -> bool:
         return bool(roster.live_count and ledger.view != roster.view())
 
-    patch(dealing, "is_stale", broken)
+    patch(rebalancing, "is_stale", broken)
 
 
 def newcomers_go_unseen(patch: Patch) -> None:
     def broken(ledger: Ledger, roster: Any) -> bool:
-        return bool(roster.live_count and dealing.lost_readers(ledger, roster))
+        return bool(roster.live_count and rebalancing.lost_readers(ledger, roster))
 
-    patch(dealing, "is_stale", broken)
+    patch(rebalancing, "is_stale", broken)
 
 
 def claimed_is_finished(patch: Patch) -> None:

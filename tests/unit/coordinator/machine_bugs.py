@@ -5,14 +5,8 @@ from typing import Any
 
 import msgspec
 
-from dtruntime.coordinator.state import (
-    actions,
-    barriers,
-    checkpoints,
-    machine,
-    outbox,
-    roster,
-)
+from dtruntime.coordinator.state import barriers, effects, machine, operator_requests, roster
+from dtruntime.coordinator.state.checkpoints import commits
 from dtruntime.coordinator.state.commands import Arrive, Passed
 
 
@@ -63,14 +57,14 @@ def count_retries_in_the_next_round(patch: Callable[..., None]) -> None:
 
 
 def answer_some_waiters_otherwise(patch: Callable[..., None]) -> None:
-    release = outbox.Outbox.release
+    release = effects.Outbox.release
 
-    def lying(self: outbox.Outbox, call: int, reply: Any) -> None:
+    def lying(self: effects.Outbox, call: int, reply: Any) -> None:
         if isinstance(reply, Passed) and call % 7 == 0:
             reply = msgspec.structs.replace(reply, round=reply.round + 1)
         release(self, call, reply)
 
-    patch(outbox.Outbox, "release", lying)
+    patch(effects.Outbox, "release", lying)
 
 
 def fail_waits_for_ghosts(patch: Callable[..., None]) -> None:
@@ -125,14 +119,14 @@ MACHINE_BUGS: dict[str, Callable[[Callable[..., None]], None]] = {
     "old sessions return": lambda patch: patch(roster.Roster, "_check_session", lambda *_: None),
     "hang-ups still count": lambda patch: patch(barriers.Barriers, "hang_up", lambda *_: None),
     "parts of the lost are awaited": lambda patch: patch(
-        checkpoints.Checkpoints, "lose", lambda *args: None
+        commits.Checkpoints, "lose", lambda *args: None
     ),
     "values are mixed up": mix_up_values,
     "values of the withdrawn stay": keep_values_of_the_withdrawn,
     "values are forgotten": lambda patch: patch(barriers.Round, "values", lambda self: None),
     "actions are numbered anew": number_actions_anew,
     "actions outlive their workers": lambda patch: patch(
-        actions.Actions, "lose", lambda *args: None
+        operator_requests.Actions, "lose", lambda *args: None
     ),
     "heartbeats do not tell of actions": lambda patch: patch(
         roster.Roster, "show_actions", lambda *args: None

@@ -13,7 +13,6 @@ from typing import Any
 
 from dtruntime.coordinator.state import Machine, Refused
 from dtruntime.coordinator.state import commands as c
-from dtruntime.coordinator.state.invariants import Rows, durable_rows, snapshot, violations
 from dtruntime.coordinator.state.records import (
     CRASH_SAFE_KINDS,
     AskRecord,
@@ -23,6 +22,7 @@ from dtruntime.coordinator.state.records import (
     Put,
     RoundRecord,
 )
+from dtruntime.testing.machine_invariants import Rows, durable_rows, snapshot, violations
 from tests.unit.coordinator import report_promises
 from tests.unit.coordinator.action_promises import ActionPromises
 from tests.unit.coordinator.attempt_promises import AttemptPromises

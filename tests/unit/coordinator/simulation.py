@@ -17,7 +17,6 @@ import msgspec
 
 from dtruntime.coordinator.state import Machine, Refused
 from dtruntime.coordinator.state import commands as c
-from dtruntime.coordinator.state.invariants import Rows, durable_rows
 from dtruntime.coordinator.state.journal import JOURNAL_LENGTH
 from dtruntime.coordinator.state.records import (
     CRASH_SAFE_KINDS,
@@ -29,6 +28,7 @@ from dtruntime.coordinator.state.records import (
     Put,
     Release,
 )
+from dtruntime.testing.machine_invariants import Rows, durable_rows
 from tests.unit.coordinator.promises import PromiseBroken, Promises
 from tests.unit.coordinator.simulated_removal import PassingJobs
 from tests.unit.coordinator.simulated_worker import Attempt, Launcher, Process

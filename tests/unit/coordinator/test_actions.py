@@ -3,7 +3,7 @@
 import pytest
 
 from dtruntime.coordinator.state import commands as c
-from dtruntime.coordinator.state.actions import ACTIONS_LIMIT
+from dtruntime.coordinator.state.operator_requests import ACTIONS_LIMIT
 from dtruntime.coordinator.state.records import CRASH_SAFE_KINDS
 from tests.unit.coordinator.bench import Bench, refusal
 

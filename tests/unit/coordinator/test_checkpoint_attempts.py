@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from dtruntime.coordinator.state import attempts as module
 from dtruntime.coordinator.state import commands as c
+from dtruntime.coordinator.state.checkpoints import attempts as module
 from dtruntime.coordinator.state.records import CRASH_SAFE_KINDS, Delete, Put
 from tests.unit.coordinator.bench import Bench, refusal
 

@@ -4,8 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from dtruntime.coordinator.state import commands as c
-from dtruntime.coordinator.state.committed import SAME_VERDICT_SECONDS
-from dtruntime.coordinator.state.fates import FateBook
+from dtruntime.coordinator.state.checkpoints.history import SAME_VERDICT_SECONDS
+from dtruntime.coordinator.state.checkpoints.retention_forecast import FateBook
 from dtruntime.coordinator.state.records import CRASH_SAFE_KINDS, CheckpointRecord, Put
 from dtruntime.retention import PLACE_KEY, RETENTION_KEY, Retention
 from dtruntime.types import CheckpointCondition

@@ -3,8 +3,8 @@
 import pytest
 
 from dtruntime.coordinator.state import commands as c
-from dtruntime.coordinator.state import committed
-from dtruntime.coordinator.state import pending as module
+from dtruntime.coordinator.state.checkpoints import history
+from dtruntime.coordinator.state.checkpoints import pending as module
 from dtruntime.coordinator.state.records import CRASH_SAFE_KINDS, Put
 from tests.unit.coordinator.bench import Bench, refusal
 
@@ -219,7 +219,7 @@ def test_latest_is_the_newest_commit_also_of_a_lower_step(bench: Bench) -> None:
 def test_oldest_commits_are_forgotten_beyond_the_bound(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(committed, "CHECKPOINTS_KEPT", 3)
+    monkeypatch.setattr(history, "CHECKPOINTS_KEPT", 3)
     a = bench.register()
     bench.save(a, "first", partial=False, step=100)
     for step in range(5):

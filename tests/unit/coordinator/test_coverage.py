@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from dtruntime.coordinator.state import commands as c
-from dtruntime.coordinator.state import coverage
-from dtruntime.coordinator.state.coverage import Covered
+from dtruntime.coordinator.state.epochs import epoch_coverage
+from dtruntime.coordinator.state.epochs.epoch_coverage import Covered
 from dtruntime.sharding.coverage import Digest
 from tests.unit.coordinator.bench import DATASET, JOB, SAMPLES, Bench, digest_of, refusal
 from tests.unit.coordinator.epoch_bench import bench_with_dataset
@@ -154,7 +154,7 @@ def test_reports_outlive_the_coordinator(bench: Bench) -> None:
 
 
 def test_oldest_epochs_are_forgotten(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coverage, "EPOCHS_KEPT", 2)
+    monkeypatch.setattr(epoch_coverage, "EPOCHS_KEPT", 2)
     a, _ = bench.world(2)
     for epoch in range(3):
         report(bench, a, range(10), epoch=epoch)

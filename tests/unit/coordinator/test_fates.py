@@ -1,6 +1,10 @@
 """What the HTTP API says of checkpoints that retention will drop."""
 
-from dtruntime.coordinator.state.fates import Fates, users_metadata, written_bytes
+from dtruntime.coordinator.state.checkpoints.retention_forecast import (
+    Fates,
+    users_metadata,
+    written_bytes,
+)
 from dtruntime.coordinator.state.records import CheckpointRecord
 from dtruntime.retention import PLACE_KEY, RETENTION_KEY, WRITTEN_KEY, Retention
 

@@ -7,13 +7,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from dtruntime.coordinator.http import journal
-from dtruntime.coordinator.http.answers import Failure
+from dtruntime.coordinator.http import event_log
 from dtruntime.coordinator.http.coverage import Reported, judge
-from dtruntime.coordinator.http.figures import JobFigures
-from dtruntime.coordinator.http.history import HistoryFiles, Rings, Stored
-from dtruntime.coordinator.http.measures import RankRates, Rate, RecentQuantiles, Share, Told
-from dtruntime.coordinator.http.origins import Origins
+from dtruntime.coordinator.http.metrics.job_metrics import JobFigures
+from dtruntime.coordinator.http.metrics.rates import RankRates, Rate, RecentQuantiles, Share, Told
+from dtruntime.coordinator.http.metrics.time_series import HistoryFiles, Rings, Stored
+from dtruntime.coordinator.http.responses import Failure
+from dtruntime.coordinator.http.security import Origins
 from dtruntime.coordinator.http.views import Point, Recovery
 from dtruntime.coordinator.state import Event
 from dtruntime.sharding.coverage import Digest
@@ -183,18 +183,18 @@ def test_program_without_a_browser_may_use_any_name() -> None:
 
 
 def test_every_kind_of_event_has_a_sentence() -> None:
-    source = Path(journal.__file__).parents[1]
+    source = Path(event_log.__file__).parents[1]
     texts = "".join(path.read_text(encoding="utf-8") for path in (source / "state").glob("*.py"))
     parts = "worker|barrier|checkpoint|epoch|dataset|action|coordinator"
     kinds = set(re.findall(rf'"((?:{parts})\.\w+)"', texts))
     assert kinds
-    unspoken = [k for k in kinds if journal.sentence(Event(1, 0.0, "j", k)).startswith(k)]
+    unspoken = [k for k in kinds if event_log.sentence(Event(1, 0.0, "j", k)).startswith(k)]
     assert unspoken == []
 
 
 def test_texts_in_spreadsheets_are_no_formulas() -> None:
     event = Event(1, 0.0, "j", "action.requested", {"what": "=cmd()", "reason": "x"})
-    assert b"'=cmd()" in journal.as_csv([journal.entry(event)])
+    assert b"'=cmd()" in event_log.as_csv([event_log.entry(event)])
 
 
 def test_members_are_measured_whatever_their_ranks() -> None:

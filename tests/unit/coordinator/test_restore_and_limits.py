@@ -13,7 +13,6 @@ from dtruntime.coordinator.state import datasets as datasets_module
 from dtruntime.coordinator.state import machine as machine_module
 from dtruntime.coordinator.state.barriers import ROUNDS_KEPT
 from dtruntime.coordinator.state.datasets import Dataset, DealtDatasets
-from dtruntime.coordinator.state.invariants import durable_rows, snapshot, violations
 from dtruntime.coordinator.state.journal import JOB_EVENTS_KEPT, Journal
 from dtruntime.coordinator.state.machine import WAITS_SLACK
 from dtruntime.coordinator.state.records import (
@@ -22,6 +21,7 @@ from dtruntime.coordinator.state.records import (
     Event,
     JobRecord,
 )
+from dtruntime.testing.machine_invariants import durable_rows, snapshot, violations
 from tests.unit.coordinator.bench import DATASET, JOB, SAMPLES, TIMEOUT, Bench, digest_of, refusal
 
 

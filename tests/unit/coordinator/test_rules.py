@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dtruntime.coordinator.state import Machine, Refused
 from dtruntime.coordinator.state import commands as c
-from dtruntime.coordinator.state.invariants import durable_rows
+from dtruntime.testing.machine_invariants import durable_rows
 from tests.unit.coordinator.bench import DATASET, JOB, SAMPLES, TIMEOUT, Bench, Call, digest_of
 
 IDS = st.sampled_from(["", "", "x", "y", "worker-1"])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dtruntime.coordinator.state import barriers, machine, outbox, records, roster
+from dtruntime.coordinator.state import barriers, effects, machine, records, roster
 from tests.unit.coordinator import promises, simulation
 from tests.unit.coordinator.attempt_bugs import ATTEMPT_BUGS, join_attempts_given_up
 from tests.unit.coordinator.ledger_bugs import LEDGER_BUGS
@@ -66,13 +66,13 @@ STORED = [
 def test_simulation_catches_a_record_that_is_not_stored(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    put = outbox.Outbox.put
+    put = effects.Outbox.put
 
-    def forgetful(self: outbox.Outbox, what: str, *rest: Any) -> None:
+    def forgetful(self: effects.Outbox, what: str, *rest: Any) -> None:
         if what != kind:
             put(self, what, *rest)
 
-    monkeypatch.setattr(outbox.Outbox, "put", forgetful)
+    monkeypatch.setattr(effects.Outbox, "put", forgetful)
     assert "the store and the machine differ" in str(first_breach())
 
 
@@ -126,7 +126,7 @@ def remove_under_live_members(patch: Any) -> None:
 
 
 def keep_records(patch: Any) -> None:
-    patch(outbox.Outbox, "delete_job", lambda self, job: None)
+    patch(effects.Outbox, "delete_job", lambda self, job: None)
 
 
 @pytest.mark.parametrize(

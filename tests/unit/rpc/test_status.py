@@ -8,7 +8,7 @@ import pytest
 
 import dtruntime.coordinator
 from dtruntime import errors
-from dtruntime.rpc.status import ABSENT, CODES, Failure, failure_of, trailing_metadata
+from dtruntime.rpc.status_codes import ABSENT, CODES, Failure, failure_of, trailing_metadata
 
 Code = grpc.StatusCode
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ..._background import deadline_after, time_left
 from ..._shutdown import shutdown
-from ...client import current
+from ...client import current_orchestrator
 from ...errors import StorageError
 from ...telemetry import EventLog
 from ...telemetry.tracing import NO_SPAN, Span
@@ -104,7 +104,7 @@ class SaveHandle:
     def wait(self, timeout: float | None = None) -> Saved:
         """Wait until it is committed; ``TimeoutError`` when it takes longer."""
         try:
-            with current.doing(WorkerState.CHECKPOINTING):
+            with current_orchestrator.doing(WorkerState.CHECKPOINTING):
                 saved = self.future.result(timeout)
         except TimeoutError:
             if not self.future.done():

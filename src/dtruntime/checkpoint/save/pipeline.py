@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 
 from ..._background import deadline_after, time_left
 from ..._shutdown import shutdown
-from ...client import current
-from ...client.commits import CommitCalls
+from ...client import current_orchestrator
+from ...client.member_calls import CommitCalls
 from ...errors import CheckpointAbortedError, CheckpointDamagedError, StorageError, StrataError
 from ...telemetry import EventLog, tracing
 from ...types import WorkerState
@@ -126,7 +126,7 @@ class Pipeline:
 
     def wait_for_saves(self, timeout: float | None = None) -> bool:
         """Wait until no save is under way; whether that is so."""
-        with current.doing(WorkerState.CHECKPOINTING):
+        with current_orchestrator.doing(WorkerState.CHECKPOINTING):
             return self._saver.wait(timeout)
 
     def close(self) -> None:
@@ -467,7 +467,7 @@ def _holding(pipeline: Pipeline) -> Callable[[], None]:
 
 def _span(wanted: SaveRequest) -> tracing.Span:
     """The span of a save, with who saves."""
-    worker = current.current()
+    worker = current_orchestrator.current()
     identity = {} if worker is None or not worker.is_registered else worker.described()
     return tracing.span(
         "save", step=wanted.step, epoch=wanted.epoch, is_full=wanted.is_full, **identity
@@ -479,7 +479,7 @@ def _staging(handle: SaveHandle) -> Iterator[None]:
     """The part of a save that keeps the caller; what fails here ends the save."""
     try:
         with (
-            current.doing(WorkerState.CHECKPOINTING),
+            current_orchestrator.doing(WorkerState.CHECKPOINTING),
             handle.span.current(),
             tracing.span("save.stage", step=handle.step),
         ):

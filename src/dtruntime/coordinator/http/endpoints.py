@@ -13,14 +13,15 @@ from starlette.responses import Response, StreamingResponse
 from ..._version import __version__
 from ...rpc.gen import coordinator_pb2 as pb
 from ..state import Job
-from . import journal, sections, views
-from . import queries as q
-from .answers import Answer, Failure
-from .feeds import Feeds
-from .looks import Lookout, encode
-from .origins import Origins
-from .prometheus import Exporter
-from .workers import Crew, muster, see, select
+from . import event_log, views
+from . import requests as q
+from .event_stream import Feeds
+from .metrics.prometheus import Exporter
+from .responses import Answer, Failure
+from .security import Origins
+from .snapshot import sections
+from .snapshot.job import Lookout, encode
+from .snapshot.workers import Crew, muster, see, select
 
 T = TypeVar("T")
 
@@ -155,7 +156,7 @@ class Endpoints:
         job = self._lookout.machine.job(query.job).name if query.job else ""
         events = self._lookout.machine.journal.after(query.after)
         found = await asyncio.to_thread(
-            journal.find,
+            event_log.find,
             events,
             job=job,
             search=query.search,
@@ -165,7 +166,7 @@ class Endpoints:
         )
         rows = found[: query.limit]
         if query.format != "json":
-            write = journal.as_csv if query.format == "csv" else journal.as_jsonl
+            write = event_log.as_csv if query.format == "csv" else event_log.as_jsonl
             kind = "text/csv" if query.format == "csv" else "application/jsonl"
             name = f'attachment; filename="strata-journal.{query.format}"'
             body = await asyncio.to_thread(write, rows)

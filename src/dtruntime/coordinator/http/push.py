@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from ...config import TelemetryConfig
 from ...telemetry import EventLog, tracing
-from .prometheus import Exporter
+from .metrics.prometheus import Exporter
 
 if TYPE_CHECKING:
-    from .otlp import MetricsSender
+    from .metrics.otlp_export import MetricsSender
 
 log = EventLog("http")
 
@@ -22,7 +22,7 @@ def open_push(exporter: Exporter, config: TelemetryConfig) -> Push | None:
     """What sends metrics; None where that is not asked for, or cannot be."""
     if not config.otlp_endpoint or not config.metrics_interval_ms or not tracing.is_on():
         return None
-    from .otlp import MetricsSender
+    from .metrics.otlp_export import MetricsSender
 
     sender = MetricsSender(config.otlp_endpoint)
     return Push(exporter, sender, config.metrics_interval_ms / 1000)

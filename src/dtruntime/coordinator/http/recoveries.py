@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from ...types import WorkerState
-from ..state.member import Member
+from ..state.members import Member
 from .views import Recovery
 
 KEPT = 256

@@ -17,12 +17,12 @@ from starlette.types import ASGIApp
 from ...errors import StorageError
 from ...telemetry import EventLog
 from ..state import Refused
-from . import queries as q
+from . import requests as q
 from . import views
-from .answers import Answer, Failure
 from .endpoints import Endpoints
-from .origins import SecurityHeaders
-from .ports import Service
+from .read_model import Service
+from .responses import Answer, Failure
+from .security import SecurityHeaders
 
 log = EventLog("http")
 

@@ -12,11 +12,11 @@ from msgspec import UNSET, Struct, UnsetType
 T = TypeVar("T")
 
 
-class View(Struct, frozen=True):
+class ApiObject(Struct, frozen=True):
     """A part of an answer."""
 
 
-class Health(View, frozen=True):
+class Health(ApiObject, frozen=True):
     """Whether the coordinator works."""
 
     status: Literal["ok", "shutting_down", "cannot_store"]
@@ -24,7 +24,7 @@ class Health(View, frozen=True):
     uptime_seconds: float
 
 
-class Coordinator(View, frozen=True):
+class Coordinator(ApiObject, frozen=True):
     """The coordinator's process."""
 
     version: str
@@ -43,7 +43,7 @@ class Coordinator(View, frozen=True):
     heartbeat_timeout_ms: int
 
 
-class Job(View, frozen=True):
+class Job(ApiObject, frozen=True):
     """A job in a list."""
 
     job: str
@@ -56,7 +56,7 @@ class Job(View, frozen=True):
     last_active_at: float
 
 
-class Gpu(View, frozen=True):
+class Gpu(ApiObject, frozen=True):
     """One GPU as its worker sees it."""
 
     utilization_percent: float
@@ -64,7 +64,7 @@ class Gpu(View, frozen=True):
     memory_total_bytes: int
 
 
-class Worker(View, frozen=True):
+class Worker(ApiObject, frozen=True):
     """The holder of a rank."""
 
     worker_id: str
@@ -90,7 +90,7 @@ class Worker(View, frozen=True):
     gpus: list[Gpu]
 
 
-class RankShare(View, frozen=True):
+class RankShare(ApiObject, frozen=True):
     """What one rank reads of a dataset."""
 
     rank: int
@@ -98,7 +98,7 @@ class RankShare(View, frozen=True):
     samples: int
 
 
-class Reassignment(View, frozen=True):
+class Reassignment(ApiObject, frozen=True):
     """What moved when the membership changed last."""
 
     at: float
@@ -107,7 +107,7 @@ class Reassignment(View, frozen=True):
     reason: str
 
 
-class Coverage(View, frozen=True):
+class Coverage(ApiObject, frozen=True):
     """What was consumed of an epoch."""
 
     epoch: int
@@ -124,7 +124,7 @@ class Coverage(View, frozen=True):
     """Everybody has gone on, and samples are missing."""
 
 
-class Dataset(View, frozen=True):
+class Dataset(ApiObject, frozen=True):
     """A registered dataset."""
 
     dataset_id: str
@@ -142,7 +142,7 @@ class Dataset(View, frozen=True):
     coverage: list[Coverage]
 
 
-class Checkpoint(View, frozen=True):
+class Checkpoint(ApiObject, frozen=True):
     """A committed checkpoint."""
 
     checkpoint_id: str
@@ -163,14 +163,14 @@ class Checkpoint(View, frozen=True):
     metadata: dict[str, str]
 
 
-class MissingWorker(View, frozen=True):
+class MissingWorker(ApiObject, frozen=True):
     """A worker that a barrier waits for."""
 
     worker_id: str
     step: int | None
 
 
-class OpenBarrier(View, frozen=True):
+class OpenBarrier(ApiObject, frozen=True):
     """A round that waits for somebody."""
 
     barrier_id: str
@@ -181,14 +181,14 @@ class OpenBarrier(View, frozen=True):
     missing: list[MissingWorker]
 
 
-class Bucket(View, frozen=True):
+class Bucket(ApiObject, frozen=True):
     """How many rounds took longer than the bucket before, and no longer than this."""
 
     le_ms: float
     count: int
 
 
-class Barriers(View, frozen=True):
+class Barriers(ApiObject, frozen=True):
     """Barriers that are open, and how long those that completed took."""
 
     open: list[OpenBarrier]
@@ -199,7 +199,7 @@ class Barriers(View, frozen=True):
     histogram: list[Bucket]
 
 
-class Metrics(View, frozen=True):
+class Metrics(ApiObject, frozen=True):
     """Current figures of a job."""
 
     workers_live: int
@@ -226,7 +226,7 @@ class Metrics(View, frozen=True):
 TaskState = Literal["waiting", "running", "recovering", "finished", "stopped", "idle"]
 
 
-class Task(View, frozen=True):
+class Task(ApiObject, frozen=True):
     """A run and how far it is."""
 
     task_id: str
@@ -246,7 +246,7 @@ class Task(View, frozen=True):
     metrics: dict[str, float]
 
 
-class Action(View, frozen=True):
+class Action(ApiObject, frozen=True):
     """Something that is asked of a run and not done yet."""
 
     action_id: str
@@ -259,7 +259,7 @@ class Action(View, frozen=True):
 Level = Literal["info", "warning", "error"]
 
 
-class LogEntry(View, frozen=True):
+class LogEntry(ApiObject, frozen=True):
     """An entry of the journal."""
 
     id: int
@@ -271,7 +271,7 @@ class LogEntry(View, frozen=True):
     fields: dict[str, str]
 
 
-class Dashboard(View, frozen=True):
+class Dashboard(ApiObject, frozen=True):
     """Everything about one job at one moment."""
 
     event_id: int
@@ -288,7 +288,7 @@ class Dashboard(View, frozen=True):
     logs: list[LogEntry]
 
 
-class Change(View, frozen=True):
+class Change(ApiObject, frozen=True):
     """A dashboard of which only what has changed is there."""
 
     event_id: int
@@ -307,7 +307,7 @@ class Change(View, frozen=True):
     logs: list[LogEntry] | UnsetType = UNSET
 
 
-class Point(View, frozen=True):
+class Point(ApiObject, frozen=True):
     """The figures of one moment."""
 
     at: float
@@ -323,7 +323,7 @@ class Point(View, frozen=True):
     loss: float | None
 
 
-class Recovery(View, frozen=True):
+class Recovery(ApiObject, frozen=True):
     """A lost worker, and when the job trained again."""
 
     lost_at: float
@@ -332,7 +332,7 @@ class Recovery(View, frozen=True):
     worker_id: str
 
 
-class History(View, frozen=True):
+class History(ApiObject, frozen=True):
     """Figures over time."""
 
     resolution_seconds: float
@@ -340,20 +340,20 @@ class History(View, frozen=True):
     recoveries: list[Recovery]
 
 
-class ErrorDetail(View, frozen=True):
+class ErrorDetail(ApiObject, frozen=True):
     """What went wrong, for programs and for people."""
 
     code: str
     message: str
 
 
-class Error(View, frozen=True):
+class Error(ApiObject, frozen=True):
     """The answer to a request that failed."""
 
     error: ErrorDetail
 
 
-class Page(View, Generic[T], frozen=True):
+class Page(ApiObject, Generic[T], frozen=True):
     """A page of a list."""
 
     items: list[T]

@@ -11,17 +11,18 @@ from google.protobuf.message import Message
 
 from ...config import CoordinatorConfig
 from ...errors import StorageError
+from ...rpc import decode, encode
 from ...rpc.gen import coordinator_pb2 as pb
 from ...rpc.methods import METHODS, SERVICE
 from ...telemetry import EventLog, MethodStats, tracing
 from ...types import DEFAULT_JOB
+from ..limits import RateLimits
+from ..queries import Answer, Queries
 from ..state import HELD, Effect, Emit, Machine, Refused, Release
 from ..state import commands as c
 from ..state.journal import ALARMS
 from ..store import SqliteStore
-from . import decode, encode, spans
-from .limits import RateLimits
-from .queries import Answer, Queries
+from . import spans
 
 log = EventLog("coordinator")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from ...errors import StorageError
+from ...rpc import encode
 from ...rpc.gen import coordinator_pb2 as pb
 from ..state import Job, Refused
 from ..state.records import DatasetRecord, IndexRecord
 from ..store import SqliteStore
-from . import encode
 
 
 class Descriptions:

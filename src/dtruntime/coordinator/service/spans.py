@@ -10,8 +10,8 @@ from google.protobuf.message import Message
 
 from ...rpc.gen import coordinator_pb2 as pb
 from ...telemetry.tracing import Span
+from ..queries import Answer
 from ..state import Machine
-from .queries import Answer
 
 _TOLD = ("job", "worker_id", "step", "epoch", "barrier_id", "checkpoint_id", "dataset_id")
 """Fields of requests that say what a call is about."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from .attempts import Attempt, Attempts
+from .checkpoints.attempts import Attempt, Attempts
+from .checkpoints.history import CommittedCheckpoints
+from .checkpoints.pending import PendingCheckpoints
 from .commands import AbandonCheckpoints, Abandoned, BeginCheckpoint, Begun, NotifyCheckpoint
-from .committed import CommittedCheckpoints
-from .outbox import Outbox
-from .pending import PendingCheckpoints
+from .effects import Outbox
 from .roster import Roster
 
 

@@ -19,8 +19,8 @@ from .commands import (
     Reply,
     TimedOut,
 )
-from .member import Member
-from .outbox import Outbox
+from .effects import Outbox
+from .members import Member
 from .ranks import RankSet
 from .records import RoundRecord
 from .roster import Roster
@@ -34,7 +34,7 @@ TIMEOUTS_KEPT = 4096
 OPEN_LIMIT = 1024
 
 
-class Arrival:
+class BarrierArrival:
     """One rank that waits in a round, with the calls that wait for it."""
 
     __slots__ = ("calls", "member")
@@ -68,7 +68,7 @@ class Round:
         """Who meets; empty: all who are present."""
         self.expected = expected
         """Ranks; fixed when the round opens, so that a newcomer does not hold up the others."""
-        self.arrived: dict[int, Arrival] = {}
+        self.arrived: dict[int, BarrierArrival] = {}
         self.gave_up: set[int] = set()
         """Ranks that waited until their time was up."""
         self.opened_at = now
@@ -100,7 +100,7 @@ class Barriers:
         self.completed: OrderedDict[str, RoundRecord] = OrderedDict()
         self._timed_out: OrderedDict[tuple[int, int], TimedOut] = OrderedDict()
         """By incarnation and ticket."""
-        self._calls: dict[int, tuple[Round, Arrival]] = {}
+        self._calls: dict[int, tuple[Round, BarrierArrival]] = {}
         self._sequence = 0
         self._values_kept = 0
         self.latency = Histogram()
@@ -131,7 +131,7 @@ class Barriers:
         round_.expected.add(member.rank)
         arrival = round_.arrived.get(member.rank)
         if arrival is None:
-            arrival = round_.arrived[member.rank] = Arrival(member)
+            arrival = round_.arrived[member.rank] = BarrierArrival(member)
         arrival.calls[c.call] = c.ticket
         if c.payload is not None:
             round_.payloads[c.call] = c.payload
@@ -172,7 +172,7 @@ class Barriers:
         )
 
     def _give_up(
-        self, round_: Round, arrival: Arrival, call: int, reply: TimedOut, out: Outbox
+        self, round_: Round, arrival: BarrierArrival, call: int, reply: TimedOut, out: Outbox
     ) -> None:
         """End a call and all that carry its ticket: it never counts again."""
         ticket = arrival.calls[call]
@@ -306,7 +306,7 @@ class Barriers:
         if not round_.arrived:
             del self.open[round_.barrier_id]
 
-    def _fail(self, round_: Round, arrival: Arrival, reply: object, out: Outbox) -> None:
+    def _fail(self, round_: Round, arrival: BarrierArrival, reply: object, out: Outbox) -> None:
         del round_.arrived[arrival.member.rank]
         for call in arrival.calls:
             del self._calls[call]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ...types import CheckpointCondition, WorkerState
-from .layouts import LayoutRecord
+from .dataset_layouts import LayoutRecord
 from .records import ActionRecord, ReaderRecord, SegmentRecord
 
 

@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from ...sharding import FileTable, Permutation, SlotTable
 from .commands import DatasetRegistered, Refused, RegisterDataset
-from .layouts import File, Layout, Shard, differences, unpack
-from .outbox import Outbox
+from .dataset_layouts import File, Layout, Shard, differences, unpack
+from .effects import Outbox
 from .records import DatasetRecord, IndexRecord
 from .roster import Roster
 

@@ -16,16 +16,17 @@ from typing import Any
 from ...retention import FINISHED_KEY
 from ...types import Membership
 from . import commands as c
-from .actions import Actions
 from .barriers import Barriers
-from .checkpoints import Checkpoints
+from .checkpoints.commits import Checkpoints
 from .commands import Lost, Refused, Reply
-from .coverage import Coverages
 from .datasets import Datasets, DealtDatasets, Timer
-from .epochs import Epochs
+from .effects import Outbox
+from .epochs.epoch_coverage import Coverages
+from .epochs.epochs import Epochs
 from .journal import Journal
-from .member import Member
-from .outbox import Outbox
+from .members import Member
+from .membership_refusals import SILENT
+from .operator_requests import Actions
 from .records import (
     ActionRecord,
     AskRecord,
@@ -47,9 +48,8 @@ from .records import (
     ShareRecord,
     WorkerRecord,
 )
-from .refusals import SILENT
 from .roster import MAX_WORKERS, Roster
-from .speeds import Speeds
+from .stragglers import Speeds
 
 JOBS_LIMIT = 10_000
 JOBS_FORGOTTEN = 256

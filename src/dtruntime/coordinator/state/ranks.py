@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, MutableSet
 from typing import Self
 
-from .member import Member
+from .members import Member
 
 
 class RankSet(MutableSet[int]):

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ...types import WorkerState
-from .layouts import LayoutRecord
+from .dataset_layouts import LayoutRecord
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]

@@ -8,11 +8,11 @@ from collections import Counter, OrderedDict
 import msgspec
 
 from ...types import Membership
-from . import refusals
+from . import membership_refusals
 from .commands import Lost, Pulse, Refused, Register, Registered
+from .effects import Outbox
 from .losses import Losses
-from .member import Member
-from .outbox import Outbox
+from .members import Member
 from .ranks import RankSet, Slots
 from .records import ActionRecord, JobRecord, RemovedRecord, WorkerRecord
 
@@ -250,11 +250,11 @@ class Roster:
 
     def _check_attempt(self, c: Register) -> None:
         if c.attempt < self.attempt and self.live_count:
-            raise refusals.lower_attempt(c, self.attempt)
+            raise membership_refusals.lower_attempt(c, self.attempt)
 
     def _check_world_size(self, c: Register, size: int) -> None:
         if c.world_size not in (0, size):
-            raise refusals.other_world_size(c, size, self.live_count)
+            raise membership_refusals.other_world_size(c, size, self.live_count)
         if size and c.rank is not None and c.rank >= size:
             raise Refused("invalid", f"rank {c.rank} does not exist in a world of {size} workers")
 
@@ -262,7 +262,7 @@ class Roster:
         """A session that has ended may come back from the dead, but displaces nobody."""
         ended = self._ended_sessions.get(c.session) if c.session else None
         if ended == Membership.LEFT or (ended and displaced):
-            raise refusals.ended_session(c, ended)
+            raise membership_refusals.ended_session(c, ended)
 
     def _choose_rank(self, c: Register) -> int:
         if c.rank is not None:
@@ -275,7 +275,7 @@ class Roster:
             return free
         if not self.world_size and len(self.slots) < self._max_workers:
             return len(self.slots)
-        raise refusals.job_full(c, len(self.slots))
+        raise membership_refusals.job_full(c, len(self.slots))
 
     def _displaced_by(self, c: Register, rank: int) -> list[Member]:
         holder = self.slots[rank] if rank < len(self.slots) else None
@@ -399,8 +399,8 @@ class Roster:
         more: dict[str, object] = {}
         if how == Membership.DEAD:
             more["silent_seconds"] = round(max(0.0, out.now - member.last_seen), 3)
-        if reason.startswith(refusals.SILENT):
-            more["hint"] = refusals.SILENT_HINT
+        if reason.startswith(membership_refusals.SILENT):
+            more["hint"] = membership_refusals.SILENT_HINT
         out.emit(
             self.job,
             "worker.left" if how == Membership.LEFT else "worker.dead",
@@ -455,12 +455,12 @@ class Roster:
 
     def _refusal(self, worker_id: str, incarnation: int, known: Member | None) -> Refused:
         if known is not None and known.incarnation == incarnation:
-            return refusals.gone(self.job, known.record)
+            return membership_refusals.gone(self.job, known.record)
         if known is not None:
-            return refusals.registered_again(self.job, known.record, incarnation)
+            return membership_refusals.registered_again(self.job, known.record, incarnation)
         if not 0 < incarnation < self.next_incarnation:
-            return refusals.stranger(self.job, worker_id)
-        return refusals.replaced(self.job, worker_id, self._superseded.get(worker_id))
+            return membership_refusals.stranger(self.job, worker_id)
+        return membership_refusals.replaced(self.job, worker_id, self._superseded.get(worker_id))
 
     # Bookkeeping
 

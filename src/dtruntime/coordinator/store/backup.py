@@ -19,7 +19,7 @@ from .integrity import (
     MARK,
     Examination,
     HighWaterMark,
-    Mark,
+    MarkRecord,
     Summary,
     behind,
     examine,
@@ -49,7 +49,7 @@ def check(place: Path) -> Checked:
         return Checked(place, found, tuple(found.damages))
     # The mark first: commits that come meanwhile only make the database newer than it.
     damages: list[str] = []
-    mark: Mark | None = None
+    mark: MarkRecord | None = None
     try:
         mark = HighWaterMark(place).read()
     except ValueError as exc:
@@ -166,7 +166,7 @@ def _refuse_to_replace(data_dir: Path, copy: Path, found: Examination) -> None:
     newer = behind(mark, found)
     if not newer and present.summary is not None:
         summary = present.summary
-        newer = behind(Mark(summary.state_id, summary.sequence, summary.sequence), found)
+        newer = behind(MarkRecord(summary.state_id, summary.sequence, summary.sequence), found)
     if newer or present.summary is None:
         raise _would_replace(data_dir, copy, f"the copy: {newer}" if newer else "it is damaged")
 

@@ -106,7 +106,7 @@ class Summary(msgspec.Struct, frozen=True):
         db.execute(QUERIES["put_summary"], (value, xxhash.xxh3_64_intdigest(value) & DIGEST_BITS))
 
 
-class Tally:
+class DigestTally:
     """Count and sum of digests, while rows are added and removed."""
 
     __slots__ = ("count", "total")
@@ -126,7 +126,7 @@ class Tally:
         self.total = (self.total - digest) & DIGEST_BITS
 
 
-class Mark(msgspec.Struct, frozen=True):
+class MarkRecord(msgspec.Struct, frozen=True):
     """How far a state had come."""
 
     state_id: str
@@ -150,7 +150,7 @@ def boot_id() -> str:
 
 
 class HighWaterMark:
-    """The file that holds the newest `Mark` of a data directory."""
+    """The file that holds the newest `MarkRecord` of a data directory."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / MARK
@@ -158,7 +158,7 @@ class HighWaterMark:
         self._boot = boot_id()
         self._durable = 0
 
-    def read(self) -> Mark | None:
+    def read(self) -> MarkRecord | None:
         """The mark, none when there is no file; raises `ValueError` when it is damaged."""
         try:
             content = self.path.read_bytes()
@@ -167,7 +167,7 @@ class HighWaterMark:
         line, _, digest = content.rstrip().rpartition(b" ")
         if digest != xxhash.xxh3_64_hexdigest(line).encode():
             raise ValueError(f"{self.path} does not match its digest")
-        return msgspec.json.decode(line, type=Mark)
+        return msgspec.json.decode(line, type=MarkRecord)
 
     def write(self, state_id: str, sequence: int, durable: bool) -> None:
         """Note a commit that has been made."""
@@ -175,7 +175,7 @@ class HighWaterMark:
             self._durable = sequence
         if self._file < 0:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        mark = Mark(state_id, sequence, self._durable, self._boot)
+        mark = MarkRecord(state_id, sequence, self._durable, self._boot)
         line = msgspec.json.encode(mark)
         content = b"%b %b" % (line, xxhash.xxh3_64_hexdigest(line).encode())
         os.pwrite(self._file, content.ljust(MARK_BYTES - 1) + b"\n", 0)
@@ -256,7 +256,7 @@ def examine(db: sqlite3.Connection) -> Examination:
     return found
 
 
-def behind(mark: Mark | None, found: Examination) -> str:
+def behind(mark: MarkRecord | None, found: Examination) -> str:
     """What the high-water mark says is missing; empty when nothing is."""
     summary = found.summary
     if mark is None or (found.damages and summary is None):
@@ -298,7 +298,7 @@ def _examine_summary(db: sqlite3.Connection, found: Examination) -> None:
 
 
 def _examine_records(db: sqlite3.Connection, found: Examination) -> None:
-    tally = Tally()
+    tally = DigestTally()
     jobs: set[str] = set()
     for kind, job, key, value, digest in db.execute(QUERIES["all_records"]):
         problem = record_problem(kind, job, key, value, digest)
@@ -335,7 +335,7 @@ def _damaged_record(found: Examination, kind: str, job: str, key: str, problem: 
 
 
 def _examine_journal(db: sqlite3.Connection, found: Examination) -> None:
-    tally = Tally()
+    tally = DigestTally()
     for id, at, job, kind, fields, digest in db.execute(QUERIES["all_events"]):
         tally.add(digest if isinstance(digest, int) else 0)
         if event_problem(id, at, job, kind, fields, digest):
@@ -377,7 +377,7 @@ def upgrade(db: sqlite3.Connection) -> None:
         for (name,) in db.execute(QUERIES["schema_1_tables"]).fetchall():
             db.execute(f"ALTER TABLE {name} RENAME TO schema_1_{name}")
         create_tables(db)
-        records, events, last_event = Tally(), Tally(), 0
+        records, events, last_event = DigestTally(), DigestTally(), 0
         for row in db.execute(QUERIES["schema_1_records"]).fetchall():
             digest = record_digest(*row)
             db.execute(QUERIES["put_record"], (*row, digest))
@@ -414,7 +414,7 @@ def leave_out_damaged(db: sqlite3.Connection, found: Examination) -> None:
         value = row[0] if row else b""
         db.execute(QUERIES["quarantine_record"], (kind, job, key, value, problem))
         db.execute(QUERIES["delete_record"], (kind, job, key)).fetchall()
-    records, events, last_event = Tally(), Tally(), 0
+    records, events, last_event = DigestTally(), DigestTally(), 0
     for *_, digest in db.execute(QUERIES["all_records"]):
         records.add(digest)
     for row in db.execute(QUERIES["all_events"]).fetchall():

@@ -37,11 +37,11 @@ from .integrity import (
     DATABASE,
     QUERIES,
     SCHEMA_VERSION,
+    DigestTally,
     Examination,
     HighWaterMark,
-    Mark,
+    MarkRecord,
     Summary,
-    Tally,
     behind,
     create_tables,
     event_digest,
@@ -192,7 +192,7 @@ class SqliteStore:
         self._db.execute("PRAGMA wal_autocheckpoint = 0")
         return self._begin_term(found)
 
-    def _read_mark(self) -> tuple[Mark | None, bool]:
+    def _read_mark(self) -> tuple[MarkRecord | None, bool]:
         try:
             mark = self._mark.read()
         except ValueError as exc:
@@ -394,8 +394,8 @@ class SqliteStore:
     def _write_rows(self, batch: Sequence[Effect]) -> Summary:
         """Write what changed; returns the summary of the state that it leaves."""
         before = self._summary
-        records = Tally(before.records, before.record_sum)
-        events = Tally(before.events, before.event_sum)
+        records = DigestTally(before.records, before.record_sum)
+        events = DigestTally(before.events, before.event_sum)
         last_event, forgotten, removed = before.last_event, list[int](), list[str]()
         # Within one commit only the last word on a record counts.
         changes: dict[tuple[str, str, str], Put | Delete] = {}
@@ -429,7 +429,7 @@ class SqliteStore:
             last_event=last_event,
         )
 
-    def _put(self, place: tuple[str, str, str], record: Record, tally: Tally) -> None:
+    def _put(self, place: tuple[str, str, str], record: Record, tally: DigestTally) -> None:
         value = msgspec.json.encode(record)
         digest = record_digest(*place, value)
         before = self._db.execute(QUERIES["digest_of_record"], place).fetchone()
@@ -438,13 +438,13 @@ class SqliteStore:
         tally.add(digest)
         self._db.execute(QUERIES["put_record"], (*place, value, digest))
 
-    def _append(self, event: Event, tally: Tally) -> None:
+    def _append(self, event: Event, tally: DigestTally) -> None:
         row = event.id, event.at, event.job, event.kind, msgspec.json.encode(event.fields)
         digest = event_digest(*row)
         tally.add(digest)
         self._db.execute(QUERIES["add_event"], (*row, digest))
 
-    def _delete(self, query: str, which: tuple[object, ...], tally: Tally) -> None:
+    def _delete(self, query: str, which: tuple[object, ...], tally: DigestTally) -> None:
         for (digest,) in self._db.execute(query, which).fetchall():
             tally.remove(digest)
 

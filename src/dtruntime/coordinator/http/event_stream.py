@@ -1,0 +1,302 @@
+"""Snapshots and changes of each job that somebody watches: made once, sent to all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from itertools import count
+from typing import Any
+
+import msgspec
+
+from ...errors import StorageError
+from ...telemetry import EventLog
+from .responses import Answer
+from .snapshot.job import CheckpointsAt, Look, Lookout, encode
+from .snapshot.workers import Seen
+from .views import Checkpoint
+
+log = EventLog("http")
+
+TICK_SECONDS = 0.5
+SNAPSHOT_SECONDS = 0.5
+COMMENT_SECONDS = 15.0
+LINGER_SECONDS = 60.0
+"""A feed that nobody reads goes on for so long, so that who was cut off finds what it missed."""
+CHANGES_KEPT = 240
+CHANGES_BYTES = 32 * 1024 * 1024
+ROWS_IN_CHANGE = 1000
+"""More workers than this are sent in several changes; what is new about them comes first."""
+
+_SAMPLED = ("coordinator", "jobs", "metrics", "tasks", "datasets")
+"""Parts that are looked at once a second."""
+
+
+class Snapshot:
+    """A whole dashboard, encoded."""
+
+    def __init__(self, event_id: int, body: bytes) -> None:
+        self.event_id = event_id
+        self.answer = Answer(body)
+        self.made_at = time.monotonic()
+
+    @property
+    def frame(self) -> tuple[bytes, ...]:
+        """As a server-sent event, in parts: the body is large and not copied for each reader."""
+        return _head(self.event_id, b"snapshot"), self.answer.body, b"\n\n"
+
+
+class Feed:
+    """What happens to one job, as a row of changes."""
+
+    def __init__(self, job: str, lookout: Lookout, ids: count[int]) -> None:
+        self.job = job
+        self._lookout = lookout
+        self._ids = ids
+        self.last_id = next(ids)
+        self._floor = self.last_id
+        """Who has seen this one has missed nothing that is not kept."""
+        self._changes: deque[tuple[int, bytes]] = deque()
+        self._size = 0
+        self._published = asyncio.Event()
+        self._snapshot: Snapshot | None = None
+        self._making = asyncio.Lock()
+        self.readers = 0
+        self.asked_at = self.woken_at = time.monotonic()
+        self._rows: dict[str, Seen] = {}
+        self._sent: dict[str, bytes] = {}
+        self._sample = -1
+        self._event = 0
+        self._checkpoints_at: CheckpointsAt | None = None
+        self._checkpoints: dict[str, Checkpoint] = {}
+        """As they were sent last."""
+        self._seeded = False
+        """Whether there was a first snapshot, which changes are counted from."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody has asked for anything for a while."""
+        return not self.readers and time.monotonic() - self.asked_at > LINGER_SECONDS
+
+    async def snapshot(self) -> Snapshot:
+        """Everything, at most half a second old."""
+        self.asked_at = time.monotonic()
+        async with self._making:
+            known = self._snapshot
+            if known is not None and time.monotonic() - known.made_at < SNAPSHOT_SECONDS:
+                return known
+            event_id = self.last_id
+            look = await self._lookout.look(self.job)
+            if not self._seeded:
+                self._seed(look)
+            rest: dict[str, Any] = {"event_id": event_id, **look._asdict()}
+            del rest["crew"], rest["event"], rest["checkpoints_at"]
+            body = await encode(rest, "workers", look.crew, look.crew.members)
+            await self._lookout.service.settled()
+            self._snapshot = Snapshot(event_id, body)
+            return self._snapshot
+
+    async def tick(self) -> None:
+        """Find out what has changed since the last time, and publish it."""
+        if not self._seeded:
+            return
+        look = await self._lookout.look(
+            self.job, since_event=self._event, checkpoints_at=self._checkpoints_at
+        )
+        change: dict[str, Any] = {}
+        self._add_sections(look, change)
+        rows, removed = self._changed_rows(look)
+        self._event = look.event
+        if removed:
+            change["removed_workers"] = removed
+        if change or rows:
+            event_id = next(self._ids)
+            rest = {"event_id": event_id, "job": self.job, **change}
+            body = msgspec.json.encode(rest)
+            if rows:
+                body = await encode(rest, "workers", look.crew, rows)
+            await self._lookout.service.settled()
+            self._publish(event_id, _head(event_id, b"change") + body + b"\n\n")
+
+    def _seed(self, look: Look) -> None:
+        self._seeded = True
+        self._event = look.event
+        self._rows = {seen.record.worker_id: seen for seen in look.crew.members}
+        self._add_sections(look, {})
+
+    def _add_sections(self, look: Look, change: dict[str, Any]) -> None:
+        if look.logs:
+            change["logs"] = look.logs
+        self._add_checkpoints(look, change)
+        sampled = self._lookout.sampler.samples
+        fresh, self._sample = sampled != self._sample, sampled
+        names = (*_SAMPLED, "actions") if fresh else ("actions",)
+        for name in names:
+            self._add_if_changed(change, name, getattr(look, name))
+        still = [msgspec.structs.replace(one, open_seconds=0.0) for one in look.barriers.open]
+        key = msgspec.json.encode(msgspec.structs.replace(look.barriers, open=still))
+        if self._sent.get("barriers") != key:
+            self._sent["barriers"] = key
+            change["barriers"] = look.barriers
+
+    def _add_checkpoints(self, look: Look, change: dict[str, Any]) -> None:
+        """Those that are new or other than they were sent, and those that are gone."""
+        if look.checkpoints is None:
+            return
+        self._checkpoints_at, sent = look.checkpoints_at, self._checkpoints
+        fresh = [one for one in look.checkpoints if sent.get(one.checkpoint_id) != one]
+        sent.update((one.checkpoint_id, one) for one in fresh)
+        job = self._lookout.machine.jobs.get(self.job)
+        gone = [key for key in sent if not job or not job.checkpoints.history.is_present(key)]
+        for key in gone:
+            del sent[key]
+        if fresh:
+            change["checkpoints"] = fresh
+        if gone:
+            change["removed_checkpoints"] = gone
+
+    def _add_if_changed(self, change: dict[str, Any], name: str, value: Any) -> None:
+        encoded = msgspec.json.encode(value)
+        if self._sent.get(name) != encoded:
+            self._sent[name] = encoded
+            change[name] = msgspec.Raw(encoded)
+
+    def _changed_rows(self, look: Look) -> tuple[list[Seen], list[str]]:
+        """Workers to send: first what is new about them, then those who were only heard again."""
+        known, current = self._rows, look.crew.members
+        urgent: list[Seen] = []
+        heard: list[Seen] = []
+        newcomers = 0
+        for seen in current:
+            before = known.get(seen.record.worker_id)
+            if before is None or before.record is not seen.record:
+                newcomers += before is None
+                urgent.append(seen)
+            elif before.pulse is not seen.pulse or before.is_straggler != seen.is_straggler:
+                news = before.state != seen.state or before.is_straggler != seen.is_straggler
+                (urgent if news else heard).append(seen)
+        removed: list[str] = []
+        if len(known) > len(current) - newcomers:
+            present = {seen.record.worker_id for seen in current}
+            removed = [worker_id for worker_id in known if worker_id not in present]
+            for worker_id in removed:
+                del known[worker_id]
+        if len(urgent) + len(heard) > ROWS_IN_CHANGE:
+            heard.sort(key=lambda seen: known[seen.record.worker_id].last_seen)
+        rows = (urgent + heard)[:ROWS_IN_CHANGE]
+        for seen in rows:
+            known[seen.record.worker_id] = seen
+        return rows, removed
+
+    def _publish(self, event_id: int, frame: bytes) -> None:
+        self._changes.append((event_id, frame))
+        self._size += len(frame)
+        while len(self._changes) > CHANGES_KEPT or (
+            self._size > CHANGES_BYTES and len(self._changes) > 1
+        ):
+            self._floor, dropped = self._changes.popleft()
+            self._size -= len(dropped)
+        self.last_id = event_id
+        self.wake()
+
+    def can_resume(self, event_id: int) -> bool:
+        """Whether everything after an event is kept."""
+        return self._seeded and self._floor <= event_id <= self.last_id
+
+    def after(self, event_id: int) -> list[tuple[int, bytes]]:
+        """The changes after an event."""
+        return [change for change in self._changes if change[0] > event_id]
+
+    async def wait(self) -> None:
+        """Wait for the next change, or for `wake`: no timer for each reader, they are many."""
+        await self._published.wait()
+
+    def wake(self) -> None:
+        """Let everybody who waits look again."""
+        self.woken_at = time.monotonic()
+        published, self._published = self._published, asyncio.Event()
+        published.set()
+
+
+class Feeds:
+    """The feeds of all jobs that somebody watches."""
+
+    def __init__(self, lookout: Lookout) -> None:
+        self._lookout = lookout
+        # Ids of a coordinator that is started again are higher than all before.
+        self._ids = count(int(time.time() * 1000))
+        self._feeds: dict[str, Feed] = {}
+        self.closing = False
+        self.readers = 0
+
+    def feed(self, job: str) -> Feed:
+        """The feed of a job that exists, or of none."""
+        found = self._feeds.get(job)
+        if found is None:
+            found = self._feeds[job] = Feed(job, self._lookout, self._ids)
+        found.asked_at = time.monotonic()
+        return found
+
+    async def run(self) -> None:
+        """Publish changes until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            for job, feed in list(self._feeds.items()):
+                if feed.is_idle:
+                    del self._feeds[job]
+                    continue
+                try:
+                    await feed.tick()
+                except StorageError:
+                    continue
+                except Exception as exc:
+                    log.error("feed.failed", job=job, error=repr(exc))
+                finally:
+                    if time.monotonic() - feed.woken_at > COMMENT_SECONDS:
+                        feed.wake()
+
+    def close(self) -> None:
+        """End all streams."""
+        self.closing = True
+        for feed in self._feeds.values():
+            feed.wake()
+
+    async def stream(self, job: str, last_id: int | None) -> AsyncIterator[bytes]:
+        """Server-sent events: what was missed or a snapshot, then changes."""
+        feed = self.feed(job)
+        feed.readers += 1
+        self.readers += 1
+        try:
+            yield b"retry: 1000\n\n"
+            while not self.closing:
+                if not feed.job and self._lookout.machine.jobs:
+                    # There was no job to watch, and there is one.
+                    feed.readers -= 1
+                    feed, last_id = self.feed(self._lookout.resolve("")), None
+                    feed.readers += 1
+                if last_id is None or not feed.can_resume(last_id):
+                    try:
+                        snapshot = await feed.snapshot()
+                    except StorageError:
+                        return
+                    last_id = snapshot.event_id
+                    for part in snapshot.frame:
+                        yield part
+                changes = feed.after(last_id)
+                for event_id, frame in changes:
+                    last_id = event_id
+                    yield frame
+                if not changes and not self.closing:
+                    await feed.wait()
+                    if feed.last_id == last_id:
+                        yield b": still here\n\n"
+        finally:
+            feed.readers -= 1
+            self.readers -= 1
+            feed.asked_at = time.monotonic()
+
+
+def _head(event_id: int, kind: bytes) -> bytes:
+    return b"id: %d\nevent: %s\ndata: " % (event_id, kind)

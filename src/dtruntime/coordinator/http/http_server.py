@@ -1,0 +1,229 @@
+"""HTTP in the coordinator's process, on its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ...config import TelemetryConfig, split_address
+from ...errors import ConnectionError
+from ...telemetry import EventLog
+from . import openapi, static
+from .endpoints import Endpoints
+from .event_stream import Feeds
+from .metrics.prometheus import Exporter
+from .metrics.sampler import Sampler
+from .metrics.time_series import HistoryFiles
+from .push import open_push
+from .read_model import Service
+from .routes import Application
+from .security import Origins
+from .snapshot.job import Lookout
+
+log = EventLog("http")
+
+CONNECTIONS_MOST = 1024
+ADDRESS_CONNECTIONS_MOST = 256
+"""Connections of one address: fewer than all, so that nobody alone keeps the others out."""
+REQUEST_SECONDS = 10.0
+"""How long a request may take to arrive, with its body."""
+UNREAD_SECONDS = 30.0
+"""A client that has read nothing of its answer for this long is cut off."""
+BACKLOG = 128
+
+
+class BoundedProtocol(H11Protocol):
+    """HTTP/1.1 that waits for nobody for ever: neither for a request nor for a reader."""
+
+    def __init__(self, by_address: Counter[str], **options: Any) -> None:
+        """``by_address`` counts the connections of all protocols of a server."""
+        super().__init__(**options)
+        self._by_address = by_address
+        self._address = ""
+        self._request_timer: asyncio.TimerHandle | None = None
+        self._reading_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a connection, unless its address has too many."""
+        super().connection_made(transport)
+        self._address = self.client[0] if self.client else ""
+        self._by_address[self._address] += 1
+        if self._by_address[self._address] > ADDRESS_CONNECTIONS_MOST:
+            transport.abort()
+            return
+        self._expect_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget a connection."""
+        self._by_address[self._address] -= 1
+        if not self._by_address[self._address]:
+            del self._by_address[self._address]
+        self._stop_expecting()
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read on, and look whether the request is complete."""
+        super().data_received(data)
+        answering = bool(self.cycle) and not self.cycle.response_complete
+        state = self.conn.their_state
+        if state is h11.SEND_BODY or (state is h11.IDLE and not answering):
+            self._expect_request()
+        else:
+            self._stop_expecting()
+
+    def on_response_complete(self) -> None:
+        """From here on the time between two requests counts, which uvicorn watches."""
+        self._stop_expecting()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        """Watch a reader that does not keep up."""
+        super().pause_writing()
+        if self._reading_timer is None:
+            self._watch_reader(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        """The reader keeps up again."""
+        self._stop_watching()
+        super().resume_writing()
+
+    def _expect_request(self) -> None:
+        if self._request_timer is None and not self.transport.is_closing():
+            self._request_timer = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
+
+    def _stop_expecting(self) -> None:
+        if self._request_timer is not None:
+            self._request_timer.cancel()
+            self._request_timer = None
+
+    def _watch_reader(self, unread: int) -> None:
+        self._reading_timer = self.loop.call_later(UNREAD_SECONDS, self._check_reader, unread)
+
+    def _check_reader(self, before: int) -> None:
+        unread = self.transport.get_write_buffer_size()
+        if unread >= before:
+            self.transport.abort()
+        else:
+            self._watch_reader(unread)
+
+    def _stop_watching(self) -> None:
+        if self._reading_timer is not None:
+            self._reading_timer.cancel()
+            self._reading_timer = None
+
+
+class _Uvicorn(uvicorn.Server):
+    """A server that leaves signals to the coordinator."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture nothing."""
+        yield
+
+
+class HttpServer:
+    """The API, the metrics and the dashboard of one coordinator."""
+
+    def __init__(self, service: Service, telemetry: TelemetryConfig | None = None) -> None:
+        """Bind the port of ``service.config.http_address``; `ConnectionError` if it is taken."""
+        config = service.config
+        self._service = service
+        self._socket = _bind(config.http_address)
+        host, _ = split_address(config.http_address)
+        self.address = f"{host}:{self._socket.getsockname()[1]}"
+        """HOST:PORT that is served; the port is the real one when 0 was asked for."""
+        self._sampler = Sampler(service, HistoryFiles(config.data_dir))
+        self._lookout = Lookout(service, self._sampler)
+        self._feeds = Feeds(self._lookout)
+        exporter = Exporter(self._lookout, self._feeds)
+        origins = Origins(config.http_origins, host.strip("[]"))
+        endpoints = Endpoints(self._lookout, self._feeds, exporter, origins)
+        application = Application(
+            service, endpoints, openapi.document, static.dashboard(), exporter.count
+        )
+        self._uvicorn = _Uvicorn(
+            uvicorn.Config(
+                application.asgi,
+                http=partial(BoundedProtocol, Counter()),  # type: ignore[arg-type]
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="error",
+                access_log=False,
+                server_header=False,
+                limit_concurrency=CONNECTIONS_MOST,
+            )
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+        self._push = open_push(exporter, telemetry or TelemetryConfig())
+
+    async def start(self, grpc_address: str) -> None:
+        """Begin to serve."""
+        self._lookout.grpc_address = grpc_address
+        self._lookout.http_address = self.address
+        self._tasks = [
+            asyncio.create_task(self._sampler.run()),
+            asyncio.create_task(self._feeds.run()),
+        ]
+        if self._push is not None:
+            self._tasks.append(asyncio.create_task(self._push.run()))
+        serving = asyncio.create_task(self._uvicorn.serve(sockets=[self._socket]))
+        self._tasks.append(serving)
+        while not self._uvicorn.started:
+            if serving.done():
+                await serving
+                raise ConnectionError(f"the HTTP server on {self.address} did not start")
+            await asyncio.sleep(0.005)
+        log.info("http.started", address=self.address)
+
+    async def stop(self, grace: float) -> None:
+        """End all streams, give answers on their way ``grace`` seconds, keep the history."""
+        self._feeds.close()
+        if not self._tasks:
+            self._socket.close()
+            return
+        *background, serving = self._tasks
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+        if self._push is not None:
+            await self._push.close()
+        self._uvicorn.config.timeout_graceful_shutdown = max(1, int(grace))
+        self._uvicorn.should_exit = True
+        await asyncio.gather(serving, return_exceptions=True)
+        self._socket.close()
+        await self._sampler.store()
+
+
+def _bind(address: str) -> socket.socket:
+    host, port = split_address(address)
+    try:
+        family, _, _, _, place = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(place)
+            listening.listen(BACKLOG)
+            listening.setblocking(False)
+        except BaseException:
+            listening.close()
+            raise
+        return listening
+    except OSError as exc:
+        raise ConnectionError(
+            f"cannot listen on {address} for HTTP: {exc}. Is another coordinator (or another "
+            "program) using the port? Choose another with --http HOST:PORT (http_address in "
+            "[coordinator]), or do without API and dashboard with --no-http"
+        ) from exc

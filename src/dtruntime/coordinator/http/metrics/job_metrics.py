@@ -1,0 +1,310 @@
+"""The figures of one job, measured once a second."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import cast
+
+import numpy as np
+
+from ....rpc.gen import coordinator_pb2 as pb
+from ....types import Membership, WorkerState
+from ...state import Event, Job
+from ...state.checkpoints.retention_forecast import seconds_taken
+from ...state.commands import Heartbeat
+from ...state.members import Member
+from ...state.records import CheckpointRecord
+from ..read_model import in_slices
+from ..recoveries import Recoveries
+from ..views import Metrics, Point
+from .rates import Quantiles, RankRates, Rate, RecentQuantiles, Share, Told
+from .time_series import Rings, Stored
+
+SLICE = 1000
+REPORTERS = 32
+"""Of so many live workers, evenly chosen, the mean of what they report is taken."""
+HOUR = 3600.0
+RECENT = 600.0
+RATE_SECONDS = 10.0
+SAMPLES_RATE_SECONDS = 60.0
+
+_GOOD = frozenset({WorkerState.TRAINING, WorkerState.CHECKPOINTING})
+_LOST = frozenset({WorkerState.RECOVERING, WorkerState.LOADING})
+
+
+class JobFigures:
+    """What is measured of one job."""
+
+    def __init__(self, job: str, stored: Stored | None, heartbeat_seconds: float) -> None:
+        self.job = job
+        self.rings = Rings(stored.fine, stored.coarse) if stored else Rings()
+        self.recoveries = Recoveries(stored.recoveries if stored else ())
+        self.states: Counter[WorkerState] = Counter()
+        """How many live workers are in each state."""
+        self.reported: dict[str, float] = {}
+        """Means of what workers reported last with their heartbeats."""
+        self.metrics: Metrics | None = None
+        """None while nobody works: there is nothing to measure then."""
+        self.step: int | None = None
+        """The highest that a live worker reports, or one of those that were live last."""
+        self.started_at: float | None = None
+        """When the first of the present members registered; none: there were never any."""
+        self.is_stored = True
+        """Whether its file has all points."""
+        self.heard_at = 0.0
+        """When the newest heartbeat came."""
+        self.dead = 0
+        self._consumed = Rate(SAMPLES_RATE_SECONDS)
+        self._consumed_first: int | None = None
+        self._consumed_more = False
+        """Whether more was consumed than when it was looked first: before, nothing is measured."""
+        self._heartbeats = Rate(RATE_SECONDS)
+        self._goodput = Share()
+        self._trained: set[int] = set()
+        """Incarnations of live workers that were seen to train."""
+        self._spent: Counter[str] = Counter()
+        """How many of those that are heard do what is good, and what is not."""
+        self._ended_in: int | None = None
+        """The generation in which what ended workers said last was taken."""
+        self._told: dict[int, Told] = {}
+        """By incarnation."""
+        self._checkpoint = ""
+        """The one whose rate is in the points."""
+        self._barriers = RecentQuantiles()
+        self._seconds = max(10, math.ceil(3 * heartbeat_seconds))
+        """What is of ranks is measured over so many."""
+        self._steps, self._samples = RankRates(self._seconds), RankRates(self._seconds)
+
+    def to_store(self) -> Stored:
+        """What its file keeps."""
+        rings, self.is_stored = self.rings, True
+        return Stored(self.job, list(rings.fine), list(rings.coarse), self.recoveries.known)
+
+    def note_loss(self, event: Event) -> None:
+        """A worker was lost; it was last heard earlier than that was noticed."""
+        silent = float(event.fields.get("silent_seconds", 0.0))
+        self.recoveries.lost(event.fields.get("worker", ""), event.at - silent, event.at)
+
+    def note_consumed(self, at: float, samples: int) -> None:
+        """So many samples of all epochs were committed, or reported as consumed."""
+        if self._consumed_first is None:
+            self._consumed_first = samples
+        self._consumed_more |= samples > self._consumed_first
+        self._consumed.add(at, samples)
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """As heartbeats say, or else what loaders commit; none before anything was measured."""
+        told = self._samples.total
+        return self._consumed.value if told is None and self._consumed_more else told
+
+    async def measure(
+        self,
+        job: Job,
+        now: float,
+        requests_per_second: float | None,
+        durations: dict[str, float],
+        assignment_seconds: float | None,
+    ) -> None:
+        """Measure everything once; ``durations`` are those of checkpoints, by id."""
+        members = job.roster.slots.held()
+        oldest = await self._look_at(members, now)
+        self._heartbeats.add(now, job.heartbeats)
+        self._count_good(job, now)
+        fresh = self._average(members, now)
+        self.recoveries.look(members)
+        barriers = self.barriers(job, now)
+        steps, samples = self._steps.median, self.samples_per_second
+        self.metrics = Metrics(
+            workers_live=job.roster.live_count,
+            workers_dead=self.dead,
+            heartbeats_per_second=self._heartbeats.value,
+            requests_per_second=requests_per_second,
+            steps_per_second=steps if self._works else None,
+            samples_per_second=samples if self._works else None,
+            goodput=self._goodput.value if self._works else None,
+            checkpoint_bytes_per_second=checkpoint_rate(job.checkpoints.latest, durations, now),
+            checkpoints_committed=job.checkpoints.history.present,
+            barrier_p50_ms=milliseconds(barriers.p50),
+            barrier_p99_ms=milliseconds(barriers.p99),
+            barriers_measured=barriers.values,
+            assignment_ms=milliseconds(assignment_seconds),
+            heartbeat_age_max_seconds=None if oldest is None else max(0.0, now - oldest),
+            stragglers=sum(member.live for member in job.speeds.stragglers.values()),
+            losses_last_hour=losses_last_hour(job, now),
+            recoveries_last_hour=self.recoveries.done_since(now - HOUR),
+            last_recovery_seconds=self.recoveries.last_seconds,
+            loss=self.reported.get("loss") if fresh else None,
+        )
+        self._add(self._point(now, self.metrics, job.checkpoints.latest))
+
+    def rest(self, now: float) -> None:
+        """Nobody works on the job: what was measured last is not so any more."""
+        if self.metrics is None:
+            return
+        self._steps, self._samples = RankRates(self._seconds), RankRates(self._seconds)
+        self._consumed, self._heartbeats = Rate(SAMPLES_RATE_SECONDS), Rate(RATE_SECONDS)
+        self._consumed_first, self._consumed_more = None, False
+        self._goodput, self._trained, self._told = Share(), set(), {}
+        self.states, self.metrics = Counter(), None
+        # The curves end here, and do not go on to where they begin again.
+        self._add(Point(now, 0, None, None, None, None, None, None, None, 0, None))
+
+    def take_last_reports(self, job: Job) -> None:
+        """Of a job without live workers, take what those that were live last have reported.
+
+        They may have said it after it was looked, or before the coordinator was started.
+        """
+        roster = job.roster
+        if roster.live_count or self._ended_in == roster.generation:
+            return
+        self._ended_in = roster.generation
+        ended = roster.slots.held()
+        since = max((m.last_seen for m in ended), default=0.0) - self._seconds
+        last = [m for m in ended if m.pulse is not None and m.last_seen >= since]
+        steps = [m.last_step for m in last if m.last_step is not None]
+        self.step = max(steps, default=self.step)
+        self._take_means(_reports(last))
+
+    def barriers(self, job: Job, now: float) -> Quantiles:
+        """Of the rounds that were completed in the last minutes, in seconds."""
+        return self._barriers.add(now, job.barriers.latency)
+
+    def _add(self, point: Point) -> None:
+        self.rings.add(point)
+        self.is_stored = False
+
+    @property
+    def _works(self) -> bool:
+        """Whether some live worker has not finished."""
+        return self.states.total() > self.states[WorkerState.FINISHED]
+
+    async def _look_at(self, members: Sequence[Member], now: float) -> float | None:
+        """Count states and take steps; returns when the most silent live worker was heard."""
+        incarnations: list[int] = []
+        steps: list[int] = []
+        samples: list[int] = []
+        beats: list[float] = []
+        states: Counter[WorkerState] = Counter()
+        heard: list[float] = []
+        trained: set[int] = set()
+        self._spent.clear()
+        dead = 0
+        async for part in in_slices(members, SLICE):
+            for member in part:
+                if not member.live:
+                    dead += member.record.membership == Membership.DEAD
+                    continue
+                heard.append(member.last_seen)
+                pulse = member.pulse
+                if pulse is None:
+                    continue
+                states[pulse.state] += 1
+                if pulse.state == WorkerState.TRAINING or member.incarnation in self._trained:
+                    trained.add(member.incarnation)
+                if now - member.beat_at <= self._seconds:
+                    self._spent[self._kind(member.incarnation in trained, pulse.state)] += 1
+                incarnations.append(member.incarnation)
+                beats.append(member.beat_at)
+                steps.append(-1 if pulse.step is None else pulse.step)
+                samples.append(pulse.samples or -1)
+        of, at = np.array(incarnations, dtype=np.int64), np.array(beats)
+        self._steps.add(of, np.array(steps, dtype=np.int64), at)
+        self._samples.add(of, np.array(samples, dtype=np.int64), at)
+        self.states, self.dead, self._trained = states, dead, trained
+        self.heard_at = max(beats, default=self.heard_at)
+        if members:
+            self.started_at = min(member.record.registered_at for member in members)
+        highest = max(steps, default=-1)
+        self.step = highest if highest >= 0 else self.step
+        return min(heard, default=None)
+
+    def _count_good(self, job: Job, now: float) -> None:
+        counted = self._spent["good"] + self._spent["lost"]
+        absent = max(0, job.roster.world_size - job.roster.live_count) if counted else 0
+        self._goodput.add(now, self._spent["good"], counted + absent)
+
+    @staticmethod
+    def _kind(trains: bool, state: WorkerState) -> str:
+        """What a worker's time counts as. When one trains that never said so is not known."""
+        if state in _GOOD:
+            return "good"
+        return "lost" if state in _LOST or (trains and state == WorkerState.WAITING) else ""
+
+    def _average(self, members: Sequence[Member], now: float) -> bool:
+        """Take the means of what workers report; whether somebody still has something new."""
+        reports = _reports([m for m in members if m.live and m.pulse is not None])
+        told: dict[int, Told] = {}
+        for member, metrics in reports:
+            pulse = cast("Heartbeat", member.pulse)
+            if pulse.state != WorkerState.FINISHED:
+                before = self._told.get(member.incarnation)
+                told[member.incarnation] = Told.after(before, (pulse.step, metrics), member.beat_at)
+        self._take_means(reports)
+        self._told = told
+        return any(one.is_new(now, self._seconds) for one in told.values())
+
+    def _take_means(self, reports: Sequence[tuple[Member, dict[str, float]]]) -> None:
+        found: dict[str, list[float]] = {}
+        for _, metrics in reports:
+            for name, value in metrics.items():
+                if math.isfinite(value):
+                    found.setdefault(name, []).append(value)
+        if found:
+            self.reported = {name: fmean(values) for name, values in sorted(found.items())}
+
+    def _point(self, now: float, metrics: Metrics, latest: CheckpointRecord | None) -> Point:
+        return Point(
+            at=now,
+            workers_live=metrics.workers_live,
+            steps_per_second=metrics.steps_per_second,
+            samples_per_second=metrics.samples_per_second,
+            requests_per_second=metrics.requests_per_second,
+            checkpoint_bytes_per_second=self._rate_of_another(metrics, latest),
+            goodput=metrics.goodput,
+            barrier_p50_ms=metrics.barrier_p50_ms,
+            barrier_p99_ms=metrics.barrier_p99_ms,
+            stragglers=metrics.stragglers,
+            loss=metrics.loss,
+        )
+
+    def _rate_of_another(self, metrics: Metrics, latest: CheckpointRecord | None) -> float | None:
+        """The rate of a checkpoint, once: a curve has a place for each, and none between them."""
+        before, self._checkpoint = self._checkpoint, latest.checkpoint_id if latest else ""
+        return metrics.checkpoint_bytes_per_second if self._checkpoint != before else None
+
+
+def _reports(members: Sequence[Member]) -> list[tuple[Member, dict[str, float]]]:
+    """The metrics of some of the members, evenly chosen; all of them have a pulse."""
+    chosen = members[:: max(1, len(members) // REPORTERS)][:REPORTERS]
+    pulses = [(member, cast("Heartbeat", member.pulse)) for member in chosen]
+    return [(m, dict(pb.HeartbeatRequest.FromString(p.report).metrics)) for m, p in pulses]
+
+
+def losses_last_hour(job: Job, now: float) -> int:
+    """How many workers were lost, counted up to 64."""
+    return sum(at >= now - HOUR for at in job.roster.losses.times)
+
+
+def milliseconds(seconds: float | None) -> float | None:
+    """What is known, in milliseconds."""
+    return None if seconds is None else seconds * 1000
+
+
+def duration_of(record: CheckpointRecord, durations: Mapping[str, float]) -> float | None:
+    """How long a checkpoint took: from its beginning by all ranks, or as its one writer says."""
+    begun = durations.get(record.checkpoint_id)
+    return seconds_taken(record) if begun is None else begun
+
+
+def checkpoint_rate(
+    latest: CheckpointRecord | None, durations: dict[str, float], now: float
+) -> float | None:
+    """Bytes per second of the newest checkpoint; none if it is old, or nobody said how long."""
+    if latest is None or now - latest.committed_at > RECENT:
+        return None
+    seconds = duration_of(latest, durations)
+    return latest.size_bytes / seconds if seconds else None

@@ -1,0 +1,248 @@
+"""Prometheus metrics, read off the service's own counters when they are asked for.
+
+Their names and meanings are in ``docs/metrics.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from ...._version import __version__
+from ....telemetry import Histogram
+from ...state import Job
+from ..event_stream import Feeds
+from ..snapshot.job import Lookout
+from .job_metrics import JobFigures, duration_of
+
+JOBS_MOST = 100
+"""So many jobs, those active last, have metrics of their own."""
+
+
+class Exporter(Collector):
+    """All metrics of the coordinator."""
+
+    def __init__(self, lookout: Lookout, feeds: Feeds) -> None:
+        self._lookout = lookout
+        self._feeds = feeds
+        self.http_requests: dict[tuple[str, str], int] = {}
+        """By path as in the table of routes, and status."""
+        self._figures: dict[str, JobFigures] = {}
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def count(self, path: str, status: int) -> None:
+        """Count an answer."""
+        key = path, str(status)
+        self.http_requests[key] = self.http_requests.get(key, 0) + 1
+
+    async def expose(self, accept: str) -> tuple[bytes, str]:
+        """The text that Prometheus reads, and its type."""
+        await self.refresh()
+        encode, media_type = choose_encoder(accept)
+        return encode(self._registry), media_type
+
+    async def refresh(self) -> None:
+        """Get the figures that `collect` tells."""
+        recent = [row.job for row in self._lookout.jobs.show()[:JOBS_MOST]]
+        jobs = self._lookout.machine.jobs
+        self._figures = {
+            name: await self._lookout.sampler.figures(name) for name in recent if name in jobs
+        }
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: what there is differs from one time to the next."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Read everything."""
+        yield from self._process()
+        yield from self._methods()
+        jobs = self._lookout.machine.jobs
+        known = [(jobs[name], figures) for name, figures in self._figures.items() if name in jobs]
+        yield from self._membership(known)
+        yield from self._progress(known)
+        yield from self._storage(known)
+
+    def _process(self) -> Iterator[Metric]:
+        lookout, service = self._lookout, self._lookout.service
+        info = InfoMetricFamily("strata_coordinator", "The coordinator's version and transport.")
+        info.add_metric([], {"version": __version__, "transport": service.transport})
+        yield info
+        yield _gauge(
+            "strata_coordinator_start_time_seconds",
+            "When the coordinator started, in seconds since 1970.",
+            service.started_at,
+        )
+        yield _gauge(
+            "strata_coordinator_resident_memory_bytes",
+            "Memory that the coordinator's process occupies.",
+            lookout.sampler.memory_bytes,
+        )
+        lag = lookout.sampler.event_loop_lag
+        if lag is not None:
+            yield _gauge(
+                "strata_coordinator_event_loop_lag_seconds",
+                "The longest that a timer was late within the last second.",
+                lag,
+            )
+        yield _gauge("strata_http_event_streams", "Open streams of events.", self._feeds.readers)
+        requests = CounterMetricFamily(
+            "strata_http_requests", "HTTP requests answered.", labels=["path", "status"]
+        )
+        for (path, status), number in sorted(self.http_requests.items()):
+            requests.add_metric([path, status], number)
+        yield requests
+
+    def _methods(self) -> Iterator[Metric]:
+        errors = CounterMetricFamily(
+            "strata_rpc_errors", "gRPC calls that were refused or failed.", labels=["method"]
+        )
+        durations = HistogramMetricFamily(
+            "strata_rpc_duration_seconds",
+            "How long gRPC calls took, those that are held with their wait.",
+            labels=["method"],
+        )
+        for name, stats in self._lookout.service.stats.items():
+            errors.add_metric([name], stats.errors)
+            durations.add_metric([name], *_buckets(stats.latency))
+        yield errors
+        yield durations
+
+    def _membership(self, known: list[tuple[Job, JobFigures]]) -> Iterator[Metric]:
+        workers = GaugeMetricFamily(
+            "strata_workers", "Workers by membership.", labels=["job", "membership"]
+        )
+        states = GaugeMetricFamily(
+            "strata_workers_in_state", "Live workers by what they do.", labels=["job", "state"]
+        )
+        for job, figures in known:
+            workers.add_metric([job.name, "live"], job.roster.live_count)
+            workers.add_metric([job.name, "dead"], self._lookout.jobs.dead(job))
+            for state, number in sorted(figures.states.items()):
+                states.add_metric([job.name, str(state)], number)
+        yield workers
+        yield states
+        yield _counters(
+            "strata_heartbeats",
+            "Heartbeats since the coordinator started.",
+            ((job.name, job.heartbeats) for job, _ in known),
+        )
+        yield _gauges(
+            "strata_job_generation",
+            "The number of the membership.",
+            ((job.name, job.roster.generation) for job, _ in known),
+        )
+        yield _gauges(
+            "strata_job_epoch",
+            "The highest epoch that a worker has reached, counted from 0.",
+            ((job.name, job.roster.epoch) for job, _ in known),
+        )
+
+    def _progress(self, known: list[tuple[Job, JobFigures]]) -> Iterator[Metric]:
+        measured = [(job.name, self._lookout.metrics(job, f)) for job, f in known]
+        for name, what, help_text in (
+            ("strata_steps_per_second", "steps_per_second", "Steps per second, the median rank's."),
+            ("strata_samples_per_second", "samples_per_second", "Samples consumed per second."),
+            ("strata_goodput_ratio", "goodput", "Share of the last 10 minutes spent training."),
+            ("strata_stragglers", "stragglers", "Workers markedly slower than the others."),
+            (
+                "strata_heartbeat_age_max_seconds",
+                "heartbeat_age_max_seconds",
+                "How long the most silent live worker has not been heard.",
+            ),
+            (
+                "strata_recovery_last_seconds",
+                "last_recovery_seconds",
+                "How long the newest recovery took, from the last sign of life to training.",
+            ),
+            (
+                "strata_losses_last_hour",
+                "losses_last_hour",
+                "Workers lost within the last hour, counted up to 64.",
+            ),
+        ):
+            found = ((job, getattr(metrics, what)) for job, metrics in measured)
+            yield _gauges(name, help_text, ((job, x) for job, x in found if x is not None))
+        steps = ((job.name, f.step) for job, f in known if job.roster.live_count)
+        yield _gauges(
+            "strata_job_step",
+            "The highest step that a live worker reports.",
+            ((name, step) for name, step in steps if step is not None),
+        )
+
+    def _storage(self, known: list[tuple[Job, JobFigures]]) -> Iterator[Metric]:
+        barriers = HistogramMetricFamily(
+            "strata_barrier_duration_seconds",
+            "From the opening of a barrier's round to its completion.",
+            labels=["job"],
+        )
+        for job, _ in known:
+            barriers.add_metric([job.name], *_buckets(job.barriers.latency))
+        yield barriers
+        yield _gauges(
+            "strata_barriers_open",
+            "Barriers that wait for somebody.",
+            ((job.name, len(job.barriers.open)) for job, _ in known),
+        )
+        yield _gauges(
+            "strata_checkpoints",
+            "Committed checkpoints that are remembered, and not known to be deleted.",
+            ((job.name, job.checkpoints.history.present) for job, _ in known),
+        )
+        latest = [(job.name, r) for job, _ in known if (r := job.checkpoints.latest) is not None]
+        yield _gauges(
+            "strata_checkpoint_last_size_bytes",
+            "The size of the newest checkpoint.",
+            ((job, record.size_bytes) for job, record in latest),
+        )
+        yield _gauges(
+            "strata_checkpoint_last_commit_timestamp_seconds",
+            "When the newest checkpoint was committed, in seconds since 1970.",
+            ((job, record.committed_at) for job, record in latest),
+        )
+        durations = self._lookout.sampler.durations
+        took = ((job, duration_of(r, durations.get(job, {}))) for job, r in latest)
+        yield _gauges(
+            "strata_checkpoint_last_duration_seconds",
+            "How long the newest checkpoint took from its beginning to its commit.",
+            ((job, seconds) for job, seconds in took if seconds is not None),
+        )
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _gauges(name: str, text: str, values: Iterable[tuple[str, float]]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=["job"])
+    for job, value in values:
+        family.add_metric([job], value)
+    return family
+
+
+def _counters(name: str, text: str, values: Iterable[tuple[str, float]]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=["job"])
+    for job, value in values:
+        family.add_metric([job], value)
+    return family
+
+
+def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
+    """Cumulative buckets, as Prometheus has them, and the sum."""
+    buckets: list[tuple[str, float]] = []
+    below = 0
+    for bound, inside in zip(histogram.bounds, histogram.counts, strict=False):
+        below += inside
+        buckets.append((f"{bound:g}", float(below)))
+    buckets.append(("+Inf", float(histogram.count)))
+    return buckets, histogram.total

@@ -1,0 +1,348 @@
+"""The other parts of a dashboard, each made of what the machine and the figures hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal, cast
+
+from msgspec.structs import replace
+
+from ...._version import __version__
+from ....types import WorkerState
+from ...state import Job, Machine
+from ...state.checkpoints.retention_forecast import FateBook, Fates, users_metadata, written_bytes
+from ...state.records import ActionRecord, CheckpointRecord
+from .. import views
+from ..metrics.job_metrics import HOUR, JobFigures, duration_of, losses_last_hour, milliseconds
+from ..metrics.sampler import Sampler
+from ..read_model import Service, totals
+
+MISSING_SHOWN = 256
+LONGEST_WAIT_MS = 24 * 3600 * 1000.0
+"""The bound of the last bucket: no barrier is waited for longer."""
+
+
+def coordinator(
+    service: Service, sampler: Sampler, grpc_address: str, http_address: str
+) -> views.Coordinator:
+    """The process."""
+    now, config = service.clock(), service.config
+    calls, errors = totals(service.stats)
+    lag = sampler.event_loop_lag
+    return views.Coordinator(
+        version=__version__,
+        grpc_address=grpc_address,
+        http_address=http_address,
+        transport=service.transport,
+        started_at=service.started_at,
+        now=now,
+        uptime_seconds=max(0.0, now - service.started_at),
+        requests_total=calls,
+        requests_per_second=sampler.requests_per_second,
+        errors_total=errors,
+        event_loop_lag_ms=None if lag is None else lag * 1000,
+        memory_bytes=sampler.memory_bytes,
+        heartbeat_interval_ms=config.heartbeat_interval_ms,
+        heartbeat_timeout_ms=config.heartbeat_timeout_ms,
+    )
+
+
+class Jobs:
+    """All jobs; what takes a look at every member is kept until the membership changes."""
+
+    def __init__(self, machine: Machine, sampler: Sampler) -> None:
+        self._machine = machine
+        self._sampler = sampler
+        self._dead: dict[str, tuple[tuple[int, int, int], int]] = {}
+        self._created: dict[str, float] = {}
+        """Of jobs whose records do not say it, by the journal."""
+        events = machine.journal.after(0)
+        if len(events) == machine.journal.last_id:
+            for event in events:
+                self._created.setdefault(event.job, event.at)
+
+    def latest(self) -> str:
+        """The job that was active last; empty when there is none."""
+        return max(self._machine.jobs, key=self.last_active_at, default="")
+
+    def last_active_at(self, name: str) -> float:
+        """When something of a job happened last, or a live worker was heard."""
+        job = self._machine.jobs[name]
+        noted = self._sampler.last_event_at.get(name, 0.0)
+        if not job.roster.live_count:
+            return noted
+        return max(noted, self._sampler.heard_at.get(name, 0.0))
+
+    def show(self) -> list[views.Job]:
+        """All of them, those active last first."""
+        rows = [self._show(job) for job in self._machine.jobs.values()]
+        return sorted(rows, key=lambda row: (-row.last_active_at, row.job))
+
+    def _show(self, job: Job) -> views.Job:
+        roster = job.roster
+        return views.Job(
+            job=job.name,
+            generation=roster.generation,
+            world_size=roster.world_size,
+            live_workers=roster.live_count,
+            dead_workers=self.dead(job),
+            epoch=roster.epoch,
+            created_at=roster.created_at or self._created.get(job.name),
+            last_active_at=self.last_active_at(job.name),
+        )
+
+    def dead(self, job: Job) -> int:
+        """How many ranks of a job have lost their holder."""
+        roster = job.roster
+        key = roster.generation, roster.live_count, roster.next_incarnation
+        known = self._dead.get(job.name)
+        if known is None or known[0] != key:
+            dead = sum(m.record.membership == "dead" for m in roster.slots.held())
+            known = self._dead[job.name] = key, dead
+        return known[1]
+
+
+def checkpoint(
+    record: CheckpointRecord, durations: Mapping[str, float], fates: Fates
+) -> views.Checkpoint:
+    """A committed checkpoint."""
+    return views.Checkpoint(
+        checkpoint_id=record.checkpoint_id,
+        step=record.step,
+        epoch=record.epoch,
+        path=record.path,
+        size_bytes=record.size_bytes,
+        is_full=record.is_full,
+        parts=record.parts,
+        worker_id=record.worker_id,
+        committed_at=record.committed_at,
+        duration_seconds=duration_of(record, durations),
+        written_bytes=written_bytes(record),
+        verified=record.verified,
+        verified_at=record.verified_at if record.verified is not None else None,
+        verified_by=record.verified_by,
+        will_be_dropped=fates.will_be_dropped(record),
+        metadata=users_metadata(record.metadata),
+    )
+
+
+def checkpoints(
+    job: Job, durations: Mapping[str, float], book: FateBook, count: int, skip: int = 0
+) -> list[views.Checkpoint]:
+    """The newest ones, newest first."""
+    newest, fates = job.checkpoints.history.newest(), book.of(job)
+    shown = islice(newest, skip, skip + count)
+    return [checkpoint(record, durations, fates) for record in shown]
+
+
+def barriers(job: Job, figures: JobFigures, now: float) -> views.Barriers:
+    """Open rounds, and how long completed ones took."""
+    latency = job.barriers.latency
+    recent = figures.barriers(job, now)
+    bounds = [*(bound * 1000 for bound in latency.bounds), LONGEST_WAIT_MS]
+    opened = []
+    for round_ in job.barriers.open.values():
+        missing = job.barriers.missing(round_, MISSING_SHOWN)
+        opened.append(
+            views.OpenBarrier(
+                barrier_id=round_.barrier_id,
+                round=round_.number,
+                arrived=len(round_.arrived),
+                expected=len(round_.expected),
+                open_seconds=max(0.0, now - round_.opened_at),
+                missing=[views.MissingWorker(m.worker_id, m.last_step) for m in missing],
+            )
+        )
+    return views.Barriers(
+        open=opened,
+        completed_total=job.barriers.completed_total,
+        measured=recent.values,
+        p50_ms=milliseconds(recent.p50),
+        p99_ms=milliseconds(recent.p99),
+        histogram=[
+            views.Bucket(round(bound, 6), count)
+            for bound, count in zip(bounds, latency.counts, strict=True)
+        ],
+    )
+
+
+def actions(records: Iterable[ActionRecord]) -> list[views.Action]:
+    """What is asked for and not done yet."""
+    return [
+        views.Action(
+            action_id=record.action_id,
+            kind=cast(Literal["checkpoint", "stop", "drain"], record.kind),
+            worker_id=record.worker_id,
+            reason=record.reason,
+            requested_at=record.requested_at,
+        )
+        for record in records
+    ]
+
+
+def metrics(
+    job: Job, figures: JobFigures, dead: int, sampler: Sampler, now: float
+) -> views.Metrics:
+    """Current figures: rates as they were measured last, if somebody works, the rest as it is."""
+    live, recent = job.roster.live_count, figures.barriers(job, now)
+    measured = figures.metrics if live else None
+    return replace(
+        measured or NO_METRICS,
+        workers_live=live,
+        workers_dead=dead,
+        requests_per_second=sampler.requests_per_second,
+        checkpoints_committed=job.checkpoints.history.present,
+        barrier_p50_ms=milliseconds(recent.p50),
+        barrier_p99_ms=milliseconds(recent.p99),
+        barriers_measured=recent.values,
+        assignment_ms=milliseconds(sampler.board(job.name).assignment_seconds),
+        losses_last_hour=losses_last_hour(job, now),
+        recoveries_last_hour=figures.recoveries.done_since(now - HOUR),
+        last_recovery_seconds=figures.recoveries.last_seconds,
+    )
+
+
+NO_METRICS = views.Metrics(
+    workers_live=0,
+    workers_dead=0,
+    heartbeats_per_second=None,
+    requests_per_second=None,
+    steps_per_second=None,
+    samples_per_second=None,
+    goodput=None,
+    checkpoint_bytes_per_second=None,
+    checkpoints_committed=0,
+    barrier_p50_ms=None,
+    barrier_p99_ms=None,
+    barriers_measured=0,
+    assignment_ms=None,
+    heartbeat_age_max_seconds=None,
+    stragglers=0,
+    losses_last_hour=0,
+    recoveries_last_hour=0,
+    last_recovery_seconds=None,
+    loss=None,
+)
+NO_BARRIERS = views.Barriers([], 0, 0, None, None, [])
+
+EPOCHS, STEPS = "epochs", "steps"
+"""Workers that report these metrics say how many epochs, or steps, there will be."""
+
+
+def tasks(job: Job, figures: JobFigures, datasets: list[views.Dataset]) -> list[views.Task]:
+    """The run of a job, if it has ever had members."""
+    figures.take_last_reports(job)
+    started_at = figures.started_at
+    if started_at is None:
+        registered = (m.record.registered_at for m in job.roster.slots.held())
+        started_at = min(registered, default=None)
+    if started_at is None:
+        return []
+    lengths = (EPOCHS, STEPS)
+    reported = {name: value for name, value in figures.reported.items() if name not in lengths}
+    epochs, total_steps = (_length(figures.reported.get(name)) for name in lengths)
+    state = _state(job, figures)
+    samples, total = _samples(datasets, job.roster.epoch, epochs)
+    step = _step(job, figures, state)
+    metrics = figures.metrics if job.roster.live_count else None
+    steps_rate = metrics.steps_per_second if metrics else None
+    # Steps are known at any time, samples when an epoch ends.
+    way = _Way(step, total_steps, steps_rate)
+    if not way.is_known:
+        way = _Way(samples, total, metrics.samples_per_second if metrics else None)
+    return [
+        views.Task(
+            task_id=job.name,
+            job=job.name,
+            state=state,
+            epoch=job.roster.epoch,
+            epochs=epochs,
+            completed_epochs=job.completed_epochs,
+            step=step,
+            total_steps=total_steps,
+            samples=samples,
+            total_samples=total,
+            progress=1.0 if state == "finished" else way.progress,
+            eta_seconds=way.seconds_left if state == "running" else None,
+            started_at=started_at,
+            steps_per_second=steps_rate,
+            metrics=reported,
+        )
+    ]
+
+
+def _step(job: Job, figures: JobFigures, state: views.TaskState) -> int | None:
+    """The highest that workers have reported; of a run that is over, what it has saved."""
+    latest = job.checkpoints.latest
+    if latest is not None and (figures.step is None or state == "finished"):
+        return latest.step
+    return figures.step
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How far something is, how far it goes, and how fast."""
+
+    done: int | None
+    whole: int | None
+    rate: float | None
+
+    @property
+    def is_known(self) -> bool:
+        return self.done is not None and bool(self.whole)
+
+    @property
+    def progress(self) -> float | None:
+        return min(1.0, self.done / self.whole) if self.done is not None and self.whole else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        if not self.done or not self.whole or not self.rate:
+            return None
+        return max(0, self.whole - self.done) / self.rate
+
+
+def _length(reported: float | None) -> int | None:
+    return round(reported) if reported is not None and reported >= 1 else None
+
+
+def _samples(
+    datasets: list[views.Dataset], epoch: int, epochs: int | None
+) -> tuple[int | None, int | None]:
+    """How many samples were consumed, of how many: of all epochs, or of the current one.
+
+    None where nobody reports that, or where nothing is known of an epoch that is over.
+    """
+    known = {c.epoch for dataset in datasets for c in dataset.coverage}
+    wanted = {epoch} if epochs is None else set(range(min(epoch + 1, epochs)))
+    if not wanted or wanted - known:
+        return None, None
+    found = [c for dataset in datasets for c in dataset.coverage if c.epoch in wanted]
+    done = sum(c.covered + c.assumed + c.dropped for c in found)
+    whole = sum(c.covered + c.assumed + c.dropped + c.missing for c in found)
+    if epochs is None or len(wanted) == epochs:
+        return done, whole
+    newest = max(wanted)
+    last = [c for c in found if c.epoch == newest]
+    each = sum(c.covered + c.assumed + c.dropped + c.missing for c in last)
+    return done, whole + each * (epochs - len(wanted))
+
+
+def _state(job: Job, figures: JobFigures) -> views.TaskState:
+    roster, states = job.roster, figures.states
+    if not roster.live_count:
+        return "finished" if job.has_finished else "stopped"
+    waits_for_steps = figures.recoveries.open and figures.step is not None
+    if states[WorkerState.RECOVERING] or waits_for_steps:
+        return "recovering"
+    if any(states[s] for s in (WorkerState.TRAINING, WorkerState.CHECKPOINTING)):
+        return "running"
+    if states[WorkerState.FINISHED] == roster.live_count:
+        return "finished"
+    if states[WorkerState.LOADING]:
+        return "running"
+    if states[WorkerState.WAITING] or roster.world_size > roster.live_count:
+        return "waiting"
+    return "idle"

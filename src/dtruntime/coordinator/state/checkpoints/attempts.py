@@ -1,0 +1,191 @@
+"""Attempts at saving a step together: one id for each, agreed on by all who save."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from ..commands import BeginCheckpoint, Begun, Refused
+from ..effects import Outbox
+from ..records import AskRecord, AttemptRecord
+from ..roster import Roster
+
+ATTEMPTS_KEPT = 256
+RANKS_KEPT = 262_144
+"""How many ranks the kept attempts have in all; the newest attempt is kept whatever it has."""
+
+_ID = re.compile(r"step-(\d+)-(\d+)")
+
+
+def attempt_id(step: int, number: int) -> str:
+    """The id of an attempt."""
+    return f"step-{step:012d}-{number:06d}"
+
+
+class Attempt:
+    """A save of one step by all members that were live when the first of them asked."""
+
+    __slots__ = ("record", "tickets")
+
+    def __init__(self, record: AttemptRecord) -> None:
+        self.record = record
+        self.tickets: dict[int, int] = {}
+        """Incarnation to the ticket that it asked with."""
+
+    @property
+    def begun(self) -> Begun:
+        """The answer to all who ask for it."""
+        return Begun(self.record.checkpoint_id, self.record.generation, self.record.ranks)
+
+
+class Attempts:
+    """The newest attempts of one job, open or over, in the order in which they were begun."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._kept: OrderedDict[str, Attempt] = OrderedDict()
+        self._ranks = 0
+
+    def __iter__(self) -> Iterator[Attempt]:
+        return iter(self._kept.values())
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, checkpoint_id: str) -> Attempt | None:
+        """An attempt that is kept."""
+        return self._kept.get(checkpoint_id)
+
+    def was_begun(self, checkpoint_id: str) -> bool:
+        """Whether an attempt was ever given this id, also one that is forgotten."""
+        match = _ID.fullmatch(checkpoint_id)
+        if match is None:
+            return False
+        step, number = int(match[1]), int(match[2])
+        given = 0 < number <= self._roster.attempts_begun
+        return given and attempt_id(step, number) == checkpoint_id
+
+    def newest(self, step: int) -> Attempt | None:
+        """The attempt at a step that was begun last."""
+        return next((a for a in reversed(self._kept.values()) if a.record.step == step), None)
+
+    def asked(self, c: BeginCheckpoint) -> Attempt | None:
+        """The attempt that this call has asked for before; refuses a call that was overtaken."""
+        for attempt in reversed(self._kept.values()):
+            known = attempt.tickets.get(c.incarnation, 0)
+            if attempt.record.step != c.step or known < c.ticket:
+                continue
+            if known == c.ticket:
+                return attempt
+            raise Refused(
+                "checkpoint_conflict",
+                f"{c.worker_id} has begun step {c.step} again since, with ticket {known} after "
+                f"{c.ticket}: use the id that the newer call returned",
+            )
+        return None
+
+    def went_past(self, attempt: Attempt, c: BeginCheckpoint) -> bool:
+        """Whether the caller has asked for a newer attempt before it made this call.
+
+        Not by one for which it was late: it is on its way to where the others are.
+        """
+        number = attempt.record.number
+        return any(
+            other.record.number > number
+            and not other.record.is_late
+            and other.tickets.get(c.incarnation, c.ticket) < c.ticket
+            for other in self._kept.values()
+        )
+
+    def goes_forward(self, c: BeginCheckpoint) -> bool:
+        """Whether the caller's last save was of a lower step, or this is its first."""
+        asked = [
+            a for a in self._kept.values() if a.tickets.get(c.incarnation, c.ticket) < c.ticket
+        ]
+        last = max(asked, key=lambda a: a.tickets[c.incarnation], default=None)
+        return last is None or last.record.step < c.step
+
+    def was_left_out(self, attempt: Attempt, by: Attempt, incarnation: int) -> bool:
+        """Whether a member that has asked for ``by`` can no longer ask for an older attempt.
+
+        A call that it made before this one may still be on its way, unless that was heard too.
+        """
+        if incarnation in attempt.tickets or attempt.record.number > by.record.number:
+            return False
+        before = by.tickets[incarnation] - 1
+        return not before or any(a.tickets.get(incarnation) == before for a in self._kept.values())
+
+    def begun_before(self, attempt: Attempt, other: Attempt, incarnation: int) -> bool:
+        """Whether a member has begun an attempt before another one."""
+        mine, theirs = attempt.tickets.get(incarnation), other.tickets.get(incarnation)
+        if mine is None or theirs is None:
+            return attempt.record.number < other.record.number
+        return mine < theirs
+
+    def begin(
+        self, step: int, ranks: tuple[int, ...], taken: Callable[[str], bool], out: Outbox
+    ) -> Attempt:
+        """Begin an attempt under an id that was never given and is not ``taken``."""
+        roster = self._roster
+        number = roster.attempts_begun + 1
+        while taken(attempt_id(step, number)):
+            number += 1
+        roster.attempts_begun = number
+        record = AttemptRecord(
+            checkpoint_id=attempt_id(step, number),
+            step=step,
+            number=number,
+            generation=roster.generation,
+            ranks=ranks,
+        )
+        out.put("job", roster.job, "", roster.record())
+        out.put("attempt", roster.job, record.checkpoint_id, record)
+        return self._keep(record)
+
+    def add(self, attempt: Attempt, c: BeginCheckpoint, out: Outbox) -> None:
+        """A member asks for an attempt."""
+        attempt.tickets[c.incarnation] = c.ticket
+        ask = AskRecord(attempt.record.checkpoint_id, c.incarnation, c.ticket)
+        out.put("ask", self._roster.job, ask_key(ask.checkpoint_id, ask.incarnation), ask)
+
+    def end(self, checkpoint_id: str, why: str, out: Outbox, *, is_late: bool = False) -> None:
+        """An attempt will never be committed; other ids are passed over."""
+        attempt = self._kept.get(checkpoint_id)
+        if attempt is not None:
+            attempt.record = msgspec.structs.replace(attempt.record, ended=why, is_late=is_late)
+            out.put("attempt", self._roster.job, checkpoint_id, attempt.record)
+
+    def forget_oldest(self, out: Outbox) -> None:
+        """Drop the oldest attempt."""
+        checkpoint_id, attempt = self._kept.popitem(last=False)
+        self._ranks -= len(attempt.record.ranks)
+        out.delete("attempt", self._roster.job, checkpoint_id)
+        for incarnation in attempt.tickets:
+            out.delete("ask", self._roster.job, ask_key(checkpoint_id, incarnation))
+
+    @property
+    def oldest_over_bounds(self) -> Attempt | None:
+        """The attempt to forget next, if there are too many."""
+        within = len(self._kept) <= ATTEMPTS_KEPT and self._ranks <= RANKS_KEPT
+        return None if within or len(self._kept) < 2 else next(iter(self._kept.values()))
+
+    def restore(self, attempts: list[AttemptRecord], asks: list[AskRecord]) -> None:
+        """Take back what was stored."""
+        for record in sorted(attempts, key=lambda r: r.number):
+            self._keep(record)
+        for ask in asks:
+            if ask.checkpoint_id in self._kept:
+                self._kept[ask.checkpoint_id].tickets[ask.incarnation] = ask.ticket
+
+    def _keep(self, record: AttemptRecord) -> Attempt:
+        attempt = self._kept[record.checkpoint_id] = Attempt(record)
+        self._ranks += len(record.ranks)
+        return attempt
+
+
+def ask_key(checkpoint_id: str, incarnation: int) -> str:
+    """What an ask is stored under."""
+    return f"{checkpoint_id}#{incarnation}"

@@ -1,0 +1,118 @@
+"""The committed checkpoints of a job, and what became of them in their place."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from ....types import CheckpointCondition
+from ..commands import CheckpointsReported, ReportCheckpoints
+from ..effects import Outbox
+from ..records import CheckpointRecord
+
+CHECKPOINTS_KEPT = 10_000
+SAME_VERDICT_SECONDS = 60.0
+"""A verdict that was given so lately is not stored again: all ranks load the same checkpoint."""
+
+
+class CommittedCheckpoints:
+    """In the order of their commits; those that were deleted stay known as such.
+
+    The coordinator never looks at a place itself: it is told what others find there.
+    """
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self.records: OrderedDict[str, CheckpointRecord] = OrderedDict()
+        self.sequence = 0
+        """The number of the newest commit."""
+        self.version = 0
+        """Grows with every change, for those who watch."""
+        self._removed = 0
+
+    @property
+    def latest(self) -> CheckpointRecord | None:
+        """The one that was committed last and is still there: maybe one of a lower step."""
+        return next(self.newest(), None)
+
+    @property
+    def present(self) -> int:
+        """How many are there."""
+        return len(self.records) - self._removed
+
+    def newest(self) -> Iterator[CheckpointRecord]:
+        """Those that are there, newest first."""
+        return (record for record in reversed(self.records.values()) if not record.removed_at)
+
+    def oldest(self) -> Iterator[CheckpointRecord]:
+        """Those that are there, oldest first."""
+        return (record for record in self.records.values() if not record.removed_at)
+
+    def is_present(self, checkpoint_id: str) -> bool:
+        """Whether a checkpoint is known, and there."""
+        record = self.records.get(checkpoint_id)
+        return record is not None and not record.removed_at
+
+    def add(self, record: CheckpointRecord, out: Outbox) -> None:
+        """Keep a commit; of very many the oldest is forgotten."""
+        self._keep(record)
+        out.put("checkpoint", self._job, record.checkpoint_id, record)
+        while len(self.records) > CHECKPOINTS_KEPT:
+            key, oldest = self.records.popitem(last=False)
+            self._removed -= bool(oldest.removed_at)
+            out.delete("checkpoint", self._job, key)
+
+    def restore(self, records: Iterable[CheckpointRecord]) -> None:
+        """Take back what was stored."""
+        for record in sorted(records, key=lambda r: r.sequence):
+            self._keep(record)
+            self._removed += bool(record.removed_at)
+
+    def report(self, c: ReportCheckpoints, out: Outbox) -> CheckpointsReported:
+        """Take note of what somebody found; of checkpoints that are not known nothing is kept."""
+        keys = dict.fromkeys(c.checkpoint_ids)
+        known = [self.records[key] for key in keys if key in self.records]
+        if c.path:
+            known += [record for record in self.newest() if record.path == c.path][:1]
+        for record in known:
+            if not record.removed_at:
+                self._note(record, c, out)
+        return CheckpointsReported(len(known))
+
+    def _note(self, record: CheckpointRecord, c: ReportCheckpoints, out: Outbox) -> None:
+        replace = msgspec.structs.replace
+        if c.condition is CheckpointCondition.REMOVED:
+            self._removed += 1
+            self._change(replace(record, removed_at=out.now), out)
+            self._tell("checkpoint.removed", record, c, out)
+            return
+        good = c.condition is CheckpointCondition.GOOD
+        changed = record.verified is not good
+        if not changed and out.now - record.verified_at < SAME_VERDICT_SECONDS:
+            return
+        checked = replace(record, verified=good, verified_at=out.now, verified_by=c.reported_by)
+        self._change(checked, out)
+        if changed:
+            self._tell("checkpoint.verified" if good else "checkpoint.damaged", record, c, out)
+
+    def _tell(self, kind: str, record: CheckpointRecord, c: ReportCheckpoints, out: Outbox) -> None:
+        out.emit(
+            self._job,
+            kind,
+            checkpoint=record.checkpoint_id,
+            step=record.step,
+            reason=c.detail,
+            by=c.reported_by,
+        )
+
+    def _keep(self, record: CheckpointRecord) -> None:
+        self.records[record.checkpoint_id] = record
+        self.sequence = record.sequence
+        self.version += 1
+
+    def _change(self, record: CheckpointRecord, out: Outbox) -> None:
+        self.records[record.checkpoint_id] = record
+        self.version += 1
+        out.put("checkpoint", self._job, record.checkpoint_id, record)

@@ -1,0 +1,393 @@
+"""What was consumed of each epoch: from its ledger, or as workers report it.
+
+An epoch whose position is kept in checkpoints has no ledger. Its workers report sums: what the
+state that they resumed from had seen (the same on all of them), and what each consumed since.
+Reports that name another state, or another number of workers, belong to another attempt at the
+epoch. Of two attempts the newer one counts: the one whose workers had been told of a higher
+generation when they loaded the state, or that had loaded more states in that generation. So the
+last reports of a worker that has not loaded the newer state yet change nothing, and a job that
+goes back to an older checkpoint is followed there.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ....sharding.coverage import Digest, count_of
+from ....types import Membership
+from ..commands import DONE, Done, Refused, ReportCoverage
+from ..datasets import GLOBAL, Datasets
+from ..effects import Outbox
+from ..members import Member
+from ..records import CoverageRecord, ShareRecord
+from ..roster import Roster
+from .epochs import EPOCHS_KEPT
+from .ledger import Ledger
+
+
+class Covered(msgspec.Struct, frozen=True):
+    """What is known to be consumed of an epoch."""
+
+    epoch: int
+    digest: bytes
+    expected: int
+    complete: bool
+    workers: int
+    segments: int = 0
+    """0: there is no ledger."""
+    assumed: int = 0
+    dropped: int = 0
+    ended_incomplete: bool = False
+    """Whether everybody has gone on, and samples are missing."""
+
+
+class Attempt:
+    """One try at an epoch from one state: what its workers reported."""
+
+    __slots__ = ("_count", "newest_incarnation", "record", "shares")
+
+    def __init__(self, record: CoverageRecord) -> None:
+        self.record = record
+        self.shares: dict[int, ShareRecord] = {}
+        """By slot; changed by `keep` alone."""
+        self.newest_incarnation = 0
+        """Of those who reported."""
+        self._count: int | None = None
+
+    def keep(self, share: ShareRecord) -> None:
+        """Put what a slot reports in the place of what it reported before."""
+        self.shares[share.slot] = share
+        self.newest_incarnation = max(self.newest_incarnation, share.incarnation)
+        self._count = None
+
+    @property
+    def count(self) -> int:
+        """How many samples were consumed, repeated ones as often as they were."""
+        if self._count is None:
+            digests = [self.record.base, *(share.digest for share in self.shares.values())]
+            self._count = count_of(digests)
+        return self._count
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every sample of the epoch is accounted for."""
+        return self.record.expected > 0 and not self.missing(self.count)
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Of two attempts the one with the higher pair is the newer."""
+        return self.record.generation, self.record.loads
+
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody has not finished its part, and that was not said."""
+        finished = sum(share.ended for share in self.shares.values())
+        return finished < self.record.world_size and not self.record.lacking
+
+    def is_of(self, c: ReportCoverage) -> bool:
+        """Whether a report is of this attempt."""
+        return (self.record.base, self.record.world_size) == (c.base, c.world_size)
+
+    def covered(self, samples: int) -> Covered:
+        """What the base and all shares have together."""
+        record, digest = self.record, Digest(samples, self.record.base)
+        for share in self.shares.values():
+            digest.merge(Digest(samples, share.digest))
+        return Covered(
+            epoch=record.epoch,
+            digest=digest.to_bytes(),
+            expected=record.expected,
+            complete=self.missing(digest.count) == 0,
+            workers=len(self.shares),
+            assumed=record.assumed,
+            dropped=record.dropped,
+            ended_incomplete=record.lacking > 0,
+        )
+
+    def missing(self, count: int) -> int:
+        """How many samples are not accounted for, when so many were consumed."""
+        return max(0, self.record.expected - count - self.record.assumed - self.record.dropped)
+
+
+class Coverages:
+    """The reports of one job."""
+
+    def __init__(self, roster: Roster, datasets: Datasets) -> None:
+        self._roster = roster
+        self._datasets = datasets
+        self.attempts: dict[str, dict[int, Attempt]] = {}
+        """By dataset and epoch, in the order in which the epochs were first reported."""
+        self._sequence = 0
+
+    def report(self, c: ReportCoverage, member: Member, out: Outbox) -> Done:
+        """Take what a member consumed, if it is of the newest attempt."""
+        self._check(c)
+        attempt = self.attempts.get(c.dataset_id, {}).get(c.epoch)
+        if attempt is None:
+            self._forget_oldest(c.dataset_id, out)
+            self._sequence += 1
+            attempt = self._begin(c, self._sequence, out)
+        elif not attempt.is_of(c):
+            if (c.generation, c.loads) <= attempt.age:
+                return DONE
+            self._delete_shares(attempt, out)
+            attempt = self._begin(c, attempt.record.sequence, out)
+        else:
+            self._renew(attempt, c, out)
+        self._take(attempt, c, member, out)
+        if attempt.record.lacking:
+            self._mark(attempt, self._missing(attempt), out)
+        if c.ended:
+            self._close_passed(c.dataset_id, c.epoch, out)
+        return DONE
+
+    def membership_changed(self, out: Outbox) -> None:
+        """Members are gone: when nobody is left, what has ended incomplete stays so."""
+        if self._roster.live_count:
+            return
+        for attempts in self.attempts.values():
+            for attempt in attempts.values():
+                if any(self._is_of_one_that_left(share) for share in attempt.shares.values()):
+                    self._close(attempt, out)
+
+    def incomplete(self) -> list[Attempt]:
+        """Epochs that ended with missing samples, the newest first."""
+        found = [a for kept in self.attempts.values() for a in kept.values()]
+        ended = [attempt for attempt in found if attempt.record.lacking]
+        return sorted(ended, key=lambda attempt: -attempt.record.sequence)
+
+    def of(self, dataset_id: str, ledgers: dict[int, Ledger]) -> list[Covered]:
+        """What is consumed of each epoch of a dataset, by epoch."""
+        samples = self._datasets.get(dataset_id).record.total_samples
+        found = [_of_ledger(ledger) for ledger in ledgers.values()]
+        found += [a.covered(samples) for a in self.attempts.get(dataset_id, {}).values()]
+        return sorted(found, key=lambda covered: covered.epoch)
+
+    def order(self, dataset_id: str) -> str:
+        """The order in which a dataset is read; empty: nobody has said, or nobody reads it.
+
+        Who reports without saying so reads in global order: that is the default of loaders.
+        """
+        told = self._datasets.get(dataset_id).read_order
+        attempts = self.attempts.get(dataset_id, {}).values()
+        if told or not attempts:
+            return told
+        newest = max(attempts, key=lambda attempt: attempt.age)
+        return newest.record.order or GLOBAL
+
+    def completed_epochs(self, ledgers: dict[str, dict[int, Ledger]]) -> int:
+        """How many epochs are complete in every dataset that is read, as far as is reported.
+
+        Who begins a job anew reads its epochs again: what only workers of a time before the
+        oldest of the present ranks reported is not counted.
+        """
+        since = min((member.incarnation for member in self._roster.slots.held()), default=0)
+        found = [
+            _completed(self.attempts.get(name, {}), ledgers.get(name, {}), since)
+            for name in {*self.attempts, *ledgers}
+        ]
+        return min(found, default=0)
+
+    def restore(self, records: list[CoverageRecord], shares: list[ShareRecord]) -> list[str]:
+        """Take back what was stored; returns what had to be left out."""
+        for record in sorted(records, key=lambda r: r.sequence):
+            self._sequence = max(self._sequence, record.sequence)
+            self.attempts.setdefault(record.dataset_id, {})[record.epoch] = Attempt(record)
+        left_out: list[str] = []
+        for share in shares:
+            attempt = self.attempts.get(share.dataset_id, {}).get(share.epoch)
+            if attempt is None:
+                left_out.append(f"share {share_key(share)}")
+            else:
+                attempt.keep(share)
+        return left_out
+
+    def _check(self, c: ReportCoverage) -> None:
+        samples = self._datasets.get(c.dataset_id).record.total_samples
+        try:
+            for data in (c.base, c.digest):
+                Digest(samples, data)
+        except ValueError as exc:
+            raise Refused("invalid", f"{c.worker_id!r} sent no digest: {exc}") from None
+        if max(c.expected, c.assumed, c.dropped) > samples:
+            raise Refused(
+                "invalid",
+                f"dataset {c.dataset_id!r} has {samples} samples; an epoch of it cannot expect "
+                f"{c.expected}, assume {c.assumed} or drop {c.dropped}",
+            )
+
+    def _begin(self, c: ReportCoverage, sequence: int, out: Outbox) -> Attempt:
+        record = CoverageRecord(
+            dataset_id=c.dataset_id,
+            epoch=c.epoch,
+            sequence=sequence,
+            base=c.base,
+            world_size=c.world_size,
+            assumed=c.assumed,
+            dropped=c.dropped,
+            expected=c.expected,
+            generation=c.generation,
+            loads=c.loads,
+            order=c.order,
+        )
+        attempt = self.attempts.setdefault(c.dataset_id, {})[c.epoch] = Attempt(record)
+        out.put("coverage", self._roster.job, coverage_key(record), record)
+        return attempt
+
+    def _renew(self, attempt: Attempt, c: ReportCoverage, out: Outbox) -> None:
+        """Note what a report says of the attempt as a whole."""
+        known = attempt.record
+        generation, loads = max((known.generation, known.loads), (c.generation, c.loads))
+        record = msgspec.structs.replace(
+            known,
+            assumed=c.assumed,
+            dropped=c.dropped,
+            expected=c.expected,
+            generation=generation,
+            loads=loads,
+            order=c.order or known.order,
+        )
+        if record != known:
+            attempt.record = record
+            out.put("coverage", self._roster.job, coverage_key(record), record)
+
+    def _take(self, attempt: Attempt, c: ReportCoverage, member: Member, out: Outbox) -> None:
+        known = attempt.shares.get(member.rank)
+        share = ShareRecord(
+            dataset_id=c.dataset_id,
+            epoch=c.epoch,
+            slot=member.rank,
+            incarnation=member.incarnation,
+            digest=c.digest,
+            generation=c.generation,
+            loads=c.loads,
+            ended=c.ended,
+        )
+        samples = self._datasets.get(c.dataset_id).record.total_samples
+        if known is None or _age(known, samples) < _age(share, samples):
+            attempt.keep(share)
+            out.put("share", self._roster.job, share_key(share), share)
+
+    def _close_passed(self, dataset_id: str, epoch: int, out: Outbox) -> None:
+        """Close the epochs before one that a worker has finished, if all others passed them too.
+
+        A whole epoch later nobody goes back to one that lacks samples: whoever was lost in it was
+        not waited for.
+        """
+        attempts = self.attempts[dataset_id]
+        before = [number for number in attempts if number < epoch and attempts[number].is_open]
+        if not before:
+            return
+        present = set(self._roster.present_ranks())
+        passed: set[int] = set()
+        ended = []
+        for number in sorted(attempts, reverse=True):
+            if number in before and present <= passed:
+                ended.append(attempts[number])
+            shares = attempts[number].shares.values()
+            passed |= {share.slot for share in shares if share.ended and self._holder(share)}
+        for attempt in reversed(ended):
+            self._close(attempt, out)
+
+    def _holder(self, share: ShareRecord) -> Member | None:
+        """The member that a part is of, if it holds its slot, or was the last to hold it."""
+        holder = self._roster.slots[share.slot] if share.slot < len(self._roster.slots) else None
+        same = holder is not None and holder.incarnation == share.incarnation
+        return holder if same else None
+
+    def _is_of_one_that_left(self, share: ShareRecord) -> bool:
+        """Whether a finished part is of a worker that left by itself, and not after a failure."""
+        holder = self._holder(share)
+        if not share.ended or holder is None:
+            return False
+        record = holder.record
+        return record.membership == Membership.LEFT and not record.detail.startswith("failed")
+
+    def _missing(self, attempt: Attempt) -> int:
+        samples = self._datasets.get(attempt.record.dataset_id).record.total_samples
+        return attempt.missing(Digest(samples, attempt.covered(samples).digest).count)
+
+    def _mark(self, attempt: Attempt, lacking: int, out: Outbox) -> None:
+        if lacking != attempt.record.lacking:
+            attempt.record = msgspec.structs.replace(attempt.record, lacking=lacking)
+            out.put("coverage", self._roster.job, coverage_key(attempt.record), attempt.record)
+
+    def _close(self, attempt: Attempt, out: Outbox) -> None:
+        """Say that an epoch has ended with missing samples, once, if it has."""
+        missing = self._missing(attempt) if attempt.is_open else 0
+        if not missing:
+            return
+        self._mark(attempt, missing, out)
+        out.emit(
+            self._roster.job,
+            "epoch.incomplete",
+            dataset=attempt.record.dataset_id,
+            epoch=attempt.record.epoch,
+            missing=missing,
+            expected=attempt.record.expected,
+            workers=f"{len(attempt.shares)} of {attempt.record.world_size}",
+        )
+
+    def _delete_shares(self, attempt: Attempt, out: Outbox) -> None:
+        for share in attempt.shares.values():
+            out.delete("share", self._roster.job, share_key(share))
+
+    def forget(self, dataset_id: str, out: Outbox) -> int:
+        """Forget the reports on a dataset; returns of how many epochs there were any."""
+        attempts = self.attempts.pop(dataset_id, {})
+        for attempt in attempts.values():
+            self._drop(attempt, out)
+        return len(attempts)
+
+    def _drop(self, attempt: Attempt, out: Outbox) -> None:
+        self._delete_shares(attempt, out)
+        out.delete("coverage", self._roster.job, coverage_key(attempt.record))
+
+    def _forget_oldest(self, dataset_id: str, out: Outbox) -> None:
+        kept = self.attempts.get(dataset_id, {})
+        while len(kept) >= EPOCHS_KEPT:
+            oldest = next(iter(kept.values()))
+            self._drop(oldest, out)
+            del kept[oldest.record.epoch]
+
+
+def _completed(attempts: dict[int, Attempt], ledgers: dict[int, Ledger], since: int) -> int:
+    """How many epochs of a dataset its readers have behind them, the newest of them complete."""
+    completed = 0
+    for epoch in sorted({*attempts, *ledgers}):
+        attempt, ledger = attempts.get(epoch), ledgers.get(epoch)
+        if ledger is not None and ledger.is_complete:
+            completed = epoch + 1
+        elif attempt is not None and attempt.is_complete:
+            completed = epoch + 1 if attempt.newest_incarnation >= since else completed
+        elif attempt is None or not attempt.record.lacking:
+            break
+    return completed
+
+
+def _age(share: ShareRecord, samples: int) -> tuple[int, int, int, int, bool]:
+    """Orders what one slot reports: sums only grow within one attempt of one incarnation."""
+    count = Digest(samples, share.digest).count
+    return share.incarnation, share.generation, share.loads, count, share.ended
+
+
+def _of_ledger(ledger: Ledger) -> Covered:
+    record = ledger.record
+    return Covered(
+        epoch=record.epoch,
+        digest=ledger.digest().to_bytes(),
+        expected=record.samples,
+        complete=record.complete,
+        workers=record.gone + len(ledger.readers),
+        segments=record.segment_count,
+    )
+
+
+def coverage_key(record: CoverageRecord) -> str:
+    """What an epoch's reports are stored under."""
+    return f"{record.epoch}:{record.dataset_id}"
+
+
+def share_key(share: ShareRecord) -> str:
+    """What a slot's report is stored under."""
+    return f"{share.epoch}:{share.slot}:{share.dataset_id}"

@@ -1,0 +1,369 @@
+"""The ledgers of a job: claims and commits of samples, and what changes of members do to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from msgspec.structs import replace
+
+from ..commands import (
+    HELD,
+    Claim,
+    Commit,
+    Complete,
+    Consumed,
+    Granted,
+    Moved,
+    Rebalance,
+    Rebalanced,
+    Refused,
+    Reply,
+    Waiting,
+)
+from ..datasets import Datasets
+from ..effects import Outbox
+from ..members import Member
+from ..records import EpochRecord, ReaderRecord, SegmentRecord
+from ..roster import Roster
+from . import claims, rebalancing
+from .ledger import Ledger, Offer, Wait
+
+EPOCHS_KEPT = 64
+"""For each dataset."""
+SLOTS_CUT = 256
+
+
+class Epochs:
+    """The ledgers of one job."""
+
+    def __init__(self, roster: Roster, datasets: Datasets) -> None:
+        self._roster = roster
+        self._datasets = datasets
+        self.ledgers: dict[str, dict[int, Ledger]] = {}
+        """By dataset and epoch, in the order in which they were begun."""
+        self._calls: dict[int, Ledger] = {}
+        self._sequence = 0
+
+    def __iter__(self) -> Iterator[Ledger]:
+        return (ledger for of_one in self.ledgers.values() for ledger in of_one.values())
+
+    @property
+    def held_calls(self) -> set[int]:
+        """Calls that wait for an answer."""
+        return set(self._calls)
+
+    # Commands
+
+    def claim(self, c: Claim, member: Member, out: Outbox) -> Reply:
+        """Let a member take its lane up to a place, or tell it where to go on."""
+        ledger = self.ledgers.get(c.dataset_id, {}).get(c.epoch)
+        if ledger is None and not c.segment:
+            return self._moved(self._open(c, out), Wait(member, 0))
+        ledger = ledger or self._known(c.dataset_id, c.epoch)
+        claims.check_place(ledger, c)
+        if ledger.record.complete:
+            return Complete(self._roster.generation, member.rank)
+        if rebalancing.is_stale(ledger, self._roster):
+            self._cut(ledger, (), out)
+        if c.segment != ledger.current:
+            return self._moved(ledger, Wait(member, c.known))
+        reader = claims.claimed(ledger, c, member, out.now)
+        if reader is not ledger.readers.get(reader.incarnation):
+            ledger.keep(reader)
+            out.put("reader", self._roster.job, reader_key(reader), reader)
+        return self._after_claim(ledger, reader, c, member, out)
+
+    def commit(self, c: Commit, member: Member, out: Outbox) -> Consumed:
+        """Count what a member took up to a place as consumed for good."""
+        ledger = self._known(c.dataset_id, c.epoch)
+        known = ledger.readers.get(member.incarnation)
+        if ledger.record.complete:
+            return Consumed(self._roster.generation, ledger.current)
+        if known is None:
+            claims.check_taken(ledger, None, c)
+            return Consumed(self._roster.generation, ledger.current)
+        reader = claims.committed(ledger, known, c, out.now)
+        if reader is not known:
+            ledger.keep(reader)
+            out.put("reader", self._roster.job, reader_key(reader), reader)
+            self._complete_if_finished(ledger, out)
+        return Consumed(self._roster.generation, ledger.current)
+
+    def rebalance(self, c: Rebalance, out: Outbox) -> Rebalanced:
+        """Deal anew what nobody has begun."""
+        ledger = self._known(c.dataset_id, c.epoch)
+        if ledger.record.complete:
+            raise Refused("epoch_complete", f"{ledger.name} is complete: nothing is left to deal")
+        if not self._roster.live_count:
+            raise Refused(
+                "not_ready", f"job {self._roster.job!r} has no live workers to read {ledger.name}"
+            )
+        if c.weights:
+            weights = rebalancing.given_weights(c.weights, self._roster)
+        else:
+            weights = rebalancing.measured_weights(ledger, self._roster, out.now)
+        if not self._is_dealt_so(ledger, weights):
+            rebalancing.check_room(ledger, self._roster, rebalancing.WISHED_SHARE)
+            self._cut(ledger, weights, out)
+        return Rebalanced(ledger.current, weights)
+
+    def time_out(self, calls: Iterable[int], out: Outbox) -> None:
+        """The waits of these calls are over; calls that do not wait here are left alone."""
+        for call in calls:
+            ledger = self._calls.get(call)
+            if ledger is not None:
+                member = ledger.calls[call].member
+                self.hang_up(call)
+                out.release(call, self._waiting(ledger, member))
+
+    def hang_up(self, call: int) -> None:
+        """The caller is gone; what it claimed stays, what it offered does not."""
+        ledger = self._calls.pop(call, None)
+        if ledger is None:
+            return
+        incarnation = ledger.calls.pop(call).member.incarnation
+        offer = ledger.offers.get(incarnation)
+        if offer is not None and offer.call == call:
+            del ledger.offers[incarnation]
+
+    def membership_changed(self, out: Outbox) -> None:
+        """Send those who wait to the next segment, and those who were lost away.
+
+        Ledgers in which nobody waits are looked at when somebody next claims: until then
+        nothing can happen in them that a lost member could have a part in.
+        """
+        for ledger in list({id(ledger): ledger for ledger in self._calls.values()}.values()):
+            for call, (member, _) in list(ledger.calls.items()):
+                if not member.live:
+                    self.hang_up(call)
+                    out.release(call, self._roster.refusal(member))
+            if ledger.calls and rebalancing.is_stale(ledger, self._roster):
+                try:
+                    self._cut(ledger, (), out)
+                except Refused as refusal:
+                    self._refuse_all(ledger, refusal, out)
+
+    def restore(
+        self,
+        epochs: list[EpochRecord],
+        segments: list[SegmentRecord],
+        readers: list[ReaderRecord],
+    ) -> list[str]:
+        """Take back what was stored; returns what had to be left out."""
+        by_ledger: dict[int, list[SegmentRecord]] = {}
+        for segment in segments:
+            by_ledger.setdefault(segment.ledger, []).append(segment)
+        found: dict[int, Ledger] = {}
+        left_out: list[str] = []
+        for record in sorted(epochs, key=lambda r: r.sequence):
+            self._sequence = max(self._sequence, record.sequence)
+            own = sorted(by_ledger.pop(record.sequence, []), key=lambda s: s.number)
+            if len(own) != (0 if record.complete else record.segment_count):
+                left_out.append(f"epoch {epoch_key(record)} with {len(own)} segments")
+                continue
+            found[record.sequence] = self._keep(Ledger(record, own))
+        left_out += [f"segment {segment_key(s)}" for rest in by_ledger.values() for s in rest]
+        for reader in readers:
+            if reader.ledger in found:
+                found[reader.ledger].keep(reader)
+            else:
+                left_out.append(f"reader {reader_key(reader)}")
+        return left_out
+
+    def _after_claim(
+        self, ledger: Ledger, reader: ReaderRecord, c: Claim, member: Member, out: Outbox
+    ) -> Reply:
+        offer = claims.offered(ledger, reader, c, out.now)
+        before = ledger.offers.get(reader.incarnation)
+        if before is not None:
+            # What the same reader offered with an earlier call, it may not mean any more.
+            self.time_out([before.call], out)
+        if offer is not None:
+            ledger.offers[reader.incarnation] = Offer(c.call, offer)
+        if self._complete_if_finished(ledger, out):
+            return Complete(self._roster.generation, member.rank)
+        if ledger.idle and self._deal_to_the_idle(ledger, out):
+            return self._moved(ledger, Wait(member, c.known))
+        if c.upto < c.length or not (offer or member.rank in ledger.finished):
+            return Granted(self._roster.generation, member.rank)
+        if c.timeout <= 0 or not c.call:
+            ledger.offers.pop(reader.incarnation, None)
+            return self._waiting(ledger, member)
+        ledger.calls[c.call] = Wait(member, c.known)
+        self._calls[c.call] = ledger
+        return HELD
+
+    # Segments
+
+    def _open(self, c: Claim, out: Outbox) -> Ledger:
+        dataset = self._datasets.get(c.dataset_id)
+        self._forget_oldest(c.dataset_id, out)
+        self._sequence += 1
+        count, dead = self._roster.view()
+        record = EpochRecord(
+            dataset_id=c.dataset_id,
+            epoch=c.epoch,
+            plan=c.plan,
+            samples=dataset.record.total_samples,
+            sequence=self._sequence,
+        )
+        segment = SegmentRecord(
+            dataset_id=c.dataset_id,
+            epoch=c.epoch,
+            ledger=self._sequence,
+            number=1,
+            slot_count=count,
+            dead=tuple(sorted(dead)),
+        )
+        job = self._roster.job
+        out.put("epoch", job, epoch_key(record), record)
+        out.put("segment", job, segment_key(segment), segment)
+        out.emit(job, "epoch.began", dataset=c.dataset_id, epoch=c.epoch, samples=record.samples)
+        return self._keep(Ledger(record, [segment]))
+
+    def _keep(self, ledger: Ledger) -> Ledger:
+        record = ledger.record
+        self.ledgers.setdefault(record.dataset_id, {})[record.epoch] = ledger
+        return ledger
+
+    def _is_dealt_so(self, ledger: Ledger, weights: tuple[int, ...]) -> bool:
+        """Whether the current segment has these weights, and nobody has begun to read in it."""
+        untouched = all(r.segment < ledger.current for r in ledger.readers.values())
+        same = ledger.segments[-1].weights == weights
+        return untouched and same and not rebalancing.is_stale(ledger, self._roster)
+
+    def _deal_to_the_idle(self, ledger: Ledger, out: Outbox) -> bool:
+        """Deal anew what is left to the slow, if it is worth it; whether it was."""
+        room = rebalancing.has_room(ledger, self._roster, rebalancing.WISHED_SHARE)
+        if not (rebalancing.is_worth_it(ledger) and room):
+            return False
+        weights = rebalancing.measured_weights(ledger, self._roster, out.now)
+        self._cut(ledger, weights, out, ledger.unclaimed)
+        return True
+
+    def _cut(
+        self, ledger: Ledger, weights: tuple[int, ...], out: Outbox, rebalanced_at: int = 0
+    ) -> None:
+        """End the current segment, and begin one for the members that there are."""
+        rebalancing.check_room(ledger, self._roster)
+        job, before, view = self._roster.job, ledger.view, self._roster.view()
+        lost = rebalancing.lost_readers(ledger, self._roster)
+        returned = ledger.cut(view, weights, lost)
+        ledger.record = replace(ledger.record, rebalanced_at=rebalanced_at)
+        ledger.generation = self._roster.generation
+        for reader in lost:
+            out.delete("reader", job, reader_key(reader))
+        for segment in ledger.segments[-2:]:
+            out.put("segment", job, segment_key(segment), segment)
+        out.put("epoch", job, epoch_key(ledger.record), ledger.record)
+        out.emit(
+            job,
+            "epoch.segment",
+            dataset=ledger.record.dataset_id,
+            epoch=ledger.record.epoch,
+            segment=ledger.current,
+            why=rebalancing.why(before, view, lost) or "rebalanced",
+            taken_back=returned,
+        )
+        self._release_all(ledger, lambda wait: self._moved(ledger, wait), out)
+
+    def _complete_if_finished(self, ledger: Ledger, out: Outbox) -> bool:
+        """Close the ledger if every slot has finished, or offers to; whether it is closed."""
+        count, dead = ledger.view
+        if ledger.idle < count - len(dead):
+            return False
+        job, generation = self._roster.job, self._roster.generation
+        self._delete_parts(ledger, out)
+        ledger.close()
+        record = ledger.record
+        out.put("epoch", job, epoch_key(record), record)
+        out.emit(
+            job,
+            "epoch.completed",
+            dataset=record.dataset_id,
+            epoch=record.epoch,
+            samples=record.count,
+            missing=record.samples - record.count,
+            segments=record.segment_count,
+        )
+        self._release_all(ledger, lambda wait: Complete(generation, wait.member.rank), out)
+        return True
+
+    def _delete_parts(self, ledger: Ledger, out: Outbox) -> None:
+        for segment in ledger.segments:
+            out.delete("segment", self._roster.job, segment_key(segment))
+        for reader in ledger.readers.values():
+            out.delete("reader", self._roster.job, reader_key(reader))
+
+    def _forget_oldest(self, dataset_id: str, out: Outbox) -> None:
+        """Make room for another epoch: a complete one goes first."""
+        kept = self.ledgers.get(dataset_id, {})
+        while len(kept) >= EPOCHS_KEPT:
+            oldest = next((x for x in kept.values() if x.record.complete), None)
+            oldest = oldest or next(iter(kept.values()))
+            refusal = unknown(oldest.record.dataset_id, oldest.record.epoch, self._roster.job)
+            self._drop(oldest, refusal, out)
+            del kept[oldest.record.epoch]
+
+    def forget(self, dataset_id: str, out: Outbox) -> int:
+        """Forget the ledgers of a dataset; returns how many there were."""
+        ledgers = self.ledgers.pop(dataset_id, {})
+        for ledger in ledgers.values():
+            refusal = unknown(dataset_id, ledger.record.epoch, self._roster.job)
+            self._drop(ledger, refusal, out)
+        return len(ledgers)
+
+    def _drop(self, ledger: Ledger, refusal: Refused, out: Outbox) -> None:
+        self._refuse_all(ledger, refusal, out)
+        self._delete_parts(ledger, out)
+        out.delete("epoch", self._roster.job, epoch_key(ledger.record))
+
+    # Answers
+
+    def _known(self, dataset_id: str, epoch: int) -> Ledger:
+        self._datasets.get(dataset_id)
+        ledger = self.ledgers.get(dataset_id, {}).get(epoch)
+        if ledger is None:
+            raise unknown(dataset_id, epoch, self._roster.job)
+        return ledger
+
+    def _moved(self, ledger: Ledger, wait: Wait) -> Moved:
+        reader = ledger.readers.get(wait.member.incarnation)
+        unknown = tuple(ledger.segments[wait.known :])
+        return Moved(self._roster.generation, wait.member.rank, unknown, reader)
+
+    def _waiting(self, ledger: Ledger, member: Member) -> Waiting:
+        unfinished = tuple(ledger.unfinished()[:SLOTS_CUT])
+        return Waiting(self._roster.generation, member.rank, unfinished)
+
+    def _release_all(self, ledger: Ledger, answer: Callable[[Wait], object], out: Outbox) -> None:
+        for call, wait in list(ledger.calls.items()):
+            self.hang_up(call)
+            out.release(call, answer(wait))
+
+    def _refuse_all(self, ledger: Ledger, refusal: Refused, out: Outbox) -> None:
+        self._release_all(ledger, lambda _: refusal, out)
+
+
+def unknown(dataset_id: str, epoch: int, job: str) -> Refused:
+    """The refusal for an epoch that has no ledger."""
+    return Refused(
+        "unknown_epoch",
+        f"epoch {epoch} of dataset {dataset_id!r} in job {job!r} was not begun, or is forgotten "
+        f"because {EPOCHS_KEPT} others were begun since",
+    )
+
+
+def epoch_key(record: EpochRecord) -> str:
+    """What a ledger is stored under."""
+    return f"{record.epoch}:{record.dataset_id}"
+
+
+def segment_key(segment: SegmentRecord) -> str:
+    """What a segment is stored under."""
+    return f"{segment.epoch}:{segment.number}:{segment.dataset_id}"
+
+
+def reader_key(reader: ReaderRecord) -> str:
+    """What a reader is stored under."""
+    return f"{reader.epoch}:{reader.incarnation}:{reader.dataset_id}"
