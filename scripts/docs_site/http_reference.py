@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from dtruntime.coordinator.http.openapi import document
+from dtruntime.coordinator.http.routes import document
 from scripts.docs_site.tables import code, table
 
 INTRODUCTION = """\

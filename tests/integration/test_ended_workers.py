@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dtruntime import TrainingOrchestrator
-from dtruntime.rpc.codes import STATE_CODES
 from dtruntime.rpc.gen import coordinator_pb2 as pb
+from dtruntime.rpc.messages import STATE_CODES
 from dtruntime.testing import LocalCoordinator, WorkerProcess, eventually
 from dtruntime.types import WorkerState
 from tests.integration.http_api import Api

@@ -1,4 +1,4 @@
-"""What a training process uses: its membership in a job, and the job's datasets."""
+"""A training process's membership in a job, and its datasets. Read `orchestrator` first."""
 
 from .datasets import DatasetRegistry
 from .observer import Observer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 
 from ..errors import ShardError
 from ..rpc.gen import coordinator_pb2 as pb
+from ..sharding import Membership, MovePlan, SlotTable, lowest_free_slots, plan_change
+from ..sharding.coverage import Counted, Digest, compare, whole
 from ..telemetry import EventLog
+from ..types import EpochCoverage, check_whole
 
 if TYPE_CHECKING:
     from ..data.index import DatasetIndex
@@ -138,3 +141,69 @@ def _columns(index: DatasetIndex) -> list[str]:
 
 def _numbers(values: Iterable[int]) -> NDArray[np.int64]:
     return np.fromiter(values, np.int64)
+
+
+def move_plan(
+    description: pb.DatasetDescription,
+    join: int | Collection[int],
+    leave: Collection[int],
+    world_size: int | None,
+) -> MovePlan:
+    """Plan with the present members, or with a world of ``world_size`` while there are none."""
+    info = description.dataset
+    layout = layout_of(info)
+    now = membership(description, world_size)
+    return plan_change(
+        SlotTable(info.shard_count, seed=info.seed),
+        now,
+        join=_joining(now, join),
+        leave=[check_whole("leave", rank) for rank in leave],
+        samples=layout.shard_samples,
+        size_bytes=layout.shard_bytes,
+    )
+
+
+def membership(description: pb.DatasetDescription, world_size: int | None) -> Membership:
+    """Who shares the dataset now."""
+    if not description.slot_count:
+        return Membership(world_size or 1, frozenset())
+    return Membership(description.slot_count, frozenset(description.dead_slots))
+
+
+def _joining(now: Membership, join: int | Collection[int]) -> Collection[int]:
+    if isinstance(join, Collection):
+        return [check_whole("join", rank) for rank in join]
+    return lowest_free_slots(now, check_whole("join", join))
+
+
+def coverage_of(
+    total: int, epochs: Iterable[pb.Coverage], progress: Counted | None = None
+) -> list[EpochCoverage]:
+    """Hold each epoch against all samples; takes about a second for a hundred million."""
+    found = list(epochs)
+    if not found:
+        return []
+    expected = whole(total, progress)
+    return [_verdict(total, epoch, expected) for epoch in found]
+
+
+def _verdict(total: int, epoch: pb.Coverage, expected: Digest) -> EpochCoverage:
+    verdict = compare(Digest(total, epoch.digest), expected)
+    elsewhere = total - epoch.expected if epoch.expected else 0
+    excused = epoch.assumed + epoch.dropped + elsewhere
+    missing = max(0, verdict.missing - excused)
+    clean = not (missing or verdict.repeated)
+    return EpochCoverage(
+        epoch=epoch.epoch,
+        total=total,
+        covered=verdict.covered,
+        missing=missing,
+        repeated=verdict.repeated,
+        assumed=epoch.assumed,
+        dropped=epoch.dropped,
+        complete=epoch.complete,
+        workers=epoch.workers,
+        segments=epoch.segments,
+        suspect=() if clean else verdict.suspect,
+        ended_incomplete=epoch.ended_incomplete,
+    )

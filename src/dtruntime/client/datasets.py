@@ -30,9 +30,14 @@ from ..storage.data_files import is_remote
 from ..telemetry import EventLog
 from ..types import FORMATS, DatasetSummary, EpochCoverage, ShardInfo, check_id, check_whole
 from . import current_orchestrator
-from .coverage import coverage_of
-from .dataset_descriptions import DatasetLayout, add_layout, index_in, layout_of
-from .planning import move_plan
+from .dataset_descriptions import (
+    DatasetLayout,
+    add_layout,
+    coverage_of,
+    index_in,
+    layout_of,
+    move_plan,
+)
 from .registration import DatasetSpec, Progress, changed_files, index_files
 from .worker_config import OUTAGE_SECONDS, WorkerConfig
 

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from google.protobuf.message import Message
+
+from .._sync_bridge import awaitable, blocking
 from ..config import Config
 from ..data.loading import FileSource, LiveLoader, Loader, NumberSource, Source
-from ..data.loading.loader import Delivery
+from ..data.loading.live import Claim, Offer
+from ..data.loading.loader import Consumed, Delivery
 from ..data.loading.source import Ranges
-from ..errors import ShardError, StrataError
+from ..data.order import Segment, TakenBack
+from ..errors import ShardError, ShardNotFoundError, StrataError
+from ..rpc.gen import coordinator_pb2 as pb
 from ..storage import DiskCache
-from ..types import DatasetSummary
-from .consumption import CoverageReports, EpochLedger
+from ..types import DatasetSummary, WorkerState
+from . import current_orchestrator
+from .identity import StateLostError
+from .worker_config import OUTAGE_SECONDS
 
 if TYPE_CHECKING:
     from .datasets import DatasetRegistry
     from .orchestrator import TrainingOrchestrator
-
 
 GLOBAL, AFFINITY = "global", "affinity"
 
@@ -128,3 +136,219 @@ def _place(worker: TrainingOrchestrator, summary: DatasetSummary) -> tuple[int, 
             f"{worker.job!r}: the membership has just changed; make the loader again"
         )
     return present.index(worker.rank), len(present)
+
+
+R = TypeVar("R", bound=Message)
+
+EPOCHS_TOLD = 64
+"""Reports on so many epochs are told again to a coordinator that has lost its state."""
+
+Outcome = Literal["granted", "moved", "complete", "waiting"]
+_OUTCOMES: dict[int, Outcome] = {
+    pb.CLAIM_OUTCOME_GRANTED: "granted",
+    pb.CLAIM_OUTCOME_MOVED: "moved",
+    pb.CLAIM_OUTCOME_COMPLETE: "complete",
+    pb.CLAIM_OUTCOME_WAITING: "waiting",
+}
+
+
+class EpochLedger:
+    """The coordinator's ledger of a dataset's epochs, as one worker uses it."""
+
+    def __init__(
+        self, worker: TrainingOrchestrator, registry: DatasetRegistry, dataset_id: str
+    ) -> None:
+        self._worker = worker
+        self._registry = registry
+        self._dataset_id = dataset_id
+        self._state: tuple[int, str] = (-1, "")
+        """The epoch that was claimed of last, and the coordinator's state that has its ledger."""
+        self._ended: tuple[int, list[Segment]] = (-1, [])
+        """The segments of an epoch that are over, which are not sent again."""
+
+    @awaitable
+    async def claim_async(
+        self,
+        epoch: int,
+        plan: str,
+        segment: int,
+        upto: int,
+        length: int,
+        wait: float,
+        offer: Offer | None = None,
+    ) -> Claim:
+        """Take a lane up to a place, or learn where to go on."""
+        identity = self._worker.identity
+        request = pb.ClaimRequest(
+            job=identity.job,
+            worker_id=identity.worker_id,
+            incarnation=identity.incarnation,
+            dataset_id=self._dataset_id,
+            epoch=epoch,
+            plan=plan,
+            segment=segment,
+            upto=upto,
+            length=length,
+            known=len(self._ended[1]) if self._ended[0] == epoch else 0,
+        )
+        if offer is not None:
+            request.commit_segment, request.commit_position, request.commit_digest = offer
+        # With nothing left to read it waits for what others give back, or finish.
+        waits = self._worker.activity.doing(WorkerState.WAITING) if wait else nullcontext()
+        with waits:
+            reply = await self._call("ClaimSamples", request, pb.ClaimResponse, wait or None)
+        self._state = epoch, self._worker.state_id
+        return Claim(
+            outcome=_OUTCOMES[reply.outcome],
+            slot=reply.slot,
+            segments=self._all_segments(epoch, request.known, reply),
+            claimed=reply.claimed,
+            committed_segment=reply.committed_segment,
+            committed_position=reply.committed_position,
+            committed_digest=reply.committed_digest,
+        )
+
+    claim = blocking(claim_async)
+
+    def _all_segments(self, epoch: int, known: int, reply: pb.ClaimResponse) -> tuple[Segment, ...]:
+        if reply.outcome != pb.CLAIM_OUTCOME_MOVED:
+            return ()
+        ended = self._ended[1][:known] if self._ended[0] == epoch else []
+        segments = [*ended, *(_segment(segment) for segment in reply.segments)]
+        self._ended = epoch, segments[:-1]
+        return tuple(segments)
+
+    @awaitable
+    async def commit_async(self, epoch: int, segment: int, position: int, digest: bytes) -> None:
+        """Say that what was taken up to a place is consumed for good."""
+        identity = self._worker.identity
+        request = pb.CommitRequest(
+            job=identity.job,
+            worker_id=identity.worker_id,
+            incarnation=identity.incarnation,
+            dataset_id=self._dataset_id,
+            epoch=epoch,
+            segment=segment,
+            position=position,
+            digest=digest,
+        )
+        await self._call("CommitSamples", request, pb.CommitResponse)
+
+    commit = blocking(commit_async)
+
+    async def _call(
+        self, method: str, request: Any, reply: type[R], hold: float | None = None
+    ) -> R:
+        """A call about an epoch; raises `ShardError` when its ledger was lost with the state."""
+        begun = request.segment > 0
+        known = request.epoch, self._worker.state_id
+        if begun and self._state != known:
+            raise self._lost(request.epoch)
+        try:
+            return await call_about(
+                self._worker, self._registry, method, request, reply, hold=hold, repeat=not begun
+            )
+        except StateLostError as exc:
+            raise self._lost(request.epoch) from exc
+
+    def _lost(self, epoch: int) -> ShardError:
+        return ShardError(
+            f"epoch {epoch} of dataset {self._dataset_id!r}: the coordinator has lost its state, "
+            "and with it the record of who has read which samples. Restore it ('strata state "
+            "restore COPY') and start the workers again, or give up what was read of this epoch: "
+            "start them again without, and it is read from its beginning"
+        )
+
+
+class CoverageReports:
+    """Tells the coordinator what a loader has consumed, for the proof of coverage."""
+
+    def __init__(
+        self,
+        worker: TrainingOrchestrator,
+        registry: DatasetRegistry,
+        dataset_id: str,
+        order: str = "global",
+    ) -> None:
+        self._worker = worker
+        self._registry = registry
+        self._dataset_id = dataset_id
+        self._order = order
+        self._attempt = worker.generation, 0
+        self._told: dict[int, pb.CoverageReport] = {}
+        """The last report on each epoch."""
+        current_orchestrator.tells(self)
+
+    def resumed(self) -> None:
+        """A state was loaded."""
+        self._attempt = self._worker.count_resume(self._dataset_id)
+
+    @awaitable
+    async def report_async(self, consumed: Consumed) -> None:
+        """Tell what this worker consumed."""
+        identity = self._worker.identity
+        request = pb.CoverageReport(
+            job=identity.job,
+            worker_id=identity.worker_id,
+            incarnation=identity.incarnation,
+            dataset_id=self._dataset_id,
+            epoch=consumed.epoch,
+            base=consumed.base.to_bytes(),
+            assumed=consumed.assumed,
+            world_size=consumed.world_size,
+            digest=consumed.seen.to_bytes(),
+            dropped=consumed.dropped,
+            expected=consumed.expected,
+            generation=self._attempt[0],
+            loads=self._attempt[1],
+            ended=consumed.ended,
+            order=self._order,
+        )
+        self._told.pop(consumed.epoch, None)
+        self._told[consumed.epoch] = request
+        while len(self._told) > EPOCHS_TOLD:
+            del self._told[next(iter(self._told))]
+        await self._send(request)
+
+    report = blocking(report_async)
+
+    async def tell_again(self, worker: TrainingOrchestrator) -> None:
+        """Report again what a coordinator has lost that ``worker`` is registered with."""
+        if worker is self._worker:
+            for request in list(self._told.values()):
+                await self._send(request)
+
+    async def _send(self, request: pb.CoverageReport) -> None:
+        await call_about(self._worker, self._registry, "ReportCoverage", request, pb.CoverageReply)
+
+
+async def call_about(
+    worker: TrainingOrchestrator,
+    registry: DatasetRegistry,
+    method: str,
+    request: Any,
+    reply: type[R],
+    *,
+    hold: float | None = None,
+    repeat: bool = True,
+) -> R:
+    """A member's call about a dataset, which is registered again if the coordinator lost it."""
+    options: dict[str, Any] = {"patience": OUTAGE_SECONDS, "hold": hold, "repeat": repeat}
+    try:
+        return await worker.call(method, request, reply, **options)
+    except ShardNotFoundError:
+        if not await registry.restore_dataset(request.dataset_id):
+            raise
+    return await worker.call(method, request, reply, **options)
+
+
+def _segment(segment: pb.EpochSegment) -> Segment:
+    return Segment(
+        slot_count=segment.slot_count,
+        dead=tuple(segment.dead_slots),
+        consumed=tuple(segment.taken),
+        weights=tuple(segment.weights),
+        taken_back=tuple(
+            TakenBack(back.segment, back.slot, back.start, back.stop) for back in segment.taken_back
+        ),
+    )

@@ -19,17 +19,14 @@ from .._sync_bridge import awaitable, blocking, io
 from ..errors import ConnectionError, StrataError, SyncError
 from ..retry import JITTER
 from ..rpc import messages
-from ..rpc.codes import STATE_CODES
 from ..rpc.gen import coordinator_pb2 as pb
+from ..rpc.messages import STATE_CODES
 from ..telemetry import EventLog
 from ..types import JobStatus, Membership, WorkerState, WorkerStatus, check_whole
 from . import current_orchestrator
-from .actions import ActionCalls
-from .barriers import BarrierCalls
-from .identity import Identity, Report, heartbeat_delays
-from .local_process import LocalProcess, report_ended
-from .member_calls import CommitCalls
-from .resources import ResourceProbe
+from .identity import Identity, WorkerReport, heartbeat_delays
+from .local_process import LocalProcess, ResourceProbe, report_ended
+from .member_calls import ActionCalls, BarrierCalls, CheckpointCalls
 from .worker_config import WorkerConfig, trace_worker
 
 log = EventLog("worker")
@@ -40,7 +37,7 @@ LAST_REPORT_SECONDS = 2.0
 """So long may leaving take because of what was reported last."""
 
 
-class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
+class TrainingOrchestrator(BarrierCalls, CheckpointCalls, ActionCalls):
     """A worker's side of the coordinator.
 
     All of these work::
@@ -415,7 +412,7 @@ class TrainingOrchestrator(BarrierCalls, CommitCalls, ActionCalls):
 
     beat = blocking(heartbeat, brief=True)
 
-    def _to_tell(self) -> tuple[Report, int, int]:
+    def _to_tell(self) -> tuple[WorkerReport, int, int]:
         """What the program reports, its epoch, and its samples: by loaders where it says none."""
         report, seen = self._report, self.activity
         epoch = seen.epoch if report.epoch is None else report.epoch

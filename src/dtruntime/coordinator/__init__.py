@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .service.core import CoordinatorService
+    from .service import CoordinatorService
 
 __all__ = ["CoordinatorService"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "CoordinatorService":
-        from .service.core import CoordinatorService
+        from .service import CoordinatorService
 
         return CoordinatorService
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

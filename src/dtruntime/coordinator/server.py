@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..config import CoordinatorConfig, TelemetryConfig, split_address
 from ..errors import StrataError
 from ..telemetry import EventLog, tracing
-from .service.core import CoordinatorService
+from .service import CoordinatorService
 from .store import SqliteStore
 from .transport import Transport, open_transport
 

@@ -1,1 +1,1 @@
-"""The wire: generated messages, status codes and errors, and the client's channel."""
+"""The wire, and the only place that knows protobuf. Read `methods` first."""

@@ -17,7 +17,7 @@ from ..errors import ConfigError, ConnectionError, StrataError
 from ..retry import JITTER, Backoff
 from ..telemetry import EventLog, tracing
 from .methods import METHODS
-from .status_codes import Failure, failure_of
+from .status_codes import CallFailure, failure_of
 
 log = EventLog("rpc")
 
@@ -71,7 +71,7 @@ async def _connected(channel: grpc.aio.Channel) -> None:
         await channel.wait_for_state_change(state)
 
 
-def _is_of_another_protocol(failure: Failure) -> bool:
+def _is_of_another_protocol(failure: CallFailure) -> bool:
     """Whether somebody listens who does not speak HTTP/2, as gRPC's errors tell."""
     return "http1" in failure.message or "parsing HTTP/2" in failure.message
 
@@ -230,7 +230,7 @@ class Channel:
         return stub
 
     def _delay_before_retry(
-        self, failure: Failure, backoff: float, method: str, first: bool
+        self, failure: CallFailure, backoff: float, method: str, first: bool
     ) -> float:
         if failure.means_absent:
             self._note_away(failure)
@@ -249,14 +249,14 @@ class Channel:
             return math.inf
         return self._connect_timeout - passed
 
-    def _was_reached(self, failure: Failure) -> bool:
+    def _was_reached(self, failure: CallFailure) -> bool:
         """Whether a coordinator was there, however the call ended."""
         if not failure.means_absent or failure.reason:
             return True
         ready = grpc.ChannelConnectivity.READY
         return self._channel is not None and self._channel.get_state() is ready
 
-    async def _refuse_http_port(self, failure: Failure) -> None:
+    async def _refuse_http_port(self, failure: CallFailure) -> None:
         """Raise if the URL is that of the coordinator's HTTP side."""
         if not _is_of_another_protocol(failure):
             return
@@ -272,7 +272,7 @@ class Channel:
             f"COORDINATOR_URL, or --url, as http://{host}:{grpc_port}"
         )
 
-    def _never_reached(self, failure: Failure, passed: float) -> Exception:
+    def _never_reached(self, failure: CallFailure, passed: float) -> Exception:
         foreign = "what listens there does not speak gRPC: " * _is_of_another_protocol(failure)
         return ConnectionError(
             f"the coordinator at {self.url} could not be reached within {round(passed, 1):g} "
@@ -282,7 +282,7 @@ class Channel:
             f"'strata doctor --url {self.url}' checks the rest"
         )
 
-    def _give_up(self, failure: Failure, patience: float) -> Exception:
+    def _give_up(self, failure: CallFailure, patience: float) -> Exception:
         if not failure.means_absent:
             return failure.error()
         return ConnectionError(
@@ -291,7 +291,7 @@ class Channel:
             f"network lets this host reach it; 'strata doctor --url {self.url}' checks all of that"
         )
 
-    def _note_away(self, failure: Failure) -> None:
+    def _note_away(self, failure: CallFailure) -> None:
         self._refused = bool(failure.reason)
         if self._away_since is None:
             self._away_since = time.monotonic()

@@ -19,8 +19,8 @@ from ..types import (
     check_id,
 )
 from . import layout_messages
-from .codes import CONDITIONS, STATES
 from .gen import coordinator_pb2 as pb
+from .messages import CONDITIONS, STATES
 
 METADATA_ENTRIES = 64
 METADATA_KEY = 128

@@ -12,15 +12,15 @@ from google.protobuf.message import Message
 from ..coordinator.state import Event, Job
 from ..coordinator.state import commands as c
 from ..coordinator.state.barriers import Round
-from ..coordinator.state.checkpoints.retention_forecast import Fates
-from ..coordinator.state.dataset_layouts import File, Shard
+from ..coordinator.state.checkpoints.retention_forecast import RetentionForecast
+from ..coordinator.state.dataset_layouts import DatasetShard, File
 from ..coordinator.state.epochs.epoch_coverage import Covered
 from ..coordinator.state.members import Member
 from ..coordinator.state.records import ActionRecord, CheckpointRecord, DatasetRecord, SegmentRecord
 from ..types import Membership, WorkerState
 from . import layout_messages
-from .codes import MEMBERSHIP_CODES, STATE_CODES
 from .gen import coordinator_pb2 as pb
+from .messages import MEMBERSHIP_CODES, STATE_CODES
 
 SEGMENTS_CACHED = 512
 INCOMPLETE_SHOWN = 16
@@ -226,12 +226,12 @@ def reply(answer: c.Reply) -> Message:
     return _ENCODERS[type(answer)](answer)
 
 
-def shard(found: Shard, count: int, generation: int) -> pb.ShardAssignment:
+def shard(found: DatasetShard, count: int, generation: int) -> pb.ShardAssignment:
     """One shard of a worker that has ``count``."""
     return shards([found], count, generation).shards[0]
 
 
-def shards(found: Iterable[Shard], count: int, generation: int) -> pb.ShardList:
+def shards(found: Iterable[DatasetShard], count: int, generation: int) -> pb.ShardList:
     """The ``count`` shards of a worker."""
     reply = pb.ShardList(generation=generation)
     add = reply.shards.add
@@ -371,7 +371,11 @@ def worker(job: Job, rank: int, member: Member | None, now: float) -> pb.WorkerS
 
 
 def job_status(
-    job: Job, members: list[tuple[int, Member | None]], next_rank: int, now: float, fates: Fates
+    job: Job,
+    members: list[tuple[int, Member | None]],
+    next_rank: int,
+    now: float,
+    fates: RetentionForecast,
 ) -> pb.JobStatus:
     """A job, with one page of its workers."""
     roster, latest = job.roster, job.checkpoints.latest

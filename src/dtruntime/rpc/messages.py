@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ..errors import SyncError
 from ..types import (
@@ -15,13 +16,13 @@ from ..types import (
     GpuUsage,
     IncompleteEpoch,
     JobStatus,
+    Membership,
     ResourceUsage,
     ShardInfo,
     WorkerState,
     WorkerStatus,
     check_id,
 )
-from .codes import CONDITION_CODES, MEMBERSHIPS, STATES
 from .gen import coordinator_pb2 as pb
 
 DETAIL_LENGTH = 2000
@@ -278,3 +279,25 @@ def _resources(message: pb.ResourceUsage) -> ResourceUsage:
             for gpu in message.gpus
         ),
     )
+
+
+STATE_CODES: dict[str, Any] = {
+    state: pb.WorkerState.Value(f"WORKER_STATE_{state.name}") for state in WorkerState
+}
+STATES: dict[int, WorkerState] = {
+    pb.WORKER_STATE_UNSPECIFIED: WorkerState.IDLE,
+    **{STATE_CODES[state]: state for state in WorkerState},
+}
+
+MEMBERSHIP_CODES: dict[str, Any] = {
+    membership: pb.Membership.Value(f"MEMBERSHIP_{membership.name}") for membership in Membership
+}
+MEMBERSHIPS: dict[int, Membership] = {MEMBERSHIP_CODES[one]: one for one in Membership}
+
+CONDITION_CODES: dict[str, Any] = {
+    condition: pb.CheckpointCondition.Value(f"CHECKPOINT_CONDITION_{condition.name}")
+    for condition in CheckpointCondition
+}
+CONDITIONS: dict[int, CheckpointCondition] = {
+    CONDITION_CODES[condition]: condition for condition in CheckpointCondition
+}

@@ -70,7 +70,7 @@ class ForeignStateError(SyncError):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class CallFailure:
     """A failed call as the caller sees it."""
 
     code: grpc.StatusCode
@@ -129,14 +129,14 @@ def trailing_metadata(reason: str, retry_after: float | None) -> Metadata:
     return (REASON_KEY, reason), (RETRY_KEY, str(max(1, round(retry_after * 1000))))
 
 
-def failure_of(error: grpc.aio.AioRpcError) -> Failure:
+def failure_of(error: grpc.aio.AioRpcError) -> CallFailure:
     """Read a failed call."""
     found: dict[str, str] = {}
     trailing: Iterable[tuple[str, str | bytes]] = error.trailing_metadata() or ()
     for key, value in trailing:
         found[key] = value if isinstance(value, str) else value.decode(errors="replace")
     hint = found.get(RETRY_KEY, "")
-    return Failure(
+    return CallFailure(
         error.code(),
         error.details() or error.code().name,
         found.get(REASON_KEY, ""),

@@ -24,9 +24,8 @@ from ..coordinator.state.checkpoints.history import CHECKPOINTS_KEPT
 from ..coordinator.state.checkpoints.pending import PENDING_LIMIT, part_key
 from ..coordinator.state.epochs.epoch_coverage import coverage_key, share_key
 from ..coordinator.state.epochs.epochs import epoch_key, reader_key, segment_key
-from ..coordinator.state.losses import LOSSES_KEPT, TIMES_KEPT
 from ..coordinator.state.machine import JOBS_LIMIT, Job, Machine
-from ..coordinator.state.members import Member
+from ..coordinator.state.members import LOSSES_KEPT, TIMES_KEPT, Member
 from ..coordinator.state.operator_requests import ACTIONS_LIMIT, action_id
 from ..coordinator.state.records import AskRecord, Record
 from ..coordinator.state.roster import Roster

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dtruntime.client.coverage import coverage_of
+from dtruntime.client.dataset_descriptions import coverage_of
 from dtruntime.rpc.gen import coordinator_pb2 as pb
 from dtruntime.sharding import coverage
 from dtruntime.sharding.coverage import _STRETCH as CHUNK

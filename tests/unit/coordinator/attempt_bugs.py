@@ -8,9 +8,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from dtruntime.coordinator.state import commands as c
-from dtruntime.coordinator.state.agreements import Agreements
 from dtruntime.coordinator.state.checkpoints.attempts import Attempt, Attempts
-from dtruntime.coordinator.state.checkpoints.commits import Checkpoints
+from dtruntime.coordinator.state.checkpoints.commits import CheckpointAgreements, Checkpoints
 from dtruntime.coordinator.state.checkpoints.pending import PendingCheckpoint
 from dtruntime.coordinator.state.roster import Roster
 
@@ -35,7 +34,7 @@ def _retries_begin_again(patch: Patch) -> None:
 
 
 def _all_may_join(patch: Patch) -> None:
-    patch(Agreements, "_may_join", lambda self, attempt, command: True)
+    patch(CheckpointAgreements, "_may_join", lambda self, attempt, command: True)
 
 
 def join_attempts_given_up(patch: Patch) -> None:
@@ -66,6 +65,6 @@ ATTEMPT_BUGS: dict[str, Callable[[Patch], None]] = {
     "ends are not noted": lambda patch: patch(Attempts, "end", lambda *_, **__: None),
     "the last part is not awaited": _last_part_is_not_awaited,
     "those who went past are awaited": lambda patch: patch(
-        Agreements, "end_passed", lambda *_: None
+        CheckpointAgreements, "end_passed", lambda *_: None
     ),
 }

@@ -5,7 +5,7 @@ import time
 from dtruntime.coordinator.state import Refused
 from dtruntime.coordinator.state import commands as c
 from dtruntime.coordinator.state.barriers import NAMES_CUT, TIMEOUTS_KEPT
-from dtruntime.coordinator.state.losses import LOSSES_KEPT
+from dtruntime.coordinator.state.members import LOSSES_KEPT
 from tests.unit.coordinator.bench import TICK, TIMEOUT, Bench, refusal
 
 

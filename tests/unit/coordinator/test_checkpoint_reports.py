@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from dtruntime.coordinator.state import commands as c
 from dtruntime.coordinator.state.checkpoints.history import SAME_VERDICT_SECONDS
-from dtruntime.coordinator.state.checkpoints.retention_forecast import FateBook
+from dtruntime.coordinator.state.checkpoints.retention_forecast import RetentionForecasts
 from dtruntime.coordinator.state.records import CRASH_SAFE_KINDS, CheckpointRecord, Put
 from dtruntime.retention import PLACE_KEY, RETENTION_KEY, Retention
 from dtruntime.types import CheckpointCondition
@@ -134,7 +134,7 @@ def test_superseded_member_is_not_heard(bench: Bench, condition: CheckpointCondi
 
 
 def test_what_retention_drops_next_follows_from_what_is_there(bench: Bench) -> None:
-    a, book = bench.register(), FateBook()
+    a, book = bench.register(), RetentionForecasts()
     metadata = {RETENTION_KEY: Retention(keep_count=2).told(), PLACE_KEY: "/c"}
     for step in (1, 2, 3):
         bench.save(a, f"s{step}", partial=False, step=step, metadata=metadata)

@@ -1,7 +1,7 @@
 """What the HTTP API says of checkpoints that retention will drop."""
 
 from dtruntime.coordinator.state.checkpoints.retention_forecast import (
-    Fates,
+    RetentionForecast,
     users_metadata,
     written_bytes,
 )
@@ -26,7 +26,7 @@ def record(number: int, policy: Retention | None = None, place: str = "/c") -> C
 
 
 def fates(records: list[CheckpointRecord]) -> list[bool | None]:
-    found = Fates(records)
+    found = RetentionForecast(records)
     return [found.will_be_dropped(one) for one in records]
 
 

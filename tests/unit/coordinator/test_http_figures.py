@@ -8,12 +8,18 @@ import numpy as np
 import pytest
 
 from dtruntime.coordinator.http import event_log
-from dtruntime.coordinator.http.coverage import Reported, judge
-from dtruntime.coordinator.http.metrics.job_metrics import JobFigures
-from dtruntime.coordinator.http.metrics.rates import RankRates, Rate, RecentQuantiles, Share, Told
-from dtruntime.coordinator.http.metrics.time_series import HistoryFiles, Rings, Stored
-from dtruntime.coordinator.http.responses import Failure
-from dtruntime.coordinator.http.security import Origins
+from dtruntime.coordinator.http.metrics.job_metrics import JobMetrics
+from dtruntime.coordinator.http.metrics.rates import (
+    RankRates,
+    Rate,
+    RecentQuantiles,
+    ReportAge,
+    TimeShare,
+)
+from dtruntime.coordinator.http.metrics.time_series import HistoryFiles, Rings, StoredHistory
+from dtruntime.coordinator.http.responses import HttpError
+from dtruntime.coordinator.http.security import OriginPolicy
+from dtruntime.coordinator.http.snapshot.datasets import Reported, judge
 from dtruntime.coordinator.http.views import Point, Recovery
 from dtruntime.coordinator.state import Event
 from dtruntime.sharding.coverage import Digest
@@ -33,7 +39,7 @@ def test_rate_is_of_the_last_seconds_and_begins_anew_when_a_counter_goes_back() 
 
 
 def test_samples_per_second_are_unknown_until_something_was_consumed() -> None:
-    figures = JobFigures("j", None, 1.0)
+    figures = JobMetrics("j", None, 1.0)
     for second, consumed in enumerate((500, 500, 500)):
         figures.note_consumed(second, consumed)
         assert figures.samples_per_second is None
@@ -65,7 +71,7 @@ def test_quantiles_are_of_the_values_themselves_and_forget_what_is_old() -> None
 
 
 def test_share_of_nothing_is_unknown() -> None:
-    share = Share(seconds=10)
+    share = TimeShare(seconds=10)
     share.add(0, 0, 0)
     assert share.value is None
     share.add(1, 1, 4)
@@ -76,11 +82,11 @@ def test_share_of_nothing_is_unknown() -> None:
 
 
 def test_what_is_not_said_any_more_is_not_new() -> None:
-    first = Told.after(None, "a", 0.0)
-    assert Told.after(first, "a", 5.0) is first
+    first = ReportAge.after(None, "a", 0.0)
+    assert ReportAge.after(first, "a", 5.0) is first
     assert first.is_new(10.0, seconds=10)
     assert not first.is_new(10.1, seconds=10)
-    slow = Told.after(first, "b", 60.0)
+    slow = ReportAge.after(first, "b", 60.0)
     assert slow.is_new(239.0, seconds=10), "a step of a minute is waited for"
     assert not slow.is_new(241.0, seconds=10)
 
@@ -118,10 +124,10 @@ def test_history_is_fine_for_ten_minutes_and_coarse_for_six_hours() -> None:
 def test_history_file_of_another_job_or_without_sense_is_not_read(tmp_path: Path) -> None:
     files = HistoryFiles(str(tmp_path))
     assert files.read("j") is None
-    files.writer(Stored("j", [point(1)], [], []))()
-    assert files.read("j") == Stored("j", [point(1)], [], [])
+    files.writer(StoredHistory("j", [point(1)], [], []))()
+    assert files.read("j") == StoredHistory("j", [point(1)], [], [])
     (path,) = (tmp_path / "history").iterdir()
-    path.write_bytes(msgspec.json.encode(Stored("k", [], [], [])))
+    path.write_bytes(msgspec.json.encode(StoredHistory("k", [], [], [])))
     assert files.read("j") is None
 
 
@@ -169,17 +175,17 @@ def test_coverage_of_a_huge_dataset_compares_counts() -> None:
     ],
 )
 def test_pages_of_other_origins_are_refused(origin: str, host: str, allowed: bool) -> None:
-    origins = Origins("https://strata.example.com/", "0.0.0.0")
+    origins = OriginPolicy("https://strata.example.com/", "0.0.0.0")
     headers = {"origin": origin, "host": host}
     if allowed:
         origins.check(headers)
     else:
-        with pytest.raises(Failure, match="http_origins"):
+        with pytest.raises(HttpError, match="http_origins"):
             origins.check(headers)
 
 
 def test_program_without_a_browser_may_use_any_name() -> None:
-    Origins("", "0.0.0.0").check({"host": "strata.example.com"})
+    OriginPolicy("", "0.0.0.0").check({"host": "strata.example.com"})
 
 
 def test_every_kind_of_event_has_a_sentence() -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtruntime.coordinator.state.ranks import RankSet
+from dtruntime.coordinator.state.members import RankSet
 
 RANKS = st.sets(st.integers(0, 300), max_size=40)
 

@@ -7,7 +7,7 @@ import pytest
 
 from dtruntime.config import CoordinatorConfig
 from dtruntime.coordinator.server import CoordinatorServer
-from dtruntime.coordinator.service.core import CoordinatorService
+from dtruntime.coordinator.service import CoordinatorService
 from dtruntime.coordinator.store import SqliteStore
 from dtruntime.coordinator.transport import Choice, native_is_installed, open_transport
 

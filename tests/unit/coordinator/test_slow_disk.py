@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dtruntime.config import CoordinatorConfig
-from dtruntime.coordinator.service.core import CoordinatorService
+from dtruntime.coordinator.service import CoordinatorService
 from dtruntime.coordinator.store import SqliteStore
 from dtruntime.rpc.gen import coordinator_pb2 as pb
 

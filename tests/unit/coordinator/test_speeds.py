@@ -3,7 +3,7 @@
 import pytest
 
 from dtruntime.coordinator.state import commands as c
-from dtruntime.coordinator.state.losses import TIMES_KEPT
+from dtruntime.coordinator.state.members import TIMES_KEPT
 from tests.unit.coordinator.bench import JOB, TIMEOUT, Bench
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import dtruntime
 from dtruntime.cli.main import build_parser
 from dtruntime.config import ENVIRONMENT, Config
-from dtruntime.coordinator.http.openapi import document
+from dtruntime.coordinator.http.routes import document
 from dtruntime.rpc.gen import coordinator_pb2
 from scripts.docs_site import cli_reference, configuration_reference, grpc_reference, http_reference
 from scripts.docs_site.diagrams import FOLDER, diagrams_in, with_pictures

@@ -8,7 +8,7 @@ import pytest
 
 import dtruntime.coordinator
 from dtruntime import errors
-from dtruntime.rpc.status_codes import ABSENT, CODES, Failure, failure_of, trailing_metadata
+from dtruntime.rpc.status_codes import ABSENT, CODES, CallFailure, failure_of, trailing_metadata
 
 Code = grpc.StatusCode
 
@@ -30,7 +30,7 @@ Code = grpc.StatusCode
     ],
 )
 def test_reason_becomes_the_error_that_users_catch(reason: str, error: type[Exception]) -> None:
-    raised = Failure(CODES[reason], "what happened", reason).error()
+    raised = CallFailure(CODES[reason], "what happened", reason).error()
     assert type(raised) is error
     assert str(raised) == "what happened"
     if isinstance(raised, errors.SyncError):
@@ -38,7 +38,7 @@ def test_reason_becomes_the_error_that_users_catch(reason: str, error: type[Exce
 
 
 def test_call_that_an_older_coordinator_does_not_know_names_the_remedy() -> None:
-    raised = Failure(Code.UNIMPLEMENTED, "Method not found!").error()
+    raised = CallFailure(Code.UNIMPLEMENTED, "Method not found!").error()
     assert type(raised) is errors.StrataError
     assert "upgrade it (Method not found!)" in str(raised)
 
@@ -71,7 +71,7 @@ def test_refusal_is_never_taken_for_an_absence_unless_it_is_one() -> None:
 def test_codes_that_say_nothing_about_the_request(
     code: grpc.StatusCode, absent: bool, broke_off: bool
 ) -> None:
-    failure = Failure(code, "")
+    failure = CallFailure(code, "")
     assert (failure.means_absent, failure.broke_off) == (absent, broke_off)
 
 

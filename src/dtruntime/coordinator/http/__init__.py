@@ -1,5 +1,1 @@
-"""The HTTP side of the coordinator: the API, Prometheus metrics and the dashboard.
-
-It only looks, through `ports.Service`; the one thing that changes something is an action, which
-goes through the service's door like any call. What it measures by itself (`sampling`) is soft.
-"""
+"""HTTP API, event stream, metrics and dashboard of a coordinator. Read `routes` first."""

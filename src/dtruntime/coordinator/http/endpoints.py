@@ -15,13 +15,13 @@ from ...rpc.gen import coordinator_pb2 as pb
 from ..state import Job
 from . import event_log, views
 from . import requests as q
-from .event_stream import Feeds
+from .event_stream import JobStreams
 from .metrics.prometheus import Exporter
-from .responses import Answer, Failure
-from .security import Origins
+from .responses import Answer, HttpError
+from .security import OriginPolicy
 from .snapshot import sections
-from .snapshot.job import Lookout, encode
-from .snapshot.workers import Crew, muster, see, select
+from .snapshot.job import SnapshotReader, encode
+from .snapshot.workers import WorkersSnapshot, read_workers, see, select
 
 T = TypeVar("T")
 
@@ -30,14 +30,14 @@ STREAMS_MOST = 256
 
 
 class Endpoints:
-    """The handlers of all paths; raise `Failure` or `Refused`."""
+    """The handlers of all paths; raise `HttpError` or `Refused`."""
 
     def __init__(
         self,
-        lookout: Lookout,
-        feeds: Feeds,
+        lookout: SnapshotReader,
+        feeds: JobStreams,
         exporter: Exporter,
-        origins: Origins,
+        origins: OriginPolicy,
     ) -> None:
         self._lookout = lookout
         self._service = lookout.service
@@ -78,7 +78,7 @@ class Endpoints:
         """Server-sent events: a snapshot, then changes."""
         job = self._lookout.resolve(query.job)
         if self._feeds.readers >= STREAMS_MOST:
-            raise Failure(
+            raise HttpError(
                 503,
                 "too_many_streams",
                 f"{STREAMS_MOST} streams of events are open: close a dashboard, or ask "
@@ -102,7 +102,7 @@ class Endpoints:
     async def workers(self, query: q.WorkerQuery, request: Request) -> Answer:
         """Workers, page by page."""
         job = self._job(query.job)
-        crew = muster(job, self._service.clock()) if job else Crew([], 0.0, 0.0)
+        crew = read_workers(job, self._service.clock()) if job else WorkersSnapshot([], 0.0, 0.0)
         found = select(crew, query.state, query.search, query.sort)
         part, following = _cut(found, query)
         rest = {"total": len(found), "next_cursor": following}
@@ -113,13 +113,13 @@ class Endpoints:
         job, worker_id = self._job(query.job), request.path_params["worker_id"]
         member = job.roster.by_id.get(worker_id) if job else None
         if job is None or member is None:
-            raise Failure(
+            raise HttpError(
                 404,
                 "no_such_worker",
                 f"there is no worker {worker_id[:200]!r} in job {job.name if job else ''!r}: "
                 "/api/workers lists them",
             )
-        crew = Crew([see(job, member)], job.speeds.median, self._service.clock())
+        crew = WorkersSnapshot([see(job, member)], job.speeds.median, self._service.clock())
         return Answer.json(crew.show(crew.members)[0])
 
     async def datasets(self, query: q.PageQuery, request: Request) -> Answer:
@@ -236,18 +236,18 @@ class Endpoints:
 async def _read_json(request: Request) -> q.ActionRequest:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise Failure(
+        raise HttpError(
             415, "not_json", "send the action as JSON, with Content-Type: application/json"
         )
     body = b""
     async for chunk in request.stream():
         body += chunk
         if len(body) > BODY_MOST:
-            raise Failure(413, "request_too_large", f"a request has at most {BODY_MOST} bytes")
+            raise HttpError(413, "request_too_large", f"a request has at most {BODY_MOST} bytes")
     try:
         return msgspec.json.decode(body, type=q.ActionRequest)
     except msgspec.DecodeError as exc:
-        raise Failure(400, "invalid", f"the body is not an action: {exc}") from None
+        raise HttpError(400, "invalid", f"the body is not an action: {exc}") from None
 
 
 def _cut(items: Sequence[T], query: q.PageQuery) -> tuple[list[T], str | None]:

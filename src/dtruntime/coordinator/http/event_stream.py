@@ -14,8 +14,8 @@ import msgspec
 from ...errors import StorageError
 from ...telemetry import EventLog
 from .responses import Answer
-from .snapshot.job import CheckpointsAt, Look, Lookout, encode
-from .snapshot.workers import Seen
+from .snapshot.job import CheckpointsAt, JobSnapshot, SnapshotReader, encode
+from .snapshot.workers import SeenWorker
 from .views import Checkpoint
 
 log = EventLog("http")
@@ -48,10 +48,10 @@ class Snapshot:
         return _head(self.event_id, b"snapshot"), self.answer.body, b"\n\n"
 
 
-class Feed:
+class JobStream:
     """What happens to one job, as a row of changes."""
 
-    def __init__(self, job: str, lookout: Lookout, ids: count[int]) -> None:
+    def __init__(self, job: str, lookout: SnapshotReader, ids: count[int]) -> None:
         self.job = job
         self._lookout = lookout
         self._ids = ids
@@ -65,7 +65,7 @@ class Feed:
         self._making = asyncio.Lock()
         self.readers = 0
         self.asked_at = self.woken_at = time.monotonic()
-        self._rows: dict[str, Seen] = {}
+        self._rows: dict[str, SeenWorker] = {}
         self._sent: dict[str, bytes] = {}
         self._sample = -1
         self._event = 0
@@ -120,13 +120,13 @@ class Feed:
             await self._lookout.service.settled()
             self._publish(event_id, _head(event_id, b"change") + body + b"\n\n")
 
-    def _seed(self, look: Look) -> None:
+    def _seed(self, look: JobSnapshot) -> None:
         self._seeded = True
         self._event = look.event
         self._rows = {seen.record.worker_id: seen for seen in look.crew.members}
         self._add_sections(look, {})
 
-    def _add_sections(self, look: Look, change: dict[str, Any]) -> None:
+    def _add_sections(self, look: JobSnapshot, change: dict[str, Any]) -> None:
         if look.logs:
             change["logs"] = look.logs
         self._add_checkpoints(look, change)
@@ -141,7 +141,7 @@ class Feed:
             self._sent["barriers"] = key
             change["barriers"] = look.barriers
 
-    def _add_checkpoints(self, look: Look, change: dict[str, Any]) -> None:
+    def _add_checkpoints(self, look: JobSnapshot, change: dict[str, Any]) -> None:
         """Those that are new or other than they were sent, and those that are gone."""
         if look.checkpoints is None:
             return
@@ -163,11 +163,11 @@ class Feed:
             self._sent[name] = encoded
             change[name] = msgspec.Raw(encoded)
 
-    def _changed_rows(self, look: Look) -> tuple[list[Seen], list[str]]:
+    def _changed_rows(self, look: JobSnapshot) -> tuple[list[SeenWorker], list[str]]:
         """Workers to send: first what is new about them, then those who were only heard again."""
         known, current = self._rows, look.crew.members
-        urgent: list[Seen] = []
-        heard: list[Seen] = []
+        urgent: list[SeenWorker] = []
+        heard: list[SeenWorker] = []
         newcomers = 0
         for seen in current:
             before = known.get(seen.record.worker_id)
@@ -220,22 +220,22 @@ class Feed:
         published.set()
 
 
-class Feeds:
+class JobStreams:
     """The feeds of all jobs that somebody watches."""
 
-    def __init__(self, lookout: Lookout) -> None:
+    def __init__(self, lookout: SnapshotReader) -> None:
         self._lookout = lookout
         # Ids of a coordinator that is started again are higher than all before.
         self._ids = count(int(time.time() * 1000))
-        self._feeds: dict[str, Feed] = {}
+        self._feeds: dict[str, JobStream] = {}
         self.closing = False
         self.readers = 0
 
-    def feed(self, job: str) -> Feed:
+    def feed(self, job: str) -> JobStream:
         """The feed of a job that exists, or of none."""
         found = self._feeds.get(job)
         if found is None:
-            found = self._feeds[job] = Feed(job, self._lookout, self._ids)
+            found = self._feeds[job] = JobStream(job, self._lookout, self._ids)
         found.asked_at = time.monotonic()
         return found
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h11
 import uvicorn
@@ -16,18 +17,20 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ...config import TelemetryConfig, split_address
 from ...errors import ConnectionError
-from ...telemetry import EventLog
-from . import openapi, static
+from ...telemetry import EventLog, tracing
+from . import routes, static
 from .endpoints import Endpoints
-from .event_stream import Feeds
+from .event_stream import JobStreams
 from .metrics.prometheus import Exporter
 from .metrics.sampler import Sampler
 from .metrics.time_series import HistoryFiles
-from .push import open_push
-from .read_model import Service
+from .read_model import ObservedService
 from .routes import Application
-from .security import Origins
-from .snapshot.job import Lookout
+from .security import OriginPolicy
+from .snapshot.job import SnapshotReader
+
+if TYPE_CHECKING:
+    from .metrics.otlp_export import MetricsSender
 
 log = EventLog("http")
 
@@ -134,7 +137,7 @@ class _Uvicorn(uvicorn.Server):
 class HttpServer:
     """The API, the metrics and the dashboard of one coordinator."""
 
-    def __init__(self, service: Service, telemetry: TelemetryConfig | None = None) -> None:
+    def __init__(self, service: ObservedService, telemetry: TelemetryConfig | None = None) -> None:
         """Bind the port of ``service.config.http_address``; `ConnectionError` if it is taken."""
         config = service.config
         self._service = service
@@ -143,13 +146,13 @@ class HttpServer:
         self.address = f"{host}:{self._socket.getsockname()[1]}"
         """HOST:PORT that is served; the port is the real one when 0 was asked for."""
         self._sampler = Sampler(service, HistoryFiles(config.data_dir))
-        self._lookout = Lookout(service, self._sampler)
-        self._feeds = Feeds(self._lookout)
+        self._lookout = SnapshotReader(service, self._sampler)
+        self._feeds = JobStreams(self._lookout)
         exporter = Exporter(self._lookout, self._feeds)
-        origins = Origins(config.http_origins, host.strip("[]"))
+        origins = OriginPolicy(config.http_origins, host.strip("[]"))
         endpoints = Endpoints(self._lookout, self._feeds, exporter, origins)
         application = Application(
-            service, endpoints, openapi.document, static.dashboard(), exporter.count
+            service, endpoints, routes.document, static.dashboard(), exporter.count
         )
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
@@ -227,3 +230,46 @@ def _bind(address: str) -> socket.socket:
             "program) using the port? Choose another with --http HOST:PORT (http_address in "
             "[coordinator]), or do without API and dashboard with --no-http"
         ) from exc
+
+
+CLOSE_SECONDS = 3.0
+
+
+def open_push(exporter: Exporter, config: TelemetryConfig) -> MetricsPush | None:
+    """What sends metrics; None where that is not asked for, or cannot be."""
+    if not config.otlp_endpoint or not config.metrics_interval_ms or not tracing.is_on():
+        return None
+    from .metrics.otlp_export import MetricsSender
+
+    sender = MetricsSender(config.otlp_endpoint)
+    return MetricsPush(exporter, sender, config.metrics_interval_ms / 1000)
+
+
+class MetricsPush:
+    """Reads all metrics again and again, and has them sent by another thread."""
+
+    def __init__(self, exporter: Exporter, sender: MetricsSender, seconds: float) -> None:
+        self._exporter = exporter
+        self._sender = sender
+        self._seconds = seconds
+
+    async def run(self) -> None:
+        """Send until cancelled."""
+        while True:
+            await asyncio.sleep(self._seconds)
+            try:
+                await self._send()
+            except Exception as exc:
+                log.error("telemetry.metrics_failed", error=repr(exc))
+
+    async def close(self) -> None:
+        """Send once more, so that the last figures are known; not for long."""
+        try:
+            await asyncio.wait_for(self._send(), CLOSE_SECONDS)
+        except Exception as exc:
+            log.debug("telemetry.metrics_failed", error=repr(exc))
+
+    async def _send(self) -> None:
+        await self._exporter.refresh()
+        families = list(self._exporter.collect())
+        await asyncio.to_thread(self._sender.send, families, time.time_ns())

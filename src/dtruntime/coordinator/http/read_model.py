@@ -16,7 +16,7 @@ from ..state import Machine
 T = TypeVar("T")
 
 
-class Service(Protocol):
+class ObservedService(Protocol):
     """The coordinator's service, as far as it is looked at."""
 
     config: CoordinatorConfig

@@ -34,7 +34,7 @@ _STATUSES: dict[grpc.StatusCode, HTTPStatus] = {
 }
 
 
-class Failure(Exception):
+class HttpError(Exception):
     """A request that gets an error for an answer."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
@@ -43,7 +43,7 @@ class Failure(Exception):
         self.code = code
 
     @classmethod
-    def of(cls, refused: Refused) -> Failure:
+    def of(cls, refused: Refused) -> HttpError:
         """The failure that a refusal of the service is over HTTP."""
         status = _STATUSES.get(CODES[refused.reason], HTTPStatus.INTERNAL_SERVER_ERROR)
         return cls(status, refused.reason, str(refused))

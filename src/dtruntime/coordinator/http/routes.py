@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,14 +16,15 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp
 
+from ..._version import __version__
 from ...errors import StorageError
 from ...telemetry import EventLog
 from ..state import Refused
 from . import requests as q
 from . import views
 from .endpoints import Endpoints
-from .read_model import Service
-from .responses import Answer, Failure
+from .read_model import ObservedService
+from .responses import Answer, HttpError
 from .security import SecurityHeaders
 
 log = EventLog("http")
@@ -164,7 +167,7 @@ class Application:
 
     def __init__(
         self,
-        service: Service,
+        service: ObservedService,
         endpoints: Endpoints,
         document: Callable[[], bytes],
         dashboard: ASGIApp,
@@ -203,16 +206,16 @@ class Application:
             if route.handler != "health":
                 await self._service.settled()
             return await answer.response(request.headers)
-        except Failure as failure:
+        except HttpError as failure:
             return failure.response()
         except Refused as refused:
-            return Failure.of(refused).response()
+            return HttpError.of(refused).response()
         except StorageError as exc:
-            return Failure(503, "storage", str(exc)).response()
+            return HttpError(503, "storage", str(exc)).response()
         except Exception as exc:
             log.error("http.failed", path=request.url.path, error=repr(exc))
             what = f"internal error: {type(exc).__name__}; the coordinator's log says more"
-            return Failure(500, "internal", what).response()
+            return HttpError(500, "internal", what).response()
 
     async def _openapi(self, request: Request) -> Response:
         if self._document is None:
@@ -226,7 +229,7 @@ def _read_query(kind: type[Any], request: Request) -> Any:
         return msgspec.convert(dict(request.query_params), type=kind, strict=False)
     except msgspec.ValidationError as exc:
         what = str(exc).replace("$.", "")
-        raise Failure(400, "invalid", f"a parameter is wrong: {what}") from None
+        raise HttpError(400, "invalid", f"a parameter is wrong: {what}") from None
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -235,7 +238,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
         404: "there is nothing here: /openapi.json lists what there is",
         405: f"{request.method} is not allowed here",
     }
-    failure = Failure(
+    failure = HttpError(
         error.status_code,
         {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "failed"),
         known.get(error.status_code, str(error.detail)),
@@ -245,3 +248,83 @@ async def _http_error(request: Request, error: Exception) -> Response:
         # Starlette keeps the methods in a set, whose order differs from process to process.
         response.headers[name] = ", ".join(sorted(value.split(", "))) if name == "Allow" else value
     return response
+
+
+_REFERENCE = "#/components/schemas/{name}"
+
+
+def document() -> bytes:
+    """The whole document as JSON."""
+    types: list[Any] = [views.Error, views.Change, views.Dashboard]
+    types += [route.reply for route in ROUTES if route.reply is not None]
+    types += [route.body for route in ROUTES if route.body is not None]
+    _, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+    paths: dict[str, Any] = {}
+    for route in ROUTES:
+        path = re.sub(r"\{(\w+):path\}", r"{\1}", route.path)
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route)
+    return msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {
+                "title": "Strata coordinator",
+                "version": __version__,
+                "description": "Times are seconds since 1970, sizes bytes; null is what is not "
+                "known. docs/http-api.md says more.",
+            },
+            "paths": paths,
+            "components": {"schemas": components},
+        }
+    )
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": route.handler,
+        "summary": (getattr(Endpoints, route.handler).__doc__ or "").rstrip("."),
+        "parameters": [*_path_parameters(route), *_query_parameters(route)],
+        "responses": _responses(route),
+    }
+    if route.body is not None:
+        operation["requestBody"] = {"required": True, "content": _json(route.body)}
+    return operation
+
+
+def _path_parameters(route: Route) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"\{(\w+):path\}", route.path)
+    ]
+
+
+def _query_parameters(route: Route) -> list[dict[str, Any]]:
+    (schema,), components = msgspec.json.schema_components([route.query])
+    described = components[schema["$ref"].rpartition("/")[2]]
+    return [
+        {"name": name, "in": "query", "required": False, "schema": shape}
+        for name, shape in described.get("properties", {}).items()
+    ]
+
+
+def _responses(route: Route) -> dict[str, Any]:
+    content: dict[str, Any] = {media: {} for media in route.media_types}
+    if route.reply is not None:
+        content |= _json(route.reply)
+    if "text/event-stream" in content:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    responses: dict[str, Any] = {"200": {"description": "The answer", "content": content}}
+    if route.handler == "health":
+        responses["503"] = {"description": "It does not work", "content": _json(route.reply)}
+    for status in _errors(route):
+        described = HTTPStatus(status).phrase
+        responses[str(status)] = {"description": described, "content": _json(views.Error)}
+    return responses
+
+
+def _errors(route: Route) -> Sequence[int]:
+    return sorted({*route.errors, 500})
+
+
+def _json(kind: Any) -> dict[str, Any]:
+    (schema,), _ = msgspec.json.schema_components([kind], ref_template=_REFERENCE)
+    return {"application/json": {"schema": schema}}

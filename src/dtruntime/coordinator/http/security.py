@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .responses import Failure
+from .responses import HttpError
 
 LOCAL_SUFFIXES = (".local", ".localhost", ".internal", ".lan", ".svc", ".cluster.local")
 """Ends of names that nobody outside can register."""
@@ -49,7 +49,7 @@ class SecurityHeaders:
         await self._app(scope, receive, sending)
 
 
-class Origins:
+class OriginPolicy:
     """Keeps pages of other origins from doing something in the name of who looks at them."""
 
     def __init__(self, allowed: str, bound_host: str) -> None:
@@ -58,7 +58,7 @@ class Origins:
         self._names = {name.lower() for name in names if name}
 
     def check(self, headers: Mapping[str, str]) -> None:
-        """Raise `Failure` for a request that a page of another origin makes."""
+        """Raise `HttpError` for a request that a page of another origin makes."""
         origin = headers.get("origin", "").lower()
         if origin in self._allowed:
             return
@@ -73,7 +73,7 @@ class Origins:
         self.check_host(headers)
 
     def check_host(self, headers: Mapping[str, str]) -> None:
-        """Raise `Failure` for a name that somebody else may have pointed at this address."""
+        """Raise `HttpError` for a name that somebody else may have pointed at this address."""
         host = headers.get("host", "").lower()
         if f"http://{host}" in self._allowed or f"https://{host}" in self._allowed:
             return
@@ -96,8 +96,8 @@ def _name(host: str) -> str:
     return host.partition(":")[0]
 
 
-def _refusal(what: str) -> Failure:
-    return Failure(
+def _refusal(what: str) -> HttpError:
+    return HttpError(
         403,
         "cross_origin",
         f"{what}: use the dashboard that this coordinator serves, or add the origin to "

@@ -1,4 +1,4 @@
-"""The coordinator's pure state machine: commands in, replies and effects out."""
+"""The pure state machine: commands in, replies and effects out. Read `machine` first."""
 
 from .commands import HELD, Refused, Reply
 from .machine import Job, Machine

@@ -20,8 +20,7 @@ from .commands import (
     TimedOut,
 )
 from .effects import Outbox
-from .members import Member
-from .ranks import RankSet
+from .members import Member, RankSet
 from .records import RoundRecord
 from .roster import Roster
 

@@ -39,7 +39,7 @@ class LayoutRecord(msgspec.Struct, frozen=True):
                 raise ValueError(f"{name} has {size} bytes for {count} numbers")
 
 
-class Shard(NamedTuple):
+class DatasetShard(NamedTuple):
     """A range of samples and the files that hold it."""
 
     shard_id: int
@@ -59,7 +59,7 @@ class File(NamedTuple):
     """None when it is not known."""
 
 
-class Layout:
+class ShardLocator:
     """Finds shards in files."""
 
     def __init__(self, record: LayoutRecord) -> None:
@@ -67,7 +67,7 @@ class Layout:
         self._shards = _bounds(unpack(record.shard_samples, record.shard_count))
         self._files = _bounds(unpack(record.file_samples, len(record.files)))
 
-    def shards(self, shard_ids: ArrayLike) -> Iterator[Shard]:
+    def shards(self, shard_ids: ArrayLike) -> Iterator[DatasetShard]:
         """Where each of some shards lies."""
         ids = np.asarray(shard_ids, dtype=np.int64)
         starts, ends = self._shards[ids], self._shards[ids + 1]
@@ -79,7 +79,9 @@ class Layout:
         for row, shard in zip(rows, zip(*columns, strict=True), strict=True):
             shard_id, start, end, number, behind = shard
             if behind - number == 1:
-                yield Shard(shard_id, start, end, (root + files[number],), (row,), (end - start,))
+                yield DatasetShard(
+                    shard_id, start, end, (root + files[number],), (row,), (end - start,)
+                )
             else:
                 yield self._spanning(*shard)
 
@@ -91,7 +93,7 @@ class Layout:
         pairs = zip(chosen.tolist(), rows.tolist(), strict=True)
         return [File(root + files[number], count) for number, count in pairs]
 
-    def _spanning(self, shard_id: int, start: int, end: int, first: int, last: int) -> Shard:
+    def _spanning(self, shard_id: int, start: int, end: int, first: int, last: int) -> DatasetShard:
         """A shard that reaches over several files, some of which may be empty."""
         paths, rows, counts = [], [], []
         bounds = self._files[first : last + 1].tolist()
@@ -102,7 +104,7 @@ class Layout:
                 paths.append(self._record.root + self._record.files[number])
                 rows.append(low - begin)
                 counts.append(high - low)
-        return Shard(shard_id, start, end, tuple(paths), tuple(rows), tuple(counts))
+        return DatasetShard(shard_id, start, end, tuple(paths), tuple(rows), tuple(counts))
 
 
 def differences(known: LayoutRecord | None, given: LayoutRecord | None) -> Iterable[str]:

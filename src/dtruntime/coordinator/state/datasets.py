@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ...sharding import FileTable, Permutation, SlotTable
 from .commands import DatasetRegistered, Refused, RegisterDataset
-from .dataset_layouts import File, Layout, Shard, differences, unpack
+from .dataset_layouts import DatasetShard, File, ShardLocator, differences, unpack
 from .effects import Outbox
 from .records import DatasetRecord, IndexRecord
 from .roster import Roster
@@ -123,18 +123,18 @@ class Dataset:
         self.owners(view)
         return self._table.load_of(rank, *view)
 
-    def shard_in_order(self, rank: int, epoch: int, view: View, index: int) -> Shard:
+    def shard_in_order(self, rank: int, epoch: int, view: View, index: int) -> DatasetShard:
         """One shard of a rank, by its place in the order of an epoch, which is not made for it."""
         count = self.load(rank, view)
         if self.record.shuffle:
             index = Permutation(count, self.record.seed, epoch, rank)[index]
         return self.shard(self._table.shard_at(index, rank, *view))
 
-    def shard(self, shard_id: int) -> Shard:
+    def shard(self, shard_id: int) -> DatasetShard:
         """Where a shard lies."""
         return next(self.shards([shard_id]))
 
-    def shards(self, shard_ids: ArrayLike) -> Iterator[Shard]:
+    def shards(self, shard_ids: ArrayLike) -> Iterator[DatasetShard]:
         """Where each of some shards lies."""
         if self._layout is not None:
             return self._layout.shards(shard_ids)
@@ -173,15 +173,15 @@ class Dataset:
         return FileTable(unpack(layout.file_samples, len(layout.files)))
 
     @cached_property
-    def _layout(self) -> Layout | None:
+    def _layout(self) -> ShardLocator | None:
         layout = self.record.layout
-        return None if layout is None else Layout(layout)
+        return None if layout is None else ShardLocator(layout)
 
-    def _unseen(self, shard_id: int) -> Shard:
+    def _unseen(self, shard_id: int) -> DatasetShard:
         record = self.record
         start = shard_id * record.shard_size
         end = min(start + record.shard_size, record.total_samples)
-        return Shard(shard_id, start, end, self._files(shard_id))
+        return DatasetShard(shard_id, start, end, self._files(shard_id))
 
     def shard_samples(self) -> NDArray[np.int64]:
         """How many samples each shard has."""

@@ -49,7 +49,7 @@ from .records import (
     WorkerRecord,
 )
 from .roster import MAX_WORKERS, Roster
-from .stragglers import Speeds
+from .stragglers import Stragglers
 
 JOBS_LIMIT = 10_000
 JOBS_FORGOTTEN = 256
@@ -86,7 +86,7 @@ class Job:
         self.epochs = Epochs(self.roster, self.datasets)
         self.coverages = Coverages(self.roster, self.datasets)
         self.actions = Actions(self.roster)
-        self.speeds = Speeds(self.roster)
+        self.speeds = Stragglers(self.roster)
 
     @property
     def is_forgettable(self) -> bool:

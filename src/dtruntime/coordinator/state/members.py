@@ -1,9 +1,21 @@
-"""One member of a job."""
+"""One member of a job.
+
+Ranks of a job without memory for those that nobody holds.
+
+A job may have tens of thousands of ranks before a single worker has come: what is kept of it
+follows those who are there.
+"""
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable, Iterator, MutableSet
+from typing import Self
+
 from ...types import Membership, WorkerState
-from .commands import Heartbeat
+from .commands import Heartbeat, Lost
 from .records import ReportRecord, WorkerRecord
 
 
@@ -81,3 +93,180 @@ def _stored_pulse(record: WorkerRecord, job: str) -> Heartbeat | None:
         said.step_seconds,
         said.samples,
     )
+
+
+class RankSet(MutableSet[int]):
+    """A set of ranks, a bit for each; iterates in rising order."""
+
+    __slots__ = ("_bits", "_count")
+
+    def __init__(self, ranks: Iterable[int] = ()) -> None:
+        highest = max((ranks := list(ranks)), default=-1)
+        bits = bytearray(highest // 8 + 1)
+        for rank in ranks:
+            bits[rank >> 3] |= 1 << (rank & 7)
+        self._bits = int.from_bytes(bits, "little")
+        self._count = self._bits.bit_count()
+
+    @classmethod
+    def below(cls, count: int) -> Self:
+        """All ranks below ``count``."""
+        made = cls()
+        made._bits, made._count = (1 << count) - 1, count
+        return made
+
+    def __contains__(self, rank: object) -> bool:
+        return isinstance(rank, int) and bool(self._bits >> rank & 1)
+
+    def __iter__(self) -> Iterator[int]:
+        length = (self._bits.bit_length() + 7) // 8
+        for place, bits in enumerate(self._bits.to_bytes(length, "little")):
+            while bits:
+                lowest = bits & -bits
+                yield place * 8 + lowest.bit_length() - 1
+                bits ^= lowest
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __repr__(self) -> str:
+        return f"RankSet({list(self)})"
+
+    def add(self, rank: int) -> None:
+        """Put a rank in."""
+        if not self._bits >> rank & 1:
+            self._bits |= 1 << rank
+            self._count += 1
+
+    def discard(self, rank: int) -> None:
+        """Take a rank out, if it is in."""
+        if self._bits >> rank & 1:
+            self._bits ^= 1 << rank
+            self._count -= 1
+
+    def highest(self) -> int:
+        """The highest rank; -1 where there is none."""
+        return self._bits.bit_length() - 1
+
+    def copy(self) -> RankSet:
+        """One that can be changed without this one."""
+        return self._made(self._bits)
+
+    def without(self, ranks: Iterable[int]) -> RankSet:
+        """The ranks that are not in ``ranks``."""
+        return self._made(self._bits & ~_bits_of(ranks))
+
+    def within(self, ranks: Iterable[int]) -> RankSet:
+        """The ranks that are in ``ranks`` too."""
+        return self._made(self._bits & _bits_of(ranks))
+
+    def joined(self, ranks: Iterable[int]) -> RankSet:
+        """These ranks and those of ``ranks``."""
+        return self._made(self._bits | _bits_of(ranks))
+
+    def _made(self, bits: int) -> RankSet:
+        made = RankSet()
+        made._bits, made._count = bits, bits.bit_count()
+        return made
+
+
+def _bits_of(ranks: Iterable[int]) -> int:
+    return ranks._bits if isinstance(ranks, RankSet) else RankSet(ranks)._bits
+
+
+class Slots:
+    """The holders of a job's ranks; as long as there are ranks, as large as there are holders."""
+
+    __slots__ = ("_holders", "_length", "_ranks")
+
+    def __init__(self, length: int = 0) -> None:
+        self._length = length
+        self._holders: dict[int, Member] = {}
+        self._ranks: list[int] = []
+        """Those that are held, in rising order."""
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, rank: int) -> Member | None:
+        if not 0 <= rank < self._length:
+            raise IndexError(f"there is no rank {rank} among {self._length}")
+        return self._holders.get(rank)
+
+    def __setitem__(self, rank: int, holder: Member | None) -> None:
+        known = rank in self._holders
+        if holder is not None:
+            self._holders[rank] = holder
+            if not known:
+                insort(self._ranks, rank)
+        elif known:
+            del self._holders[rank]
+            del self._ranks[bisect_left(self._ranks, rank)]
+
+    def __iter__(self) -> Iterator[Member | None]:
+        return (self._holders.get(rank) for rank in range(self._length))
+
+    def grow(self, length: int) -> None:
+        """Have at least ``length`` ranks."""
+        self._length = max(self._length, length)
+
+    def held(self) -> list[Member]:
+        """The holders by rank."""
+        return [self._holders[rank] for rank in self._ranks]
+
+
+LOSSES_KEPT = 256
+TIMES_KEPT = 64
+
+
+class MemberLosses:
+    """MemberLosses in order; of those that are forgotten, or were before a restart, only how recent."""
+
+    def __init__(self, newest_generation: int, heard: int, lost_at: tuple[float, ...] = ()) -> None:
+        self.newest_generation = newest_generation
+        """The generation that the newest loss began."""
+        self._kept: deque[Lost] = deque()
+        self._forgotten_generation = newest_generation
+        self._forgotten_heard: float = heard
+        self._forgotten_why = "not known any more"
+        self.times: deque[float] = deque(lost_at, maxlen=TIMES_KEPT)
+        """When members were lost that did not leave by themselves, nor with their whole world."""
+
+    def add(self, loss: Lost) -> None:
+        """A member was lost."""
+        self.newest_generation = loss.generation
+        self._kept.append(loss)
+        if len(self._kept) > LOSSES_KEPT:
+            forgotten = self._kept.popleft()
+            self._forgotten_generation = forgotten.generation
+            self._forgotten_heard = max(self._forgotten_heard, forgotten.last_heard)
+
+    def forget_state(self, generation: int) -> None:
+        """A state was lost in which ``generation`` was known: whoever was a member then has lost
+        all others.
+        """
+        if generation < self._forgotten_generation:
+            return
+        self.newest_generation = max(self.newest_generation, generation)
+        self._forgotten_generation = generation
+        self._forgotten_heard = math.inf
+        self._forgotten_why = "the coordinator has lost its state"
+
+    def since(self, generation: int, incarnation: int, until: int | None = None) -> list[Lost]:
+        """MemberLosses after ``generation`` and not after ``until`` of members that one knew.
+
+        A member that was last heard before ``incarnation`` registered was never its companion.
+        What is forgotten counts as known to all who could have known it.
+        """
+        if generation >= self.newest_generation:
+            return []
+        last = self.newest_generation if until is None else until
+        found = [
+            loss
+            for loss in self._kept
+            if generation < loss.generation <= last and loss.last_heard > incarnation
+        ]
+        forgotten = min(self._forgotten_generation, last)
+        if generation < forgotten and incarnation < self._forgotten_heard:
+            found.insert(0, Lost(forgotten, "", 0, self._forgotten_why))
+        return found

@@ -11,9 +11,7 @@ from ...types import Membership
 from . import membership_refusals
 from .commands import Lost, Pulse, Refused, Register, Registered
 from .effects import Outbox
-from .losses import Losses
-from .members import Member
-from .ranks import RankSet, Slots
+from .members import Member, MemberLosses, RankSet, Slots
 from .records import ActionRecord, JobRecord, RemovedRecord, WorkerRecord
 
 HOLES_KEPT = 4096
@@ -52,7 +50,7 @@ class Roster:
         self.slots = Slots(self.world_size)
         self.by_id: dict[str, Member] = {}
         self.live_count = 0
-        self.losses = Losses(start.loss_generation, start.next_incarnation, start.lost_at)
+        self.losses = MemberLosses(start.loss_generation, start.next_incarnation, start.lost_at)
         self._oldest: list[tuple[int, Member]] = []
         self._gone: list[tuple[int, int, Member]] = []
         self._by_session: dict[str, Member] = {}
@@ -151,7 +149,7 @@ class Roster:
     def untold(
         self, member: Member, told_generation: int, until: int | None = None
     ) -> tuple[Lost, ...]:
-        """Losses since ``told_generation`` that concern ``member``; 0 checks nothing."""
+        """MemberLosses since ``told_generation`` that concern ``member``; 0 checks nothing."""
         if not told_generation:
             return ()
         return tuple(self.losses.since(told_generation, member.incarnation, until))

@@ -21,7 +21,7 @@ MAD_TO_SIGMA = 1.4826
 """The median absolute deviation of a normal distribution, times this, is its deviation."""
 
 
-class Speeds:
+class Stragglers:
     """The step times of one job's live members; all of it is soft."""
 
     def __init__(self, roster: Roster) -> None:

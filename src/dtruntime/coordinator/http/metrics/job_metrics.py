@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import cast
 
+import msgspec
 import numpy as np
 
 from ....rpc.gen import coordinator_pb2 as pb
@@ -18,10 +19,9 @@ from ...state.commands import Heartbeat
 from ...state.members import Member
 from ...state.records import CheckpointRecord
 from ..read_model import in_slices
-from ..recoveries import Recoveries
-from ..views import Metrics, Point
-from .rates import Quantiles, RankRates, Rate, RecentQuantiles, Share, Told
-from .time_series import Rings, Stored
+from ..views import Metrics, Point, Recovery
+from .rates import Quantiles, RankRates, Rate, RecentQuantiles, ReportAge, TimeShare
+from .time_series import Rings, StoredHistory
 
 SLICE = 1000
 REPORTERS = 32
@@ -35,10 +35,10 @@ _GOOD = frozenset({WorkerState.TRAINING, WorkerState.CHECKPOINTING})
 _LOST = frozenset({WorkerState.RECOVERING, WorkerState.LOADING})
 
 
-class JobFigures:
+class JobMetrics:
     """What is measured of one job."""
 
-    def __init__(self, job: str, stored: Stored | None, heartbeat_seconds: float) -> None:
+    def __init__(self, job: str, stored: StoredHistory | None, heartbeat_seconds: float) -> None:
         self.job = job
         self.rings = Rings(stored.fine, stored.coarse) if stored else Rings()
         self.recoveries = Recoveries(stored.recoveries if stored else ())
@@ -62,14 +62,14 @@ class JobFigures:
         self._consumed_more = False
         """Whether more was consumed than when it was looked first: before, nothing is measured."""
         self._heartbeats = Rate(RATE_SECONDS)
-        self._goodput = Share()
+        self._goodput = TimeShare()
         self._trained: set[int] = set()
         """Incarnations of live workers that were seen to train."""
         self._spent: Counter[str] = Counter()
         """How many of those that are heard do what is good, and what is not."""
         self._ended_in: int | None = None
         """The generation in which what ended workers said last was taken."""
-        self._told: dict[int, Told] = {}
+        self._told: dict[int, ReportAge] = {}
         """By incarnation."""
         self._checkpoint = ""
         """The one whose rate is in the points."""
@@ -78,10 +78,10 @@ class JobFigures:
         """What is of ranks is measured over so many."""
         self._steps, self._samples = RankRates(self._seconds), RankRates(self._seconds)
 
-    def to_store(self) -> Stored:
+    def to_store(self) -> StoredHistory:
         """What its file keeps."""
         rings, self.is_stored = self.rings, True
-        return Stored(self.job, list(rings.fine), list(rings.coarse), self.recoveries.known)
+        return StoredHistory(self.job, list(rings.fine), list(rings.coarse), self.recoveries.known)
 
     def note_loss(self, event: Event) -> None:
         """A worker was lost; it was last heard earlier than that was noticed."""
@@ -148,7 +148,7 @@ class JobFigures:
         self._steps, self._samples = RankRates(self._seconds), RankRates(self._seconds)
         self._consumed, self._heartbeats = Rate(SAMPLES_RATE_SECONDS), Rate(RATE_SECONDS)
         self._consumed_first, self._consumed_more = None, False
-        self._goodput, self._trained, self._told = Share(), set(), {}
+        self._goodput, self._trained, self._told = TimeShare(), set(), {}
         self.states, self.metrics = Counter(), None
         # The curves end here, and do not go on to where they begin again.
         self._add(Point(now, 0, None, None, None, None, None, None, None, 0, None))
@@ -237,12 +237,14 @@ class JobFigures:
     def _average(self, members: Sequence[Member], now: float) -> bool:
         """Take the means of what workers report; whether somebody still has something new."""
         reports = _reports([m for m in members if m.live and m.pulse is not None])
-        told: dict[int, Told] = {}
+        told: dict[int, ReportAge] = {}
         for member, metrics in reports:
             pulse = cast("Heartbeat", member.pulse)
             if pulse.state != WorkerState.FINISHED:
                 before = self._told.get(member.incarnation)
-                told[member.incarnation] = Told.after(before, (pulse.step, metrics), member.beat_at)
+                told[member.incarnation] = ReportAge.after(
+                    before, (pulse.step, metrics), member.beat_at
+                )
         self._take_means(reports)
         self._told = told
         return any(one.is_new(now, self._seconds) for one in told.values())
@@ -308,3 +310,69 @@ def checkpoint_rate(
         return None
     seconds = duration_of(latest, durations)
     return latest.size_bytes / seconds if seconds else None
+
+
+KEPT = 256
+
+
+class Recoveries:
+    """The newest losses of one job.
+
+    A job trains again when a live worker that is not recovering reports a higher step than in an
+    earlier heartbeat after the loss was noticed.
+    """
+
+    def __init__(self, known: Iterable[Recovery] = ()) -> None:
+        self.known: list[Recovery] = list(known)[-KEPT:]
+        """Oldest first."""
+        self._steps: dict[int, int] = {}
+        """By incarnation, the step in its last heartbeat since the newest loss."""
+
+    @property
+    def open(self) -> bool:
+        """Whether the job has not trained since a loss."""
+        return bool(self.known) and self.known[-1].training_at is None
+
+    def lost(self, worker_id: str, lost_at: float, detected_at: float) -> None:
+        """A worker was lost."""
+        self.known.append(Recovery(lost_at, detected_at, None, worker_id))
+        del self.known[:-KEPT]
+        self._steps.clear()
+
+    def look(self, members: Iterable[Member]) -> None:
+        """See whether the members train again."""
+        if not self.open:
+            return
+        since = self.known[-1].detected_at
+        for member in members:
+            pulse = member.pulse
+            if not member.live or pulse is None or pulse.step is None or member.beat_at <= since:
+                continue
+            if pulse.state == WorkerState.RECOVERING:
+                continue
+            first = self._steps.setdefault(member.incarnation, pulse.step)
+            if pulse.step > first:
+                self._trains(member.beat_at)
+                return
+            self._steps[member.incarnation] = pulse.step
+
+    def _trains(self, at: float) -> None:
+        self.known = [
+            msgspec.structs.replace(recovery, training_at=at)
+            if recovery.training_at is None
+            else recovery
+            for recovery in self.known
+        ]
+        self._steps.clear()
+
+    def done_since(self, at: float) -> int:
+        """How many losses were made up for since then."""
+        return sum(r.training_at is not None and r.training_at >= at for r in self.known)
+
+    @property
+    def last_seconds(self) -> float | None:
+        """How long the newest recovery took, from the last sign of life to training."""
+        for recovery in reversed(self.known):
+            if recovery.training_at is not None:
+                return recovery.training_at - recovery.lost_at
+        return None

@@ -20,9 +20,9 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from ...._version import __version__
 from ....telemetry import Histogram
 from ...state import Job
-from ..event_stream import Feeds
-from ..snapshot.job import Lookout
-from .job_metrics import JobFigures, duration_of
+from ..event_stream import JobStreams
+from ..snapshot.job import SnapshotReader
+from .job_metrics import JobMetrics, duration_of
 
 JOBS_MOST = 100
 """So many jobs, those active last, have metrics of their own."""
@@ -31,12 +31,12 @@ JOBS_MOST = 100
 class Exporter(Collector):
     """All metrics of the coordinator."""
 
-    def __init__(self, lookout: Lookout, feeds: Feeds) -> None:
+    def __init__(self, lookout: SnapshotReader, feeds: JobStreams) -> None:
         self._lookout = lookout
         self._feeds = feeds
         self.http_requests: dict[tuple[str, str], int] = {}
         """By path as in the table of routes, and status."""
-        self._figures: dict[str, JobFigures] = {}
+        self._figures: dict[str, JobMetrics] = {}
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -118,7 +118,7 @@ class Exporter(Collector):
         yield errors
         yield durations
 
-    def _membership(self, known: list[tuple[Job, JobFigures]]) -> Iterator[Metric]:
+    def _membership(self, known: list[tuple[Job, JobMetrics]]) -> Iterator[Metric]:
         workers = GaugeMetricFamily(
             "strata_workers", "Workers by membership.", labels=["job", "membership"]
         )
@@ -148,7 +148,7 @@ class Exporter(Collector):
             ((job.name, job.roster.epoch) for job, _ in known),
         )
 
-    def _progress(self, known: list[tuple[Job, JobFigures]]) -> Iterator[Metric]:
+    def _progress(self, known: list[tuple[Job, JobMetrics]]) -> Iterator[Metric]:
         measured = [(job.name, self._lookout.metrics(job, f)) for job, f in known]
         for name, what, help_text in (
             ("strata_steps_per_second", "steps_per_second", "Steps per second, the median rank's."),
@@ -180,7 +180,7 @@ class Exporter(Collector):
             ((name, step) for name, step in steps if step is not None),
         )
 
-    def _storage(self, known: list[tuple[Job, JobFigures]]) -> Iterator[Metric]:
+    def _storage(self, known: list[tuple[Job, JobMetrics]]) -> Iterator[Metric]:
         barriers = HistogramMetricFamily(
             "strata_barrier_duration_seconds",
             "From the opening of a barrier's round to its completion.",

@@ -76,7 +76,7 @@ class RecentQuantiles:
         return Quantiles(len(values), quantile(values, 0.5), quantile(values, 0.99))
 
 
-class Share:
+class TimeShare:
     """Which share of the time, over the last minutes, was good."""
 
     def __init__(self, seconds: float = RECENT_SECONDS) -> None:
@@ -96,7 +96,7 @@ class Share:
         return sum(good for _, good, _ in self._kept) / total if total else None
 
 
-class Told(NamedTuple):
+class ReportAge(NamedTuple):
     """What somebody said, and since when that has not changed."""
 
     what: Any
@@ -105,7 +105,7 @@ class Told(NamedTuple):
     """How long what was said before stood."""
 
     @classmethod
-    def after(cls, before: Told | None, what: Any, at: float) -> Told:
+    def after(cls, before: ReportAge | None, what: Any, at: float) -> ReportAge:
         """The same as before, or something else."""
         if before is None:
             return cls(what, at, 0.0)

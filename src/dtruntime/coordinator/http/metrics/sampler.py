@@ -12,9 +12,9 @@ from ....telemetry import EventLog
 from ...state import Event, Job
 from ...state.checkpoints.history import CHECKPOINTS_KEPT
 from ..event_log import sentence
-from ..read_model import Service, totals
+from ..read_model import ObservedService, totals
 from ..snapshot.datasets import DatasetBoard
-from .job_metrics import RATE_SECONDS, JobFigures
+from .job_metrics import RATE_SECONDS, JobMetrics
 from .rates import Rate
 from .time_series import HistoryFiles
 
@@ -34,7 +34,7 @@ MEMBERSHIP_EVENTS = frozenset({"worker.registered", "worker.dead", "worker.left"
 class Sampler:
     """The figures of the process and of the jobs that are, or were lately, active."""
 
-    def __init__(self, service: Service, files: HistoryFiles) -> None:
+    def __init__(self, service: ObservedService, files: HistoryFiles) -> None:
         self._service = service
         self._files = files
         self.requests_per_second: float | None = None
@@ -51,7 +51,7 @@ class Sampler:
         """By job, the last change of its membership in words."""
         self.samples = 0
         """How often was looked."""
-        self._jobs: OrderedDict[str, JobFigures] = OrderedDict()
+        self._jobs: OrderedDict[str, JobMetrics] = OrderedDict()
         self._boards: OrderedDict[str, DatasetBoard] = OrderedDict()
         self._begun: OrderedDict[tuple[str, str], float] = OrderedDict()
         self._live_at: dict[str, float] = {}
@@ -109,13 +109,13 @@ class Sampler:
         )
         self.heard_at[job.name] = figures.heard_at
 
-    async def figures(self, job: str) -> JobFigures:
+    async def figures(self, job: str) -> JobMetrics:
         """The figures of a job, with those of its past."""
         found = self._jobs.get(job)
         if found is None:
             stored = await asyncio.to_thread(self._files.read, job)
             seconds = self._service.config.heartbeat_interval_ms / 1000
-            found = self._jobs.setdefault(job, JobFigures(job, stored, seconds))
+            found = self._jobs.setdefault(job, JobMetrics(job, stored, seconds))
             await self._forget_idle()
         self._jobs.move_to_end(job)
         return found

@@ -34,7 +34,7 @@ _MEANS = (
 )
 
 
-class Stored(msgspec.Struct, frozen=True):
+class StoredHistory(msgspec.Struct, frozen=True):
     """One job's history in its file."""
 
     job: str
@@ -91,11 +91,11 @@ class HistoryFiles:
     def __init__(self, data_dir: str) -> None:
         self._folder = Path(data_dir, "history")
 
-    def read(self, job: str) -> Stored | None:
+    def read(self, job: str) -> StoredHistory | None:
         """What is kept of a job, if it can be read."""
         path = self._path(job)
         try:
-            stored = msgspec.json.decode(path.read_bytes(), type=Stored)
+            stored = msgspec.json.decode(path.read_bytes(), type=StoredHistory)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError) as exc:
@@ -103,7 +103,7 @@ class HistoryFiles:
             return None
         return stored if stored.job == job else None
 
-    def writer(self, stored: Stored) -> Callable[[], None]:
+    def writer(self, stored: StoredHistory) -> Callable[[], None]:
         """What writes a job's file; for another thread."""
         path = self._path(stored.job)
 

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ...state import Job
-from ...state.checkpoints.retention_forecast import FateBook
+from ...state.checkpoints.retention_forecast import RetentionForecasts
 from .. import event_log, views
-from ..metrics.job_metrics import JobFigures
+from ..metrics.job_metrics import JobMetrics
 from ..metrics.sampler import Sampler
-from ..read_model import Service, in_slices
+from ..read_model import ObservedService, in_slices
 from . import sections
-from .workers import Crew, Seen, muster
+from .workers import SeenWorker, WorkersSnapshot, read_workers
 
 CHECKPOINTS_SHOWN = 500
 LOGS_SHOWN = 200
@@ -26,11 +26,11 @@ CheckpointsAt = tuple[int, int]
 """How often something about checkpoints has changed, and how many durations are known."""
 
 
-class Look(NamedTuple):
+class JobSnapshot(NamedTuple):
     """What was seen."""
 
     job: str
-    crew: Crew
+    crew: WorkersSnapshot
     coordinator: views.Coordinator
     jobs: list[views.Job]
     datasets: list[views.Dataset]
@@ -46,17 +46,17 @@ class Look(NamedTuple):
     checkpoints_at: CheckpointsAt
 
 
-class Lookout:
+class SnapshotReader:
     """Takes looks; knows where everything is."""
 
-    def __init__(self, service: Service, sampler: Sampler) -> None:
+    def __init__(self, service: ObservedService, sampler: Sampler) -> None:
         self.service = service
         self.sampler = sampler
         self.machine = service.machine
         self.grpc_address = ""
         self.http_address = ""
         self.jobs = sections.Jobs(service.machine, sampler)
-        self.fates = FateBook()
+        self.fates = RetentionForecasts()
 
     def resolve(self, name: str) -> str:
         """The job that is meant: the one named, or the one active last; empty: there is none."""
@@ -68,13 +68,13 @@ class Lookout:
             self.service, self.sampler, self.grpc_address, self.http_address
         )
 
-    async def figures(self, job: Job) -> JobFigures:
+    async def figures(self, job: Job) -> JobMetrics:
         """The figures of a job, whose datasets are up to date."""
         figures = await self.sampler.figures(job.name)
         await self.sampler.board(job.name).refresh(job, self.service.clock())
         return figures
 
-    def metrics(self, job: Job, figures: JobFigures) -> views.Metrics:
+    def metrics(self, job: Job, figures: JobMetrics) -> views.Metrics:
         """The current figures of a job."""
         dead, now = self.jobs.dead(job), self.service.clock()
         return sections.metrics(job, figures, dead, self.sampler, now)
@@ -86,7 +86,7 @@ class Lookout:
 
     async def look(
         self, name: str, *, since_event: int = 0, checkpoints_at: CheckpointsAt | None = None
-    ) -> Look:
+    ) -> JobSnapshot:
         """See a job, of the journal what is newer, and the checkpoints if they have changed."""
         job = self.machine.jobs.get(name)
         if job is None:
@@ -99,9 +99,9 @@ class Lookout:
         newest = None
         if newest_at != checkpoints_at:
             newest = sections.checkpoints(job, durations, self.fates, CHECKPOINTS_SHOWN)
-        return Look(
+        return JobSnapshot(
             job=name,
-            crew=muster(job, now),
+            crew=read_workers(job, now),
             coordinator=self.coordinator(),
             jobs=self.jobs.show()[:JOBS_SHOWN],
             datasets=datasets,
@@ -115,10 +115,10 @@ class Lookout:
             checkpoints_at=newest_at,
         )
 
-    def _empty(self, name: str, since_event: int) -> Look:
-        return Look(
+    def _empty(self, name: str, since_event: int) -> JobSnapshot:
+        return JobSnapshot(
             job=name,
-            crew=Crew([], 0.0, self.service.clock()),
+            crew=WorkersSnapshot([], 0.0, self.service.clock()),
             coordinator=self.coordinator(),
             jobs=self.jobs.show()[:JOBS_SHOWN],
             datasets=[],
@@ -140,7 +140,9 @@ class Lookout:
         ]
 
 
-async def encode(rest: dict[str, Any], name: str, crew: Crew, members: list[Seen]) -> bytes:
+async def encode(
+    rest: dict[str, Any], name: str, crew: WorkersSnapshot, members: list[SeenWorker]
+) -> bytes:
     """A JSON object of ``rest`` and of workers under ``name``, written part by part."""
     parts = [msgspec.json.encode(rest)[:-1], b"," if rest else b"", b'"%s":[' % name.encode()]
     async for some in in_slices(members, ROWS_AT_ONCE):

@@ -12,12 +12,17 @@ from msgspec.structs import replace
 from ...._version import __version__
 from ....types import WorkerState
 from ...state import Job, Machine
-from ...state.checkpoints.retention_forecast import FateBook, Fates, users_metadata, written_bytes
+from ...state.checkpoints.retention_forecast import (
+    RetentionForecast,
+    RetentionForecasts,
+    users_metadata,
+    written_bytes,
+)
 from ...state.records import ActionRecord, CheckpointRecord
 from .. import views
-from ..metrics.job_metrics import HOUR, JobFigures, duration_of, losses_last_hour, milliseconds
+from ..metrics.job_metrics import HOUR, JobMetrics, duration_of, losses_last_hour, milliseconds
 from ..metrics.sampler import Sampler
-from ..read_model import Service, totals
+from ..read_model import ObservedService, totals
 
 MISSING_SHOWN = 256
 LONGEST_WAIT_MS = 24 * 3600 * 1000.0
@@ -25,7 +30,7 @@ LONGEST_WAIT_MS = 24 * 3600 * 1000.0
 
 
 def coordinator(
-    service: Service, sampler: Sampler, grpc_address: str, http_address: str
+    service: ObservedService, sampler: Sampler, grpc_address: str, http_address: str
 ) -> views.Coordinator:
     """The process."""
     now, config = service.clock(), service.config
@@ -105,7 +110,7 @@ class Jobs:
 
 
 def checkpoint(
-    record: CheckpointRecord, durations: Mapping[str, float], fates: Fates
+    record: CheckpointRecord, durations: Mapping[str, float], fates: RetentionForecast
 ) -> views.Checkpoint:
     """A committed checkpoint."""
     return views.Checkpoint(
@@ -129,7 +134,7 @@ def checkpoint(
 
 
 def checkpoints(
-    job: Job, durations: Mapping[str, float], book: FateBook, count: int, skip: int = 0
+    job: Job, durations: Mapping[str, float], book: RetentionForecasts, count: int, skip: int = 0
 ) -> list[views.Checkpoint]:
     """The newest ones, newest first."""
     newest, fates = job.checkpoints.history.newest(), book.of(job)
@@ -137,7 +142,7 @@ def checkpoints(
     return [checkpoint(record, durations, fates) for record in shown]
 
 
-def barriers(job: Job, figures: JobFigures, now: float) -> views.Barriers:
+def barriers(job: Job, figures: JobMetrics, now: float) -> views.Barriers:
     """Open rounds, and how long completed ones took."""
     latency = job.barriers.latency
     recent = figures.barriers(job, now)
@@ -183,7 +188,7 @@ def actions(records: Iterable[ActionRecord]) -> list[views.Action]:
 
 
 def metrics(
-    job: Job, figures: JobFigures, dead: int, sampler: Sampler, now: float
+    job: Job, figures: JobMetrics, dead: int, sampler: Sampler, now: float
 ) -> views.Metrics:
     """Current figures: rates as they were measured last, if somebody works, the rest as it is."""
     live, recent = job.roster.live_count, figures.barriers(job, now)
@@ -231,7 +236,7 @@ EPOCHS, STEPS = "epochs", "steps"
 """Workers that report these metrics say how many epochs, or steps, there will be."""
 
 
-def tasks(job: Job, figures: JobFigures, datasets: list[views.Dataset]) -> list[views.Task]:
+def tasks(job: Job, figures: JobMetrics, datasets: list[views.Dataset]) -> list[views.Task]:
     """The run of a job, if it has ever had members."""
     figures.take_last_reports(job)
     started_at = figures.started_at
@@ -273,7 +278,7 @@ def tasks(job: Job, figures: JobFigures, datasets: list[views.Dataset]) -> list[
     ]
 
 
-def _step(job: Job, figures: JobFigures, state: views.TaskState) -> int | None:
+def _step(job: Job, figures: JobMetrics, state: views.TaskState) -> int | None:
     """The highest that workers have reported; of a run that is over, what it has saved."""
     latest = job.checkpoints.latest
     if latest is not None and (figures.step is None or state == "finished"):
@@ -330,7 +335,7 @@ def _samples(
     return done, whole + each * (epochs - len(wanted))
 
 
-def _state(job: Job, figures: JobFigures) -> views.TaskState:
+def _state(job: Job, figures: JobMetrics) -> views.TaskState:
     roster, states = job.roster, figures.states
     if not roster.live_count:
         return "finished" if job.has_finished else "stopped"

@@ -35,7 +35,7 @@ Sort = Literal[
 Membership = Literal["live", "dead", "left"]
 
 
-class Seen(Struct, frozen=True, gc=False):
+class SeenWorker(Struct, frozen=True, gc=False):
     """A member at one moment. Its record and its pulse are replaced, never changed."""
 
     record: WorkerRecord
@@ -49,40 +49,40 @@ class Seen(Struct, frozen=True, gc=False):
         return self.pulse.state if self.pulse else WorkerState.IDLE
 
 
-class Crew(NamedTuple):
+class WorkersSnapshot(NamedTuple):
     """All members of a job at one moment."""
 
-    members: list[Seen]
+    members: list[SeenWorker]
     median: float
     """Of their step times; 0: nobody reports any."""
     now: float
 
-    def show(self, members: Iterable[Seen]) -> list[Worker]:
+    def show(self, members: Iterable[SeenWorker]) -> list[Worker]:
         """Some of them, as they are shown."""
         return [_show(seen, self.median, self.now) for seen in members]
 
 
-def muster(job: Job, now: float) -> Crew:
+def read_workers(job: Job, now: float) -> WorkersSnapshot:
     """Take what is known of all members of a job."""
     roster, slow = job.roster, job.speeds.stragglers
     by_id = roster.by_id
     members = [
-        Seen(m.record, m.pulse, m.last_seen, m.live and m.incarnation in slow)
+        SeenWorker(m.record, m.pulse, m.last_seen, m.live and m.incarnation in slow)
         for m in roster.slots.held()
     ]
     if len(members) > len(by_id):
         # A rank's last holder may hold another rank by now.
         members = [m for m in members if by_id[m.record.worker_id].record is m.record]
-    return Crew(members, job.speeds.median, now)
+    return WorkersSnapshot(members, job.speeds.median, now)
 
 
-def see(job: Job, member: Member) -> Seen:
+def see(job: Job, member: Member) -> SeenWorker:
     """Take what is known of one member."""
     straggles = job.speeds.is_straggler(member)
-    return Seen(member.record, member.pulse, member.last_seen, straggles)
+    return SeenWorker(member.record, member.pulse, member.last_seen, straggles)
 
 
-def select(crew: Crew, state: str, search: str, sort: Sort) -> list[Seen]:
+def select(crew: WorkersSnapshot, state: str, search: str, sort: Sort) -> list[SeenWorker]:
     """The members that match, in order; ``state`` is what they do, or live, dead or left."""
     wanted = search.casefold()
     found = [
@@ -102,7 +102,7 @@ def _mentions(record: WorkerRecord, wanted: str) -> bool:
     return any(wanted in text.casefold() for text in texts)
 
 
-def _order(seen: Seen, name: str, now: float) -> tuple[float, str]:
+def _order(seen: SeenWorker, name: str, now: float) -> tuple[float, str]:
     pulse = seen.pulse
     match name:
         case "worker_id":
@@ -122,7 +122,7 @@ def _order(seen: Seen, name: str, now: float) -> tuple[float, str]:
 _NOTHING = pb.HeartbeatRequest()
 
 
-def _show(seen: Seen, median: float, now: float) -> Worker:
+def _show(seen: SeenWorker, median: float, now: float) -> Worker:
     record, pulse = seen.record, seen.pulse
     report = pb.HeartbeatRequest.FromString(pulse.report) if pulse else _NOTHING
     used = report.resources if report.HasField("resources") else None

@@ -20,7 +20,7 @@ from ..records import CheckpointRecord
 _TOLD = frozenset({RETENTION_KEY, PLACE_KEY, WRITTEN_KEY, IDENTITY_KEY, SECONDS_KEY})
 
 
-class Fates:
+class RetentionForecast:
     """Which checkpoints of one place are kept beyond the next commit.
 
     Nothing is known of other places, nor where the best by some metric are kept: metrics are not
@@ -46,20 +46,20 @@ class Fates:
         return record.sequence in self._dropped
 
 
-class FateBook:
+class RetentionForecasts:
     """The fates of each job's checkpoints, looked up anew when something has changed."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[tuple[float, int], Fates]] = {}
+        self._known: dict[str, tuple[tuple[float, int], RetentionForecast]] = {}
 
-    def of(self, job: Job) -> Fates:
+    def of(self, job: Job) -> RetentionForecast:
         """Those of a job."""
         history = job.checkpoints.history
         # A job may have been removed and begun again under the same name.
         version = job.roster.created_at, history.version
         known = self._known.get(job.name)
         if known is None or known[0] != version:
-            known = self._known[job.name] = version, Fates(history.oldest())
+            known = self._known[job.name] = version, RetentionForecast(history.oldest())
         return known[1]
 
 

@@ -41,7 +41,7 @@ class Covered(msgspec.Struct, frozen=True):
     """Whether everybody has gone on, and samples are missing."""
 
 
-class Attempt:
+class CoverageAttempt:
     """One try at an epoch from one state: what its workers reported."""
 
     __slots__ = ("_count", "newest_incarnation", "record", "shares")
@@ -115,7 +115,7 @@ class Coverages:
     def __init__(self, roster: Roster, datasets: Datasets) -> None:
         self._roster = roster
         self._datasets = datasets
-        self.attempts: dict[str, dict[int, Attempt]] = {}
+        self.attempts: dict[str, dict[int, CoverageAttempt]] = {}
         """By dataset and epoch, in the order in which the epochs were first reported."""
         self._sequence = 0
 
@@ -150,7 +150,7 @@ class Coverages:
                 if any(self._is_of_one_that_left(share) for share in attempt.shares.values()):
                     self._close(attempt, out)
 
-    def incomplete(self) -> list[Attempt]:
+    def incomplete(self) -> list[CoverageAttempt]:
         """Epochs that ended with missing samples, the newest first."""
         found = [a for kept in self.attempts.values() for a in kept.values()]
         ended = [attempt for attempt in found if attempt.record.lacking]
@@ -192,7 +192,7 @@ class Coverages:
         """Take back what was stored; returns what had to be left out."""
         for record in sorted(records, key=lambda r: r.sequence):
             self._sequence = max(self._sequence, record.sequence)
-            self.attempts.setdefault(record.dataset_id, {})[record.epoch] = Attempt(record)
+            self.attempts.setdefault(record.dataset_id, {})[record.epoch] = CoverageAttempt(record)
         left_out: list[str] = []
         for share in shares:
             attempt = self.attempts.get(share.dataset_id, {}).get(share.epoch)
@@ -216,7 +216,7 @@ class Coverages:
                 f"{c.expected}, assume {c.assumed} or drop {c.dropped}",
             )
 
-    def _begin(self, c: ReportCoverage, sequence: int, out: Outbox) -> Attempt:
+    def _begin(self, c: ReportCoverage, sequence: int, out: Outbox) -> CoverageAttempt:
         record = CoverageRecord(
             dataset_id=c.dataset_id,
             epoch=c.epoch,
@@ -230,11 +230,11 @@ class Coverages:
             loads=c.loads,
             order=c.order,
         )
-        attempt = self.attempts.setdefault(c.dataset_id, {})[c.epoch] = Attempt(record)
+        attempt = self.attempts.setdefault(c.dataset_id, {})[c.epoch] = CoverageAttempt(record)
         out.put("coverage", self._roster.job, coverage_key(record), record)
         return attempt
 
-    def _renew(self, attempt: Attempt, c: ReportCoverage, out: Outbox) -> None:
+    def _renew(self, attempt: CoverageAttempt, c: ReportCoverage, out: Outbox) -> None:
         """Note what a report says of the attempt as a whole."""
         known = attempt.record
         generation, loads = max((known.generation, known.loads), (c.generation, c.loads))
@@ -251,7 +251,9 @@ class Coverages:
             attempt.record = record
             out.put("coverage", self._roster.job, coverage_key(record), record)
 
-    def _take(self, attempt: Attempt, c: ReportCoverage, member: Member, out: Outbox) -> None:
+    def _take(
+        self, attempt: CoverageAttempt, c: ReportCoverage, member: Member, out: Outbox
+    ) -> None:
         known = attempt.shares.get(member.rank)
         share = ShareRecord(
             dataset_id=c.dataset_id,
@@ -303,16 +305,16 @@ class Coverages:
         record = holder.record
         return record.membership == Membership.LEFT and not record.detail.startswith("failed")
 
-    def _missing(self, attempt: Attempt) -> int:
+    def _missing(self, attempt: CoverageAttempt) -> int:
         samples = self._datasets.get(attempt.record.dataset_id).record.total_samples
         return attempt.missing(Digest(samples, attempt.covered(samples).digest).count)
 
-    def _mark(self, attempt: Attempt, lacking: int, out: Outbox) -> None:
+    def _mark(self, attempt: CoverageAttempt, lacking: int, out: Outbox) -> None:
         if lacking != attempt.record.lacking:
             attempt.record = msgspec.structs.replace(attempt.record, lacking=lacking)
             out.put("coverage", self._roster.job, coverage_key(attempt.record), attempt.record)
 
-    def _close(self, attempt: Attempt, out: Outbox) -> None:
+    def _close(self, attempt: CoverageAttempt, out: Outbox) -> None:
         """Say that an epoch has ended with missing samples, once, if it has."""
         missing = self._missing(attempt) if attempt.is_open else 0
         if not missing:
@@ -328,7 +330,7 @@ class Coverages:
             workers=f"{len(attempt.shares)} of {attempt.record.world_size}",
         )
 
-    def _delete_shares(self, attempt: Attempt, out: Outbox) -> None:
+    def _delete_shares(self, attempt: CoverageAttempt, out: Outbox) -> None:
         for share in attempt.shares.values():
             out.delete("share", self._roster.job, share_key(share))
 
@@ -339,7 +341,7 @@ class Coverages:
             self._drop(attempt, out)
         return len(attempts)
 
-    def _drop(self, attempt: Attempt, out: Outbox) -> None:
+    def _drop(self, attempt: CoverageAttempt, out: Outbox) -> None:
         self._delete_shares(attempt, out)
         out.delete("coverage", self._roster.job, coverage_key(attempt.record))
 
@@ -351,7 +353,7 @@ class Coverages:
             del kept[oldest.record.epoch]
 
 
-def _completed(attempts: dict[int, Attempt], ledgers: dict[int, Ledger], since: int) -> int:
+def _completed(attempts: dict[int, CoverageAttempt], ledgers: dict[int, Ledger], since: int) -> int:
     """How many epochs of a dataset its readers have behind them, the newest of them complete."""
     completed = 0
     for epoch in sorted({*attempts, *ledgers}):
