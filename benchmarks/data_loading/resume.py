@@ -89,7 +89,8 @@ def measure_strata(samples: int, order: str) -> dict[str, Any]:
     The samples are their own numbers, so that nothing is read from anywhere; making up those of
     the shuffle window is part of the time.
     """
-    from dtruntime.data.loading import Loader, NumberSource
+    from dtruntime.data.loader import Loader
+    from dtruntime.data.source import NumberSource
 
     source = NumberSource(samples)
 
@@ -122,7 +123,8 @@ def measure_strata(samples: int, order: str) -> dict[str, Any]:
 
 def _warm_up(order: str) -> None:
     """What libraries import when they are first used belongs to the start of a process."""
-    from dtruntime.data.loading import Loader, NumberSource
+    from dtruntime.data.loader import Loader
+    from dtruntime.data.source import NumberSource
 
     with Loader(NumberSource(100, 10), 10, order=order) as loader:
         next(iter(loader))

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dtruntime import DatasetRegistry
-from dtruntime.sharding.coverage import Digest
+from dtruntime.sharding.coverage_digest import Digest
 from dtruntime.testing import LocalCoordinator
 from tests.integration import command_line
 from tests.integration.command_line import Result

@@ -9,10 +9,11 @@ import grpc
 import numpy as np
 import pytest
 
-from dtruntime.data.order import AffinityOrder, Segment, Shuffle, TakenBack
+from dtruntime.data.order.affinity import AffinityOrder, Segment, TakenBack
+from dtruntime.data.order.lanes import Shuffle
 from dtruntime.rpc.gen import coordinator_pb2 as pb
 from dtruntime.sharding import SlotTable
-from dtruntime.sharding.coverage import Digest, whole
+from dtruntime.sharding.coverage_digest import Digest, whole
 from dtruntime.testing import LocalCoordinator
 from tests.integration.raw import HeldCall, RawClient, RawWorker, Refusal
 

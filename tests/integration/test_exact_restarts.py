@@ -12,8 +12,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from dtruntime.run import gradients
-from dtruntime.run.gradients import fix_buckets
+from dtruntime.run.pytorch import gradients
+from dtruntime.run.pytorch.gradients import fix_buckets
 from dtruntime.testing import LocalCoordinator, WorkerProcess
 
 PROGRAM = Path(__file__).with_name("exact_worker.py")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dtruntime.data import TfrecordOptions, build_index
-from dtruntime.data.loading import Loader
+from dtruntime.data.loader import Loader
 
 from ..dataset import TOUCHED
 from .base import Batches, Contender

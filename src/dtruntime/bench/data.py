@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.dataset
 
 from ..data.index import DatasetIndex
-from ..data.loading import FileSource, Loader
+from ..data.loader import Loader
+from ..data.source import FileSource
 from .files import index_files, written_files
 from .measures import Record, Section, Tell, results
 

@@ -22,7 +22,7 @@ from rich.progress import (
 from ..client import DatasetRegistry, Observer
 from ..config import DEFAULT_URL
 from ..display import json_text, open_console
-from ..sharding.coverage import Counted
+from ..sharding.coverage_digest import Counted
 from ..types import FORMATS
 from .datasets_report import find_job, read_dataset, read_list, read_plan
 from .datasets_view import dataset_view, list_view, plan_view

@@ -12,7 +12,7 @@ from ..client import DatasetRegistry, Observer
 from ..client.dataset_descriptions import DatasetLayout
 from ..errors import ConnectionError, ShardError, StrataError
 from ..sharding import Membership, SlotTable
-from ..sharding.coverage import Counted
+from ..sharding.coverage_digest import Counted
 from ..types import DatasetSummary, EpochCoverage
 
 SCHEMA = 1

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..errors import ShardError
 from ..rpc.gen import coordinator_pb2 as pb
 from ..sharding import Membership, MovePlan, SlotTable, lowest_free_slots, plan_change
-from ..sharding.coverage import Counted, Digest, compare, whole
+from ..sharding.coverage_digest import Counted, Digest, compare, whole
 from ..telemetry import EventLog
 from ..types import EpochCoverage, check_whole
 
@@ -61,7 +61,7 @@ def layout_of(info: pb.DatasetInfo) -> DatasetLayout:
 def add_layout(request: pb.DatasetInfo, index: DatasetIndex) -> None:
     """Put what is known of the files into a registration."""
     from ..data.index import shards
-    from ..data.index.model import common_root
+    from ..data.index.dataset_index import common_root
 
     cut = shards(index, request.shard_size, request.exact)
     root = common_root([file.url for file in index.files])

@@ -25,7 +25,7 @@ from ..rpc import messages
 from ..rpc.channel import Channel
 from ..rpc.gen import coordinator_pb2 as pb
 from ..sharding import MovePlan
-from ..sharding.coverage import Counted
+from ..sharding.coverage_digest import Counted
 from ..storage.data_files import is_remote
 from ..telemetry import EventLog
 from ..types import FORMATS, DatasetSummary, EpochCoverage, ShardInfo, check_id, check_whole
@@ -43,8 +43,10 @@ from .worker_config import OUTAGE_SECONDS, WorkerConfig
 
 if TYPE_CHECKING:
     from ..data.index import DatasetIndex
-    from ..data.loading import LiveLoader, Loader, Source
+    from ..data.live_loader import LiveLoader
+    from ..data.loader import Loader
     from ..data.readers import Options
+    from ..data.source import Source
     from .orchestrator import TrainingOrchestrator
 
 log = EventLog("datasets")

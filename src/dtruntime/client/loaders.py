@@ -10,11 +10,10 @@ from google.protobuf.message import Message
 
 from .._sync_bridge import awaitable, blocking
 from ..config import Config
-from ..data.loading import FileSource, LiveLoader, Loader, NumberSource, Source
-from ..data.loading.live import Claim, Offer
-from ..data.loading.loader import Consumed, Delivery
-from ..data.loading.source import Ranges
-from ..data.order import Segment, TakenBack
+from ..data.live_loader import Claim, LiveLoader, Offer
+from ..data.loader import Consumed, Delivery, Loader
+from ..data.order.affinity import Segment, TakenBack
+from ..data.source import FileSource, NumberSource, Ranges, Source
 from ..errors import ShardError, ShardNotFoundError, StrataError
 from ..rpc.gen import coordinator_pb2 as pb
 from ..storage import DiskCache

@@ -19,16 +19,12 @@ if TYPE_CHECKING:
         index_to_json,
         shards,
     )
-    from .loading import (
-        FileSource,
-        LiveLoader,
-        Loader,
-        Mixture,
-        NumberSource,
-        Source,
-        merge_states,
-    )
+    from .live_loader import LiveLoader
+    from .loader import Loader
+    from .loader_state import merge_states
+    from .mixture import Mixture
     from .readers import CsvOptions, ParquetOptions, TfrecordOptions
+    from .source import FileSource, NumberSource, Source
 
 _HOMES = {
     "index": (

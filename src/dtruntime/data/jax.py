@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import jax
 
-from .loading.loader import Loader
+from .loader import Loader
 
 
 class JaxIterator:

@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ..types import check_flag, check_whole
-from .loading.batches import row
-from .loading.loader import Delivery, Loader
+from .batches import row
+from .loader import Delivery, Loader
 
 
 class StrataDataset(IterableDataset):

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from ..client import TrainingOrchestrator, WorkerConfig
 from ..errors import StrataError
-from ..run.actions import Agreements, Watch
+from ..run.actions import PreemptionWatch, StepAgreements
+from ..run.components import worker_of
 from ..run.crew import Crew
-from ..run.gate import Gate
-from ..run.notices import Notices
-from ..run.opening import worker_of
 from ..run.options import REPORTED
+from ..run.preemption import Notices
+from ..run.step_agreement import Gate
 from ..telemetry import EventLog
 from ..types import Action, WorkerState
 
@@ -50,8 +50,8 @@ class Member:
         self.worker: TrainingOrchestrator | None = None
         self._notices = Notices(preemption_file, signals=handle_signals)
         self._gate = Gate()
-        self._agreements: Agreements | None = None
-        self._watch: Watch | None = None
+        self._agreements: StepAgreements | None = None
+        self._watch: PreemptionWatch | None = None
         self._pending: list[Action] = []
         self._step_began = 0.0
         self._obeyed = False
@@ -72,9 +72,11 @@ class Member:
         size = worker.config.world_size or 1
         crew = Crew(tuple(range(size)), worker.rank, worker.generation)
         self.is_first = crew.leads
-        self._agreements = Agreements(worker, self._gate)
+        self._agreements = StepAgreements(worker, self._gate)
         self._agreements.begin(crew)
-        self._watch = Watch(worker, lambda: self._notices.reason if self._notices.look() else "")
+        self._watch = PreemptionWatch(
+            worker, lambda: self._notices.reason if self._notices.look() else ""
+        )
         self._step_began = time.perf_counter()
 
     def after_step(self, step: int, epoch: int, metrics: dict[str, float]) -> Wish:

@@ -10,8 +10,8 @@ from ..client import TrainingOrchestrator
 from ..errors import ConnectionError, StrataError
 from ..telemetry import EventLog
 from ..types import Action
-from .crew import ROLL_CALL, Crew
-from .gate import Gate
+from .crew import RENDEZVOUS, Crew
+from .step_agreement import Gate
 
 log = EventLog("run")
 
@@ -22,7 +22,7 @@ ASK_SECONDS = 1.0
 JOINED = "a worker has joined"
 
 
-class Agreements:
+class StepAgreements:
     """Agrees with the other ranks, on the I/O thread, after which step an action is carried out.
 
     Its leader also asks for a checkpoint when others have come and wait to train too: they are let
@@ -131,7 +131,7 @@ class Agreements:
         worker = self._orchestrator
         try:
             while self._crew is crew and not self._are_let_in:
-                self._are_waiting = await worker.are_waiting_async(ROLL_CALL, crew.size)
+                self._are_waiting = await worker.are_waiting_async(RENDEZVOUS, crew.size)
                 if self._are_waiting and not self._are_let_in:
                     await worker.request_action_async("checkpoint", reason=JOINED)
                     await worker.heartbeat()
@@ -153,7 +153,7 @@ class Agreements:
             asyncio.get_running_loop().call_later(WATCH_SECONDS, self._heard)
 
 
-class Watch:
+class PreemptionWatch:
     """Asks for this worker to be drained when it gets notice, whatever the training loop does."""
 
     def __init__(self, orchestrator: TrainingOrchestrator, noticed: Callable[[], str]) -> None:

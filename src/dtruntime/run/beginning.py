@@ -13,7 +13,7 @@ _NAMES_SHOWN = 4
 _REMEDY = "or start with another folder for checkpoints"
 
 
-class Beginning:
+class InitialValues:
     """The names, containers and arrays that values begin with; the arrays themselves are not kept.
 
     Values may change in kind and shape while a run goes on. What it begins with may not: another

@@ -14,9 +14,9 @@ from .._sync_bridge import io
 from ..client import TrainingOrchestrator
 from ..errors import ConnectionError, SyncError
 from ..telemetry import EventLog
-from .notices import Notices
+from .preemption import Notices
 from .recovery import Recovery
-from .roll_call import Called, Formed, RollCall, Waits
+from .rendezvous import Called, Formed, RollCall, Waits
 
 log = EventLog("run")
 
@@ -25,7 +25,7 @@ POLL_PER_WORKER = 0.001
 POLL_MOST = 1.0
 """Of many workers each asks less often how many there are."""
 ROUND_MS = 30_000
-ROLL_CALL = "run:assemble"
+RENDEZVOUS = "run:assemble"
 FIRST_WORD_SECONDS = 2.0
 """After so long a worker that waits for others says so."""
 NAMES_SHOWN = 8
@@ -57,7 +57,7 @@ class Crew:
         return self.index == 0
 
 
-class Membership(ABC):
+class CrewMembership(ABC):
     """Where the crew comes from."""
 
     @abstractmethod
@@ -80,7 +80,7 @@ class Membership(ABC):
         """Whether one of a crew is gone."""
 
 
-class Alone(Membership):
+class Alone(CrewMembership):
     """A run of one process, without a coordinator."""
 
     def assemble(self) -> Crew:
@@ -100,7 +100,7 @@ class Alone(Membership):
         return False
 
 
-class Together(Membership):
+class Together(CrewMembership):
     """The members of a job, as the coordinator knows them."""
 
     def __init__(
@@ -118,7 +118,7 @@ class Together(Membership):
 
     def assemble(self) -> Crew:
         """Register if need be, and call the roll until it gives a crew."""
-        waiting = Waiting(self._recovery.assemble_seconds)
+        waiting = WaitReporter(self._recovery.assemble_seconds)
         while True:
             self._notices.wait(io.submit(self._orchestrator.rejoin_async()))
             try:
@@ -135,7 +135,7 @@ class Together(Membership):
 
     def share(self, name: str, value: bytes, crew: Crew) -> Mapping[int, bytes]:
         """Give the others of the crew a value, and get theirs by rank."""
-        waiting = Waiting(self._recovery.assemble_seconds)
+        waiting = WaitReporter(self._recovery.assemble_seconds)
         while True:
             try:
                 return self._share(name, value, crew)
@@ -185,12 +185,12 @@ class Together(Membership):
                 generation=self._orchestrator.generation,
             )
 
-    def _call_the_roll(self, waiting: Waiting) -> Crew | None:
+    def _call_the_roll(self, waiting: WaitReporter) -> Crew | None:
         worker, roll = self._orchestrator, self._roll_call
         brought = roll.bring(time.monotonic())
         timeout_ms = round(1000 * waiting.seconds_to_next())
         met = self._notices.wait(
-            io.submit(worker.meet_async(ROLL_CALL, brought, timeout_ms=timeout_ms))
+            io.submit(worker.meet_async(RENDEZVOUS, brought, timeout_ms=timeout_ms))
         )
         concluded = roll.conclude(Called(met.values, met.generation, met.left_out))
         if isinstance(concluded, Waits):
@@ -202,7 +202,7 @@ class Together(Membership):
             log.warning("run.goes_on_smaller", workers=len(ranks), before=concluded.wanted)
         return Crew(ranks, worker.rank, concluded.generation)
 
-    def _wait(self, wanted: Waits, waiting: Waiting) -> None:
+    def _wait(self, wanted: Waits, waiting: WaitReporter) -> None:
         """Wait until so many workers are there, time is up, or somebody else is lost."""
         worker, lost = self._orchestrator, self._orchestrator.lost_generation
         until = math.inf if wanted.seconds is None else time.monotonic() + wanted.seconds
@@ -230,7 +230,7 @@ class Together(Membership):
             raise
 
 
-class Waiting:
+class WaitReporter:
     """Says who is waited for: soon after the wait began, then at growing intervals."""
 
     def __init__(self, most_seconds: float) -> None:

@@ -14,14 +14,14 @@ from ..errors import (
 )
 from ..telemetry import EventLog
 from ..types import VALUE_BYTES, CheckpointInfo
-from .batches import Stream
-from .crew import Crew, Membership
-from .places import Places
-from .saves import Saves
+from .checkpoint_location import Places
+from .crew import Crew, CrewMembership
+from .run_checkpoints import Saves
+from .streams.stream import Stream
 
 if TYPE_CHECKING:
-    from .gradients import Gradients
-    from .process_group import ProcessGroup
+    from .pytorch.gradients import Gradients
+    from .pytorch.process_group import ProcessGroup
 
 log = EventLog("run")
 
@@ -33,7 +33,7 @@ class Formation:
 
     def __init__(
         self,
-        membership: Membership,
+        membership: CrewMembership,
         worker: TrainingOrchestrator | None,
         stream: Stream,
         saves: Saves,

@@ -25,7 +25,7 @@ def brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {text if len(text) <= BRIEF else text[:BRIEF] + '...'}"
 
 
-class Losses:
+class LossDetector:
     """What this worker is told about those that were lost."""
 
     def __init__(
@@ -84,6 +84,6 @@ class Losses:
         """Whether the process has a process group of torch that is not the run's."""
         if self._makes_group or "torch.distributed" not in sys.modules:
             return False
-        from .process_group import is_initialized
+        from .pytorch.process_group import is_initialized
 
         return is_initialized()

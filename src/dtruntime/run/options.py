@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..types import CheckpointInfo, check_seconds
-from .batches import DataOptions
 from .recovery import Recovery
+from .streams.stream import DataOptions
 
 REPORTED = frozenset({"step", "epoch", "state", "step_seconds", "samples_used"})
 """What is reported beside the metrics, which have other names."""

@@ -12,7 +12,7 @@ SMOOTH = 0.2
 """Weight of the newest step in the mean."""
 
 
-class Pace:
+class StepTimer:
     """The mean time of steps, without what is spent waiting for other workers."""
 
     def __init__(self, worker: TrainingOrchestrator | None) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 from ..checkpoint import CheckpointManager
 from ..checkpoint.access import has_kind
 from ..errors import CheckpointNotFoundError, StrataError
-from .saves import DISTRIBUTED
-from .tracking import OBJECTS
+from .run_checkpoints import DISTRIBUTED
+from .tracked_state import OBJECTS
 
 
 def load_tracked(

@@ -14,16 +14,16 @@ from ..errors import StrataError, SyncError
 from ..telemetry import EventLog
 from ..telemetry.logs import is_debugging
 from ..types import EpochCoverage, check_whole
-from .batches import DataOptions
+from .components import job_of_program, worker_of
 from .crew import Crew
-from .kinds import check_data, check_lockstep
+from .loop import Regroup, Training
 from .losses import brief
-from .notices import PREEMPTED, Interrupts, Leaving, Notices
-from .opening import job_of_program, worker_of
 from .options import REPORTED, RunOptions, as_mapping
+from .preemption import PREEMPTED, Interrupts, Leaving, Notices
 from .recovery import Recovery
-from .tracking import Tracked
-from .training import Regroup, Training
+from .streams.data_argument import check_data, check_lockstep
+from .streams.stream import DataOptions
+from .tracked_state import Tracked
 
 log = EventLog("run")
 

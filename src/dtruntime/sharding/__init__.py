@@ -7,13 +7,13 @@ membership moves.
 coordinator.
 """
 
+from .assignment import SlotTable
+from .consistent_hash import ConsistentHash
 from .files import FileTable
-from .manager import DatasetParams, ShardManager, ShardRange
-from .membership import Membership
+from .move_plan import MovePlan, fewest_moves, lowest_free_slots, plan_change, plan_moves
 from .permutation import Permutation, shuffled
-from .plan import MovePlan, fewest_moves, lowest_free_slots, plan_change, plan_moves
-from .ring import ConsistentHash
-from .slots import SlotTable
+from .shard_manager import DatasetParams, ShardManager, ShardRange
+from .slot_membership import Membership
 
 __all__ = [
     "ConsistentHash",

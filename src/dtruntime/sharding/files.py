@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .membership import Membership
+from .slot_membership import Membership
 
-_REMEMBERED = 4
+_FILE_TABLES_REMEMBERED = 4
 
 
 class FileTable:
@@ -54,7 +54,7 @@ class FileTable:
         if known is None:
             known = self._recent[key] = self._compute(key)
             known.flags.writeable = False
-            if len(self._recent) > _REMEMBERED:
+            if len(self._recent) > _FILE_TABLES_REMEMBERED:
                 self._recent.popitem(last=False)
         self._recent.move_to_end(key)
         return known

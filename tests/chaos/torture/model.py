@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dtruntime.data.loading import Loader, NumberSource
+from dtruntime.data.loader import Loader
+from dtruntime.data.source import NumberSource
 
 MASK = 2**64 - 1
 SLOTS = 8

@@ -5,16 +5,16 @@ import pytest
 
 from dtruntime.client.dataset_descriptions import coverage_of
 from dtruntime.rpc.gen import coordinator_pb2 as pb
-from dtruntime.sharding import coverage
-from dtruntime.sharding.coverage import _STRETCH as CHUNK
-from dtruntime.sharding.coverage import whole
+from dtruntime.sharding import coverage_digest
+from dtruntime.sharding.coverage_digest import _STRETCH as CHUNK
+from dtruntime.sharding.coverage_digest import whole
 from dtruntime.types import EpochCoverage
 
 TOTAL = 3200
 
 
 def epoch(samples: np.ndarray, **fields: int) -> EpochCoverage:
-    digest = coverage.Digest(TOTAL)
+    digest = coverage_digest.Digest(TOTAL)
     digest.add(samples)
     message = pb.Coverage(
         epoch=1, digest=digest.to_bytes(), complete=True, **{"expected": TOTAL, **fields}
@@ -26,7 +26,7 @@ def epoch(samples: np.ndarray, **fields: int) -> EpochCoverage:
 def test_digest_of_all_samples_is_that_of_the_parts_and_progress_is_told() -> None:
     told: list[tuple[int, int]] = []
     total = CHUNK + 5
-    assert whole(total, lambda done, of: told.append((done, of))) == coverage.whole(total)
+    assert whole(total, lambda done, of: told.append((done, of))) == coverage_digest.whole(total)
     assert told == [(CHUNK, total), (total, total)]
 
 

@@ -20,7 +20,7 @@ from dtruntime.coordinator.state.records import (
     Put,
     Release,
 )
-from dtruntime.sharding.coverage import Digest
+from dtruntime.sharding.coverage_digest import Digest
 from dtruntime.testing.machine_invariants import Rows, durable_rows, snapshot, violations
 
 TIMEOUT = 3.0

@@ -18,7 +18,7 @@ from dtruntime.coordinator.state.records import (
     ReaderRecord,
     SegmentRecord,
 )
-from dtruntime.sharding.coverage import whole
+from dtruntime.sharding.coverage_digest import whole
 from dtruntime.testing.machine_invariants import Rows, durable_rows
 from tests.unit.coordinator.lanes_model import lanes_of
 from tests.unit.coordinator.promise_model import JobModel, demand

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtruntime.coordinator.state import commands as c
 from dtruntime.run.recovery import Recovery
-from dtruntime.run.roll_call import Called, Formed, RollCall, Waits
+from dtruntime.run.rendezvous import Called, Formed, RollCall, Waits
 from tests.unit.coordinator.promise_model import demand
 from tests.unit.coordinator.simulated_worker import Launcher, Process, Task
 

@@ -10,7 +10,7 @@ import numpy as np
 from dtruntime.coordinator.state import Refused
 from dtruntime.coordinator.state import commands as c
 from dtruntime.coordinator.state.records import SegmentRecord
-from dtruntime.sharding.coverage import Digest
+from dtruntime.sharding.coverage_digest import Digest
 from tests.unit.coordinator.lanes_model import lanes_of
 from tests.unit.coordinator.promise_model import demand
 

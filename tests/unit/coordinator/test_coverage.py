@@ -7,7 +7,7 @@ import pytest
 from dtruntime.coordinator.state import commands as c
 from dtruntime.coordinator.state.epochs import epoch_coverage
 from dtruntime.coordinator.state.epochs.epoch_coverage import Covered
-from dtruntime.sharding.coverage import Digest
+from dtruntime.sharding.coverage_digest import Digest
 from tests.unit.coordinator.bench import DATASET, JOB, SAMPLES, Bench, digest_of, refusal
 from tests.unit.coordinator.epoch_bench import bench_with_dataset
 

@@ -10,7 +10,7 @@ import pytest
 
 from dtruntime.coordinator.state import barriers
 from dtruntime.coordinator.state import commands as c
-from dtruntime.run import roll_call
+from dtruntime.run import rendezvous
 from tests.unit.coordinator.promises import PromiseBroken
 from tests.unit.coordinator.simulated_crew import CrewLauncher
 from tests.unit.coordinator.simulation import Simulation
@@ -50,12 +50,12 @@ def first_breach() -> str:
 def test_simulation_catches_crews_that_do_not_look_who_was_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    conclude = roll_call.RollCall.conclude
+    conclude = rendezvous.RollCall.conclude
 
-    def careless(self: roll_call.RollCall, called: roll_call.Called) -> object:
-        return conclude(self, roll_call.Called(called.values, called.generation, 0))
+    def careless(self: rendezvous.RollCall, called: rendezvous.Called) -> object:
+        return conclude(self, rendezvous.Called(called.values, called.generation, 0))
 
-    monkeypatch.setattr(roll_call.RollCall, "conclude", careless)
+    monkeypatch.setattr(rendezvous.RollCall, "conclude", careless)
     assert "does not have all members" in first_breach()
 
 

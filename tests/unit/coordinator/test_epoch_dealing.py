@@ -5,7 +5,7 @@ import pytest
 from dtruntime.coordinator.state import commands as c
 from dtruntime.coordinator.state.epochs import epochs, rebalancing
 from dtruntime.coordinator.state.records import Put
-from dtruntime.sharding.coverage import Digest
+from dtruntime.sharding.coverage_digest import Digest
 from tests.unit.coordinator.bench import DATASET, JOB, SAMPLES, Bench, digest_of, refusal
 from tests.unit.coordinator.epoch_bench import begin, bench_with_dataset, finish, ledger_of
 

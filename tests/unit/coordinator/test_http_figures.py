@@ -22,7 +22,7 @@ from dtruntime.coordinator.http.security import OriginPolicy
 from dtruntime.coordinator.http.snapshot.datasets import Reported, judge
 from dtruntime.coordinator.http.views import Point, Recovery
 from dtruntime.coordinator.state import Event
-from dtruntime.sharding.coverage import Digest
+from dtruntime.sharding.coverage_digest import Digest
 from dtruntime.telemetry import Histogram
 
 

@@ -16,9 +16,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dtruntime.data import build_index
 from dtruntime.data.jax import JaxIterator
-from dtruntime.data.loading.loader import Loader
-from dtruntime.data.loading.mixture import Mixture
-from dtruntime.data.loading.source import FileSource, NumberSource
+from dtruntime.data.loader import Loader
+from dtruntime.data.mixture import Mixture
+from dtruntime.data.source import FileSource, NumberSource
 
 
 class Fresh:

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from dtruntime.data import build_index
-from dtruntime.data.loading.loader import Loader
-from dtruntime.data.loading.mixture import Mixture
-from dtruntime.data.loading.source import FileSource, NumberSource
+from dtruntime.data.loader import Loader
+from dtruntime.data.mixture import Mixture
+from dtruntime.data.source import FileSource, NumberSource
 from dtruntime.errors import ConfigError, ShardError
 
 ROWS = 250

@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dtruntime.data import CsvOptions, DatasetRows, build_index
-from dtruntime.data.readers import base
+from dtruntime.data.readers import format_reader
 from dtruntime.data.readers.csv_records import find_lines
 from dtruntime.errors import ShardError
 from dtruntime.storage import byte_source
@@ -42,7 +42,7 @@ def plain_read(data: bytes, schema: pa.Schema, delimiter: str = ",") -> pa.Table
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few records, so that small files have many."""
-    monkeypatch.setattr(base, "BLOCK_BYTES", 40)
+    monkeypatch.setattr(format_reader, "BLOCK_BYTES", 40)
 
 
 NASTY = st.text(st.sampled_from('ab1,;"\n\r\t é\ufeff'), max_size=8)
@@ -70,7 +70,7 @@ def test_any_partition_gives_every_row_once(
     path = tmp_path_factory.mktemp("csv") / "nasty.csv"
     path.write_bytes(content)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base, "BLOCK_BYTES", data.draw(st.sampled_from([1, 40, 2**18])))
+        patch.setattr(format_reader, "BLOCK_BYTES", data.draw(st.sampled_from([1, 40, 2**18])))
         types = dict.fromkeys(names, "string")
         rows = index_of(path, delimiter=delimiter, types=types)
     assert rows.index.schema.names == names
@@ -218,7 +218,7 @@ def test_compressed_file_is_read_like_a_plain_one(tmp_path: Path, ending: str) -
 def test_large_compressed_file_is_read_as_a_stream(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dtruntime.data.readers.inflating import InflatedFiles
+    from dtruntime.data.readers.compression import InflatedFiles
 
     path = tmp_path / "large.csv.gz"
     path.write_bytes(gzip.compress(b"n\n" + b"".join(b"%d\n" % i for i in range(200_000))))

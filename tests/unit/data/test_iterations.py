@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from dtruntime._background import Ahead
-from dtruntime.data.loading.loader import Loader
-from dtruntime.data.loading.source import NumberSource
+from dtruntime.data.loader import Loader
+from dtruntime.data.source import NumberSource
 
 OPTIONS = [{}, {"transform": lambda batch: batch}, {"order": "affinity"}]
 

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtruntime.data import TfrecordOptions, build_index
-from dtruntime.data.loading.batches import Batches
-from dtruntime.data.loading.columns import Block, NumpyBlocks
-from dtruntime.data.loading.lists import ListColumn
-from dtruntime.data.loading.loader import Loader
-from dtruntime.data.loading.source import FileSource
+from dtruntime.data.batches import Batches
+from dtruntime.data.columns import Block, NumpyBlocks
+from dtruntime.data.list_columns import ListColumn
+from dtruntime.data.loader import Loader
+from dtruntime.data.source import FileSource
 from dtruntime.errors import ShardError
 from tests.unit.data.record_files import example, write_records
 

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from dtruntime.coordinator.state import Release
 from dtruntime.coordinator.state import commands as c
 from dtruntime.coordinator.state.machine import Machine
-from dtruntime.data.loading.live import Claim, LiveLoader
-from dtruntime.data.loading.source import NumberSource
-from dtruntime.data.order import Segment, TakenBack
-from dtruntime.sharding import coverage
+from dtruntime.data.live_loader import Claim, LiveLoader
+from dtruntime.data.order.affinity import Segment, TakenBack
+from dtruntime.data.source import NumberSource
+from dtruntime.sharding import coverage_digest
 
 JOB, DATASET = "job", "numbers"
 OFFER = ("commit_segment", "commit_position", "commit_digest")
@@ -113,7 +113,7 @@ class Desk:
         self._call(
             c.Commit(JOB, self.worker, self.incarnation, DATASET, epoch, segment, position, digest)
         )
-        self.committed = coverage.Digest(2000, digest).count
+        self.committed = coverage_digest.Digest(2000, digest).count
 
     def _check_alive(self) -> None:
         if self.dead:
@@ -232,8 +232,8 @@ def test_every_sample_is_committed_once_whoever_dies_or_joins(seed):
     committed = np.sort([i for worker in workers for i in worker.committed])
     assert np.array_equal(committed, np.arange(2000)), f"seed {seed}"
     ledger = office.machine.jobs[JOB].epochs.ledgers[DATASET][0]
-    digest = coverage.Digest(2000, ledger.record.digest)
-    assert digest == coverage.whole(2000)
+    digest = coverage_digest.Digest(2000, ledger.record.digest)
+    assert digest == coverage_digest.whole(2000)
 
 
 @pytest.mark.parametrize("commits", [0, 1])
@@ -269,7 +269,7 @@ def test_what_was_not_committed_is_read_again_when_a_worker_dies_at_the_end_of_i
         rest += batch["sample"].tolist()
     assert sorted(counts + rest) == list(range(1000))
     ledger = office.machine.jobs[JOB].epochs.ledgers[DATASET][0]
-    assert coverage.Digest(1000, ledger.record.digest) == coverage.whole(1000)
+    assert coverage_digest.Digest(1000, ledger.record.digest) == coverage_digest.whole(1000)
 
 
 def test_end_of_the_epoch_counts_what_was_handed_out():

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtruntime.data import build_index
-from dtruntime.data.loading.loader import Loader
-from dtruntime.data.loading.mixture import Mixture
-from dtruntime.data.loading.source import FileSource, NumberSource
-from dtruntime.data.loading.state import merge_states
+from dtruntime.data.loader import Loader
+from dtruntime.data.loader_state import merge_states
+from dtruntime.data.mixture import Mixture
+from dtruntime.data.source import FileSource, NumberSource
 from dtruntime.errors import ShardError
 
 ORDERS = ("global", "affinity")

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from dtruntime.data.loading.loader import Loader
-from dtruntime.data.loading.mixture import Mixture
-from dtruntime.data.loading.source import NumberSource
-from dtruntime.data.loading.state import merge_states
+from dtruntime.data.loader import Loader
+from dtruntime.data.loader_state import merge_states
+from dtruntime.data.mixture import Mixture
+from dtruntime.data.source import NumberSource
 from dtruntime.errors import ShardError
 
 ORDERS = ("global", "affinity")

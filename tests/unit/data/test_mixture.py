@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtruntime.data.loading.loader import Loader
-from dtruntime.data.loading.mixture import Mixture
+from dtruntime.data.loader import Loader
 from dtruntime.data.loading.sequences import BLOCK, quotas
-from dtruntime.data.loading.source import NumberSource
+from dtruntime.data.mixture import Mixture
+from dtruntime.data.source import NumberSource
 from dtruntime.errors import ShardError
 
 

@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from dtruntime.data import build_index
-from dtruntime.data.loading.loader import Loader
-from dtruntime.data.loading.source import FileSource, NumberSource
+from dtruntime.data.loader import Loader
+from dtruntime.data.source import FileSource, NumberSource
 from dtruntime.data.torch import StrataDataset, TorchLoader
 from dtruntime.errors import ShardError
 

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from dtruntime.data import NumberSource
-from dtruntime.data.loading import Loader
-from dtruntime.run.batches import DataOptions
+from dtruntime.data.loader import Loader
 from dtruntime.run.crew import Crew
-from dtruntime.run.datasets import DatasetStream, dataset_stream
+from dtruntime.run.streams.dataset_stream import DatasetStream, dataset_stream
+from dtruntime.run.streams.stream import DataOptions
 
 CREW = Crew((0,), 0, 0)
 

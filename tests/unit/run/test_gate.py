@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from dtruntime.run.gate import Gate
+from dtruntime.run.step_agreement import Gate
 from dtruntime.types import Action
 
 SAVE = Action("a-1", "checkpoint")

@@ -14,7 +14,7 @@ from dtruntime.data import Loader, NumberSource
 from dtruntime.data.torch import TorchLoader
 from dtruntime.run import rng
 from dtruntime.run.crew import Crew
-from dtruntime.run.iterables import OwnStream
+from dtruntime.run.streams.user_iterables import OwnStream
 
 ALONE = Crew((0,), 0, 0)
 PAIR = Crew((0, 1), 0, 0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dtruntime.run.opening import job_of_program
+from dtruntime.run.components import job_of_program
 from dtruntime.types import check_id
 
 

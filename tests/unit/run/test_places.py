@@ -8,7 +8,7 @@ import pytest
 from dtruntime import CheckpointManager
 from dtruntime.checkpoint.access import identity_of
 from dtruntime.errors import StorageError
-from dtruntime.run.places import PlaceNote, right_place
+from dtruntime.run.checkpoint_location import PlaceNote, right_place
 
 
 def notes(*places: str) -> dict[int, PlaceNote]:

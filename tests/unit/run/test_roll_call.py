@@ -1,7 +1,7 @@
 """What follows from a roll call: a crew, a wait, or another roll call."""
 
 from dtruntime.run.recovery import Recovery
-from dtruntime.run.roll_call import Called, CallsAgain, Formed, RollCall, Waits
+from dtruntime.run.rendezvous import Called, CallsAgain, Formed, RollCall, Waits
 
 PATIENT = Recovery(wait_seconds=60)
 

@@ -1,8 +1,8 @@
 """Indexes: which samples a dataset has, in which files they lie, and how it is cut into shards."""
 
 from .build import IndexProgress, build_index
-from .model import Changes, Column, DatasetIndex, changes_since
-from .partition import Piece, Shards, ShardSpec, shards
+from .dataset_index import Changes, Column, DatasetIndex, changes_since
+from .partition import ShardPiece, Shards, ShardSpec, shards
 from .rows import DatasetRows
 from .stored import index_from_json, index_to_json
 
@@ -12,7 +12,7 @@ __all__ = [
     "DatasetIndex",
     "DatasetRows",
     "IndexProgress",
-    "Piece",
+    "ShardPiece",
     "ShardSpec",
     "Shards",
     "build_index",

@@ -23,7 +23,7 @@ from ...storage.data_files import absolute
 from ...telemetry import EventLog
 from ..readers import IndexedFile, Options, Reader, SchemaConflict, default_options, reader_for
 from . import cache
-from .model import DatasetIndex, changes_since
+from .dataset_index import DatasetIndex, changes_since
 
 log = EventLog("data.index")
 PROGRESS_SECONDS = 0.2
@@ -68,7 +68,7 @@ def build_index(
     pool = _Pool(reader, workers, progress)
     place = absolute(path)
     stats = expand(place, reader.suffixes)
-    known = cache.load(place, chosen) if use_cache else None
+    known = cache.load_cached(place, chosen) if use_cache else None
     if known is not None and [file.stat for file in known.files] == stats:
         return known
     files = _files(stats, known, pool)
@@ -81,7 +81,7 @@ def build_index(
     if known is not None:
         log.info("index.changed", path=place, changes=str(changes_since(known, index)))
     if use_cache:
-        cache.save(index)
+        cache.save_cached(index)
     return index
 
 

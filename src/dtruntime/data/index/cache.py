@@ -14,7 +14,7 @@ import msgspec
 
 from ...telemetry import EventLog
 from ..readers import Options
-from .model import DatasetIndex
+from .dataset_index import DatasetIndex
 from .stored import index_from_json, index_to_json
 
 log = EventLog("data.index")
@@ -32,7 +32,7 @@ def cache_file(path: str, options: Options) -> Path:
     return cache_folder() / f"{key[:32]}.json"
 
 
-def load(path: str, options: Options) -> DatasetIndex | None:
+def load_cached(path: str, options: Options) -> DatasetIndex | None:
     """Return the kept index of a place, which may be out of date."""
     file = cache_file(path, options)
     try:
@@ -45,7 +45,7 @@ def load(path: str, options: Options) -> DatasetIndex | None:
     return index if index.path == path and index.options == options else None
 
 
-def save(index: DatasetIndex) -> None:
+def save_cached(index: DatasetIndex) -> None:
     """Keep an index; readers see the old file or the complete one."""
     file = cache_file(index.path, index.options)
     try:

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from ...types import check_flag, check_whole
 from ..readers import IndexedFile
-from .model import DatasetIndex
+from .dataset_index import DatasetIndex
 
 ENOUGH_SHARDS = 512
 """Row groups and compressed files are kept whole while there are at least so many shards."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ShardPiece:
     """The part of a shard that lies in one file."""
 
     file: int
@@ -40,7 +40,7 @@ class ShardSpec:
     start: int
     end: int
     """Exclusive."""
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ShardPiece, ...]
 
     def __len__(self) -> int:
         return self.end - self.start
@@ -86,7 +86,7 @@ class Shards(Sequence[ShardSpec]):
         total: NDArray[np.int64] = read[last] - read[first]
         return total
 
-    def _pieces(self, start: int, end: int) -> Iterator[Piece]:
+    def _pieces(self, start: int, end: int) -> Iterator[ShardPiece]:
         bounds = self.dataset.bounds
         first = int(np.searchsorted(bounds, start, side="right")) - 1
         for number in range(first, int(np.searchsorted(bounds, end, side="left"))):
@@ -94,7 +94,7 @@ class Shards(Sequence[ShardSpec]):
             low, high = max(start, begin) - begin, min(end, stop) - begin
             if low < high:
                 file = self.dataset.files[number]
-                yield Piece(number, file.url, low, high - low, _bytes_read(file, low, high))
+                yield ShardPiece(number, file.url, low, high - low, _bytes_read(file, low, high))
 
 
 def shards(index: DatasetIndex, shard_size: int, exact: bool = False) -> Shards:

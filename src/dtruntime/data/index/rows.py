@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from ...storage import DiskCache
 from ..readers import reader_for
-from ..readers.base import select
-from .model import DatasetIndex
+from ..readers.format_reader import select
+from .dataset_index import DatasetIndex
 from .partition import ShardSpec
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...storage import FileStat
 from ..readers import Blocks, CsvOptions, IndexedFile, ParquetOptions, TfrecordOptions
-from .model import DatasetIndex, common_root
+from .dataset_index import DatasetIndex, common_root
 
 VERSION = 1
 

@@ -1,10 +1,10 @@
 """Loaders: batches of registered or indexed samples for any loop."""
 
-from .live import LiveLoader
-from .loader import Loader
-from .mixture import Mixture
-from .source import FileSource, NumberSource, Source
-from .state import merge_states
+from ..live_loader import LiveLoader
+from ..loader import Loader
+from ..loader_state import merge_states
+from ..mixture import Mixture
+from ..source import FileSource, NumberSource, Source
 
 __all__ = [
     "FileSource",

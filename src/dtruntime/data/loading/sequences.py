@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from ...errors import ShardError
 from ...sharding import shuffled
-from ..order import GlobalOrder, Shuffle
-from .columns import Block
-from .prefetch import LaneReader, ShardFetcher
+from ..columns import Block
+from ..order.lanes import Shuffle
+from ..order.sequence import GlobalOrder
+from ..prefetch import LaneReader, ShardFetcher
 
 Ints = NDArray[np.int64]
 

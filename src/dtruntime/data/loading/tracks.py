@@ -6,9 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
-from ..order import Lane, spans
-from .columns import Block
-from .prefetch import LaneReader
+from ..columns import Block
+from ..order.lanes import Lane
+from ..order.sequence import spans
+from ..prefetch import LaneReader
 from .sequences import Strand
 
 Last = Literal["keep", "drop", "pad"]

@@ -11,7 +11,7 @@ shards. So a worker reads whole shards, and every sample can still end up anywhe
 
 from .affinity import AffinityOrder, Lanes, Segment, TakenBack
 from .lanes import DEFAULT_WINDOW, Lane, Shuffle, Window
-from .sequence import GlobalOrder, Span, spans
+from .sequence import GlobalOrder, StrandSpan, spans
 
 __all__ = [
     "DEFAULT_WINDOW",
@@ -21,7 +21,7 @@ __all__ = [
     "Lanes",
     "Segment",
     "Shuffle",
-    "Span",
+    "StrandSpan",
     "TakenBack",
     "Window",
     "spans",

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from .lanes import Ints, Lane, Shuffle
 
 
-class Span(NamedTuple):
+class StrandSpan(NamedTuple):
     """A run of samples in one strand of the sequence."""
 
     strand: int
@@ -62,12 +62,12 @@ class GlobalOrder:
         runs = [np.arange(a, b) * self.streams + strand for strand, a, b in parts]
         return np.concatenate([np.empty(0, np.int64), *runs])
 
-    def spans(self, start: int, stop: int, rank: int, world: int) -> list[Span]:
+    def spans(self, start: int, stop: int, rank: int, world: int) -> list[StrandSpan]:
         """The same part as runs within strands."""
         return spans(self.streams, start, stop, rank, world)
 
 
-def spans(streams: int, start: int, stop: int, rank: int, world: int) -> list[Span]:
+def spans(streams: int, start: int, stop: int, rank: int, world: int) -> list[StrandSpan]:
     """A rank's part of the batch of positions ``start`` to ``stop``, as runs within strands."""
     size = max(0, stop - start)
     low, high = size * rank // world, size * (rank + 1) // world
@@ -79,11 +79,11 @@ def spans(streams: int, start: int, stop: int, rank: int, world: int) -> list[Sp
     found = []
     for strand in range(low // each, (high - 1) // each + 1):
         first, last = max(low - strand * each, 0), min(high - strand * each, each)
-        found.append(Span(strand, depth + first, depth + last))
+        found.append(StrandSpan(strand, depth + first, depth + last))
     return found
 
 
-def _uneven_spans(streams: int, start: int, stop: int, low: int, high: int) -> list[Span]:
+def _uneven_spans(streams: int, start: int, stop: int, low: int, high: int) -> list[StrandSpan]:
     """The same where not all strands have the same part of the batch."""
     strands = np.arange(streams)
     first = -((strands - start) // streams)
@@ -95,5 +95,5 @@ def _uneven_spans(streams: int, start: int, stop: int, low: int, high: int) -> l
         depth = int(first[strand]) - before
         first_mine, last_mine = max(low, before), min(high, int(ends[strand]))
         if first_mine < last_mine:
-            found.append(Span(strand, depth + first_mine, depth + last_mine))
+            found.append(StrandSpan(strand, depth + first_mine, depth + last_mine))
     return found

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ...errors import ShardError
 from ...storage import DiskCache, byte_source
 from ...types import FORMATS
-from .base import Block, Blocks, FileIndex, IndexedFile, Reader, SchemaConflict
 from .csv import CsvReader
+from .format_reader import Block, Blocks, FileIndex, IndexedFile, Reader, SchemaConflict
 from .options import CsvOptions, Options, ParquetOptions, TfrecordOptions
 from .parquet import ParquetReader
 from .tfrecord import TfrecordReader

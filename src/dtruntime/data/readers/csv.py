@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from ...errors import ShardError
 from ...storage import ByteSource, FileStat, byte_source
 from ...storage.object_store.client import changed
-from .base import BATCH_BYTES, Advance, Blocks, FileIndex, IndexedFile, Reader
+from .compression import InflatedFiles, compression_of, inflate
 from .csv_parsing import BOM, CsvParser, TypeLearner, take_header
-from .csv_records import Segment, segments
+from .csv_records import CsvSegment, segments
 from .csv_types import merge_schemas, widened, with_text
-from .inflating import InflatedFiles, compression_of, inflate
+from .format_reader import BATCH_BYTES, Advance, Blocks, FileIndex, IndexedFile, Reader
 from .options import CsvOptions
 from .sniffing import format_of, head_of, wrong_format
 
@@ -138,14 +138,14 @@ def _after_bom(
     return chain([text], chunks), delimiter, name, len(first) - len(text)
 
 
-def _renumbered(pieces: Iterable[Segment], header: bool) -> Iterator[Segment]:
+def _renumbered(pieces: Iterable[CsvSegment], header: bool) -> Iterator[CsvSegment]:
     """Count the rows without the header."""
     for piece in pieces:
-        yield Segment(piece.offset, piece.first - header, piece.data, piece.lines)
+        yield CsvSegment(piece.offset, piece.first - header, piece.data, piece.lines)
 
 
 def _learn(
-    pieces: Iterable[Segment], learner: TypeLearner
+    pieces: Iterable[CsvSegment], learner: TypeLearner
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Show each segment to the learner and return counts, offsets and lengths of the blocks."""
     parts = []

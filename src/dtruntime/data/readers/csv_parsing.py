@@ -11,9 +11,9 @@ import pyarrow.csv as arrow_csv
 
 from ...errors import ShardError
 from ...storage import FileStat
-from .base import check_names
-from .csv_records import Lines, Segment
+from .csv_records import CsvSegment, Lines
 from .csv_types import is_text, merge_schemas, widened
+from .format_reader import check_names
 
 BOM = b"\xef\xbb\xbf"
 _PARSER_BLOCK = 2**20
@@ -57,7 +57,7 @@ class CsvParser:
         )
 
     def error(
-        self, segment: Segment, reason: Exception, types: Mapping[str, pa.DataType]
+        self, segment: CsvSegment, reason: Exception, types: Mapping[str, pa.DataType]
     ) -> ShardError:
         """What is wrong with a segment that could not be parsed, and where."""
         try:
@@ -96,7 +96,7 @@ class TypeLearner:
             self._schema = pa.schema(list(types.items()))
         return self._schema
 
-    def learn(self, segment: Segment) -> None:
+    def learn(self, segment: CsvSegment) -> None:
         """Make the types fit one more segment."""
         if not segment.records:
             return
@@ -110,7 +110,7 @@ class TypeLearner:
                 f"parse as {rows}: quote the fields that have line endings or quotes in them"
             )
 
-    def _confirm(self, segment: Segment, longest: int) -> int | None:
+    def _confirm(self, segment: CsvSegment, longest: int) -> int | None:
         """Return the number of rows when the segment fits what is known."""
         if self._schema is None:
             return None
@@ -124,7 +124,7 @@ class TypeLearner:
             return None
         return int(table.num_rows)
 
-    def _infer(self, segment: Segment, longest: int) -> int:
+    def _infer(self, segment: CsvSegment, longest: int) -> int:
         try:
             table = self._parser.parse(segment.data, self._given, None, longest)
         except pa.ArrowInvalid as exc:
@@ -139,8 +139,8 @@ class TypeLearner:
 
 
 def take_header(
-    file: FileStat, delimiter: str, header: bool, segment: Segment
-) -> tuple[list[str], Segment]:
+    file: FileStat, delimiter: str, header: bool, segment: CsvSegment
+) -> tuple[list[str], CsvSegment]:
     """Return the columns' names, and the segment without the record that tells them."""
     filled = np.flatnonzero(segment.lines.filled)
     if not filled.size:
@@ -156,7 +156,7 @@ def take_header(
     if not header:
         return names, segment
     rest = Lines(ends[filled[0] + 1 :] - stop, segment.lines.filled[filled[0] + 1 :])
-    return names, Segment(segment.offset + stop, 0, segment.data[stop:], rest)
+    return names, CsvSegment(segment.offset + stop, 0, segment.data[stop:], rest)
 
 
 def _names(record: bytes, delimiter: str, header: bool) -> list[str]:

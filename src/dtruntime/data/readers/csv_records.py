@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ShardError
-from .base import block_ends
+from .format_reader import block_ends
 
 MAX_RECORD = 64 * 2**20
 """A longer record is taken for one with a quote that never closes."""
@@ -33,7 +33,7 @@ class Lines:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class CsvSegment:
     """Whole records in a row."""
 
     offset: int
@@ -60,7 +60,7 @@ class Segment:
 
 def segments(
     chunks: Iterable[bytes], delimiter: str, name: str, offset: int = 0
-) -> Iterator[Segment]:
+) -> Iterator[CsvSegment]:
     """Cut a file's bytes from ``offset`` on into segments of whole records.
 
     Raises ``ShardError`` when a quoted field never ends; ``name`` is the file.
@@ -72,7 +72,7 @@ def segments(
         lines = find_lines(data, delimiter)
         used = int(lines.ends[-1]) if len(lines.ends) else 0
         if used:
-            segment = Segment(offset, first, data[:used], lines)
+            segment = CsvSegment(offset, first, data[:used], lines)
             yield segment
             first += segment.records
         offset, rest = offset + used, data[used:]
@@ -82,7 +82,9 @@ def segments(
         lines = find_lines(rest + b"\n", delimiter)
         if not len(lines.ends) or lines.ends[-1] < len(rest):
             raise _unterminated(name, first + int(lines.filled.sum()), offset, lines)
-        yield Segment(offset, first, rest, Lines(np.minimum(lines.ends, len(rest)), lines.filled))
+        yield CsvSegment(
+            offset, first, rest, Lines(np.minimum(lines.ends, len(rest)), lines.filled)
+        )
 
 
 def find_lines(data: bytes, delimiter: str) -> Lines:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from .base import SchemaConflict, describe_difference
+from .format_reader import SchemaConflict, describe_difference
 
 TEXT = pa.string()
 

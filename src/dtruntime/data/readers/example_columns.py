@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
-from .base import SchemaConflict
-from .examples import Feature, FeatureCounts
+from .format_reader import SchemaConflict
+from .tfrecord_examples import Feature, FeatureCounts
 
 
 def schema_of(features: Mapping[str, FeatureCounts], records: int) -> pa.Schema:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from ...errors import ShardError
 from ...storage import ByteSource, FileStat, byte_source
 from ...storage.byte_source import check_unchanged
-from .base import (
+from .format_reader import (
     Advance,
     Blocks,
     FileIndex,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ...errors import ShardError
 from ...storage import ByteSource, FileStat, byte_source
-from .checksums import masked_crc
-from .inflating import compression_of
+from .compression import compression_of
+from .tfrecord_checksums import masked_crc
 
 HEAD = 512
 _TEXT_CONTROLS = b"\t\n\r\f"

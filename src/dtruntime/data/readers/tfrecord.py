@@ -8,7 +8,9 @@ import pyarrow as pa
 from ...errors import ShardError
 from ...storage import ByteSource, FileStat, byte_source
 from ...storage.object_store.client import changed
-from .base import (
+from .compression import InflatedFiles, compression_of, inflate, may_be_zlib
+from .example_columns import merge_schemas, schema_of, to_column
+from .format_reader import (
     BATCH_BYTES,
     Advance,
     Blocks,
@@ -19,13 +21,11 @@ from .base import (
     block_ends,
     describe_difference,
 )
-from .example_columns import merge_schemas, schema_of, to_column
-from .examples import MalformedExample, count_values, parse_examples
-from .inflating import InflatedFiles, compression_of, inflate, may_be_zlib
 from .options import TfrecordOptions
+from .protobuf_wire import Wire
 from .sniffing import head_of, starts_record, wrong_format
+from .tfrecord_examples import MalformedExample, count_values, parse_examples
 from .tfrecord_frames import Frames, read_frames
-from .wire import Wire
 
 _RAW = pa.schema([("record", pa.binary())])
 

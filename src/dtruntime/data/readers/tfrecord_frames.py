@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from ...errors import ShardError
 from ...storage import FileStat
-from .base import block_ends
-from .checksums import masked_crcs, masked_length_crcs
-from .examples import MalformedExample
+from .format_reader import block_ends
+from .protobuf_wire import PADDING, Array
 from .sniffing import starts_record
-from .wire import PADDING, Array
+from .tfrecord_checksums import masked_crcs, masked_length_crcs
+from .tfrecord_examples import MalformedExample
 
 HEADER = 12
 FRAME = 16

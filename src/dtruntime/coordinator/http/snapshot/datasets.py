@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ....sharding.coverage import SIZE, Digest, compare, whole
+from ....sharding.coverage_digest import SIZE, Digest, compare, whole
 from ...state import Job
 from ...state.datasets import GLOBAL, Dataset, View
 from .. import views

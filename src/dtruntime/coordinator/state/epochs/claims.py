@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ....sharding.coverage import Digest
+from ....sharding.coverage_digest import Digest
 from ..commands import Claim, Commit, Refused
 from ..members import Member
 from ..records import ReaderRecord

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ....sharding.coverage import Digest, count_of
+from ....sharding.coverage_digest import Digest, count_of
 from ....types import Membership
 from ..commands import DONE, Done, Refused, ReportCoverage
 from ..datasets import GLOBAL, Datasets

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from ....sharding.coverage import Digest
+from ....sharding.coverage_digest import Digest
 from ..members import Member
 from ..records import EpochRecord, ReaderRecord, SegmentRecord, TakenBack
 

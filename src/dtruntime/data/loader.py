@@ -11,24 +11,24 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..._background import Ahead
-from ...config import Config
-from ...errors import ShardError
-from ...sharding.coverage import Digest
-from ...sharding.hashing import fold
-from ...types import check_flag, check_whole
-from ..index import DatasetIndex
-from ..order import DEFAULT_WINDOW
+from .._background import Ahead
+from ..config import Config
+from ..errors import ShardError
+from ..sharding.coverage_digest import Digest
+from ..sharding.hashing import fold
+from ..types import check_flag, check_whole
 from .batches import Batches, Output
 from .columns import Block
+from .epoch_reader import AffinityProgram, GlobalProgram, MixedProgram, Place, Program, Share
+from .index import DatasetIndex
+from .iteration import Turn, Turns, Watch
+from .loader_state import LoaderState, Plan, pack, unpack
+from .loading.sequences import ORIGIN
+from .loading.tracks import Last, Track
 from .mixture import Mixture
+from .order.lanes import DEFAULT_WINDOW
 from .prefetch import ShardFetcher
-from .program import AffinityProgram, GlobalProgram, MixedProgram, Place, Program, Share
-from .sequences import ORIGIN
 from .source import FileSource, Source
-from .state import LoaderState, Plan, pack, unpack
-from .tracks import Last, Track
-from .turns import Turn, Turns, Watch
 
 Ints = NDArray[np.int64]
 T = TypeVar("T")

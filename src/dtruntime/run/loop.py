@@ -12,15 +12,15 @@ from ..client import TrainingOrchestrator
 from ..errors import CheckpointAbortedError, CheckpointDamagedError, StrataError
 from ..telemetry import EventLog
 from ..types import Action, WorkerState
+from .components import Opened, open_run
 from .crew import Crew
-from .gate import Gate
-from .losses import Losses, brief
-from .notices import Interrupts, Notices
-from .opening import Opened, open_run
+from .losses import LossDetector, brief
 from .options import RunOptions
-from .pace import Pace
+from .pace import StepTimer
+from .preemption import Interrupts, Notices
 from .recovery import Failures
-from .tracking import Tracked
+from .step_agreement import Gate
+from .tracked_state import Tracked
 
 log = EventLog("run")
 
@@ -51,12 +51,12 @@ class Training:
         self._gate = Gate()
         self._failures = Failures(options.recovery)
         makes_group = options.process_group is not None
-        self._losses = Losses(worker, options.recovery, makes_group=makes_group)
+        self._losses = LossDetector(worker, options.recovery, makes_group=makes_group)
         self._parts: Opened | None = None
         self._crew: Crew | None = None
         self._broken: Exception | None = None
         self._in_step = False
-        self.pace = Pace(worker)
+        self.pace = StepTimer(worker)
         self.metrics: dict[str, float] = {}
         """What the program reports."""
         self.samples = 0
@@ -131,7 +131,7 @@ class Training:
         self._broken = None
         if parts.agreements is not None:
             parts.agreements.begin(crew)
-        log.info("run.training", step=self.step, workers=crew.size, place=crew.index)
+        log.info("run.loop", step=self.step, workers=crew.size, place=crew.index)
 
     def regroup(self, reason: str, *, is_failure: bool = True) -> None:
         """Come together again and go back to the last checkpoint."""
@@ -160,7 +160,7 @@ class Training:
         """Average the gradients of parameters among the crew, unless that has been done."""
         crew, gradients = self.crew, self.parts.gradients
         if gradients is None:  # torch was imported after the run had been entered
-            from .gradients import Gradients
+            from .pytorch.gradients import Gradients
 
             gradients = Gradients(self._tracked, automatic=False, independent=True)
             gradients.begin(crew)

@@ -17,22 +17,22 @@ from ..client import TrainingOrchestrator, WorkerConfig
 from ..client.registration import OPTIONAL_PACKAGES
 from ..errors import ConfigError, install_command
 from ..types import MAX_ID_LENGTH
-from .actions import Agreements, Watch
-from .batches import DataOptions, Numbers, Stream
-from .crew import Alone, Membership, Together
+from .actions import PreemptionWatch, StepAgreements
+from .checkpoint_location import Places
+from .crew import Alone, CrewMembership, Together
 from .formation import Formation
-from .gate import Gate
-from .iterables import OwnStream
-from .kinds import is_iterated
-from .notices import Notices
 from .options import RunOptions
-from .places import Places
-from .saves import CrewCommits, Saves
-from .tracking import Tracked
+from .preemption import Notices
+from .run_checkpoints import CrewCommits, Saves
+from .step_agreement import Gate
+from .streams.data_argument import is_iterated
+from .streams.stream import DataOptions, Numbers, Stream
+from .streams.user_iterables import OwnStream
+from .tracked_state import Tracked
 
 if TYPE_CHECKING:
-    from .gradients import Gradients
-    from .process_group import ProcessGroup
+    from .pytorch.gradients import Gradients
+    from .pytorch.process_group import ProcessGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class Opened:
     formation: Formation
     gradients: Gradients | None
     """Without torch there are none."""
-    agreements: Agreements | None
-    watch: Watch | None
+    agreements: StepAgreements | None
+    watch: PreemptionWatch | None
 
     def close(self, *, give_up: bool) -> None:
         """Close everything; with ``give_up``, do not wait for what needs other workers."""
@@ -126,7 +126,7 @@ def open_run(
     gradients = _gradients(options, tracked, waiting)
     if gradients is not None and worker is not None:
         gradients.check(worker.config.world_size or 1)
-    membership: Membership = Alone()
+    membership: CrewMembership = Alone()
     agreements = watch = None
     if worker is not None:
         with CheckpointManager(options.checkpoints, **options.manager) as manager:
@@ -134,8 +134,8 @@ def open_run(
             Places(manager, worker, notices).check_record()
         notices.wait(io.submit(worker.register_worker()))
         membership = Together(worker, options.recovery, notices)
-        agreements = Agreements(worker, gate, lets_in=True)
-        watch = Watch(worker, lambda: notices.reason if notices.look() else "")
+        agreements = StepAgreements(worker, gate, lets_in=True)
+        watch = PreemptionWatch(worker, lambda: notices.reason if notices.look() else "")
     commits = None if worker is None else CrewCommits(worker)
     manager = CheckpointManager(
         options.checkpoints, orchestrator=commits, sharded=commits is not None, **options.manager
@@ -159,7 +159,7 @@ def _gradients(
     if options.process_group is None and "torch" not in sys.modules:
         return None
     try:
-        from .gradients import Gradients
+        from .pytorch.gradients import Gradients
     except ModuleNotFoundError as exc:
         if exc.name != "torch":
             raise
@@ -180,8 +180,8 @@ def _group(
 ) -> ProcessGroup | None:
     if options.process_group is None or worker is None:
         return None
-    from .gradients import devices_of
-    from .process_group import ProcessGroup
+    from .pytorch.gradients import devices_of
+    from .pytorch.process_group import ProcessGroup
 
     return ProcessGroup(
         options.process_group,
@@ -199,7 +199,7 @@ def open_stream(options: DataOptions, worker: TrainingOrchestrator | None) -> St
     if is_iterated(data):
         return OwnStream(data)
     try:
-        from .datasets import dataset_stream
+        from .streams.dataset_stream import dataset_stream
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] not in OPTIONAL_PACKAGES:
             raise

@@ -6,15 +6,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ...errors import ShardError
-from ...sharding import SlotTable
-from ..order import AffinityOrder, GlobalOrder, Lane, Lanes, Segment, Shuffle
+from ..errors import ShardError
+from ..sharding import SlotTable
+from .loader_state import LoaderState, Plan
+from .loading.sequences import EndlessStrand, MixedStrand, PlainStrand, Strand, check_sizes
+from .loading.tracks import GlobalTrack, LaneTrack, Last, Track
 from .mixture import Mixture
+from .order.affinity import AffinityOrder, Lanes, Segment
+from .order.lanes import Lane, Shuffle
+from .order.sequence import GlobalOrder
 from .prefetch import LaneReader, ShardFetcher
-from .sequences import EndlessStrand, MixedStrand, PlainStrand, Strand, check_sizes
 from .source import Source
-from .state import LoaderState, Plan
-from .tracks import GlobalTrack, LaneTrack, Last, Track
 
 Fetchers = Sequence[ShardFetcher]
 

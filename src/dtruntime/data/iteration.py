@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from typing import Any, Protocol, TypeVar, cast
 
-from ...errors import StrataError, without_frames
+from ..errors import StrataError, without_frames
 
 T = TypeVar("T")
 _END = object()

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from ..telemetry import EventLog
-from . import rng
-from .batches import Stream
-from .crew import Crew
+from ...telemetry import EventLog
+from .. import rng
+from ..crew import Crew
+from .stream import Stream
 
 log = EventLog("run")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from .crew import Crew
+from ..crew import Crew
 
 
 @dataclass(frozen=True, slots=True)

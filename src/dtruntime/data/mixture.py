@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ...errors import ShardError
-from ...types import check_whole
-from .sequences import BLOCK, ORIGIN, quotas
+from ..errors import ShardError
+from ..types import check_whole
+from .loading.sequences import BLOCK, ORIGIN, quotas
 from .source import Source
 
 

@@ -7,20 +7,20 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..client import DatasetRegistry, TrainingOrchestrator
-from ..config import Config
-from ..data import build_index
-from ..data.index import DatasetIndex
-from ..data.loading import FileSource, Loader, NumberSource, Source
-from ..data.loading.loader import Delivery
-from ..data.loading.mixture import Mixture
-from ..data.loading.state import merge_states
-from ..data.readers.base import no_column
-from ..errors import ShardError
-from .batches import DataOptions, Stream
-from .crew import Crew
-from .formats import format_of
-from .kinds import is_count
+from ...client import DatasetRegistry, TrainingOrchestrator
+from ...config import Config
+from ...data import build_index
+from ...data.index import DatasetIndex
+from ...data.loader import Delivery, Loader
+from ...data.loader_state import merge_states
+from ...data.mixture import Mixture
+from ...data.readers.format_reader import no_column
+from ...data.source import FileSource, NumberSource, Source
+from ...errors import ShardError
+from ..crew import Crew
+from ..formats import format_of
+from .data_argument import is_count
+from .stream import DataOptions, Stream
 
 _SOURCE_OPTIONS = ("columns", "skip", "cache", "shard_size", "exact")
 

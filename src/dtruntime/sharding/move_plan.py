@@ -9,8 +9,8 @@ from operator import index as as_int
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .membership import Membership
-from .slots import SlotTable
+from .assignment import SlotTable
+from .slot_membership import Membership
 
 
 @dataclass(frozen=True, slots=True)

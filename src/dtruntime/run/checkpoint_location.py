@@ -21,8 +21,8 @@ from ..errors import ConfigError, SyncError
 from ..retention import FINISHED_KEY, IDENTITY_KEY, PLACE_KEY
 from ..telemetry import EventLog
 from ..types import CheckpointInfo
-from .crew import Crew, Membership
-from .notices import Notices
+from .crew import Crew, CrewMembership
+from .preemption import Notices
 
 log = EventLog("run")
 
@@ -82,7 +82,7 @@ class Places:
             "(job= or STRATA_JOB)"
         )
 
-    def check(self, crew: Crew, membership: Membership) -> None:
+    def check(self, crew: Crew, membership: CrewMembership) -> None:
         """Compare places with the crew.
 
         ``ConfigError`` when this worker has to leave, and ``SyncError`` when others have to.

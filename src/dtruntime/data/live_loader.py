@@ -15,17 +15,18 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
-from ...sharding.coverage import Digest
-from ...types import check_flag, check_whole
-from ..order import Lane, Segment
+from ..sharding.coverage_digest import Digest
+from ..types import check_flag, check_whole
 from .batches import Batches, Output
 from .columns import Block
+from .epoch_reader import AffinityProgram, Share
+from .iteration import Turns, Watch
 from .loader import prefetch_of, window_of
+from .loader_state import Plan
+from .order.affinity import Segment
+from .order.lanes import Lane
 from .prefetch import LaneReader, ShardFetcher
-from .program import AffinityProgram, Share
 from .source import Source
-from .state import Plan
-from .turns import Turns, Watch
 
 WAIT_SECONDS = 5.0
 """How long the coordinator is asked to hold the call of a worker that has nothing to read.

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from numbers import Integral
 from typing import Any
 
-from ..types import check_whole
-from .formats import format_by_name
+from ...types import check_whole
+from ..formats import format_by_name
 
 _PACKAGE = __name__.partition(".")[0]
 

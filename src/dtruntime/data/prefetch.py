@@ -9,9 +9,9 @@ from concurrent.futures import Future, wait
 
 import pyarrow as pa
 
-from ..._background import ThreadPool, usable_cores
-from ..order import Lane, Window
+from .._background import ThreadPool, usable_cores
 from .columns import Assemble, Block
+from .order.lanes import Lane, Window
 from .source import Source
 
 MAX_THREADS = 8

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from .beginning import Beginning
+from .beginning import InitialValues
 
 _SHARDING = ("torch.distributed.tensor", "torch.distributed.fsdp")
 """Without one of these modules of torch no model is sharded."""
@@ -26,7 +26,7 @@ class Tracked:
         self._objects: dict[str, Any] = {}
         self._wrappers: dict[str, Any] = {}
         self.values: dict[str, Any] = dict(values or {})
-        self._beginning = Beginning(self.values)
+        self._beginning = InitialValues(self.values)
         self.add(objects)
 
     def add(self, objects: Mapping[str, Any]) -> None:
@@ -100,7 +100,7 @@ class Tracked:
 def _is_sharded(thing: Any) -> bool:
     if not any(name in sys.modules for name in _SHARDING):
         return False
-    from .sharded import is_sharded
+    from .pytorch.sharded_models import is_sharded
 
     return is_sharded(thing)
 

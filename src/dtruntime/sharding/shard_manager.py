@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from dtruntime.errors import ShardError, ShardNotFoundError
 
-from .membership import MAX_COUNT
+from .assignment import SlotTable
 from .permutation import Permutation
-from .slots import SlotTable
+from .slot_membership import MAX_COUNT
 
 
 @dataclass(frozen=True, slots=True)

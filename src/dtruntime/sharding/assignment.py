@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from .bidding import deal
 from .chain import Chain
 from .hashing import fold, mix_array
-from .membership import MAX_COUNT, Membership
+from .slot_membership import MAX_COUNT, Membership
 
 _REMEMBERED = 4
 _LARGE = 1 << 20

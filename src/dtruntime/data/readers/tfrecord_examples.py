@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from .wire import FIXED32, LENGTH, VARINT, Array, Fields, Malformed, Wire, decode_varints
+from .protobuf_wire import FIXED32, LENGTH, VARINT, Array, Fields, Malformed, Wire, decode_varints
 
 _BYTES, _FLOATS, _INTS = 1, 2, 3
 _TYPES = {_BYTES: pa.binary(), _FLOATS: pa.float32(), _INTS: pa.int64()}

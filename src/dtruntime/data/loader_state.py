@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ...errors import ShardError
-from ...sharding.coverage import Digest
+from ..errors import ShardError
+from ..sharding.coverage_digest import Digest
 
 VERSION = 1
 

@@ -10,11 +10,11 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from ...errors import ConfigError, ShardError
-from ...types import check_flag
+from ..errors import ConfigError, ShardError
+from ..types import check_flag
 from .columns import Assemble, Block, NumpyBlocks, arrow_block, as_array
-from .lists import ListColumn, RaggedColumns
-from .sequences import ORIGIN
+from .list_columns import ListColumn, RaggedColumns
+from .loading.sequences import ORIGIN
 
 Output = Literal["numpy", "torch", "jax", "arrow"]
 OUTPUTS = ("numpy", "torch", "jax", "arrow")

@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ..errors import ConfigError, StrataError
-from ..telemetry import EventLog
-from .crew import Crew
-from .tracking import Tracked
+from ...errors import ConfigError, StrataError
+from ...telemetry import EventLog
+from ..crew import Crew
+from ..tracked_state import Tracked
 
 log = EventLog("run")
 

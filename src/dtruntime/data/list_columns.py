@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ...errors import ShardError
-from .values import Ints, Places, filled, is_plain, missing_values, picked, plain
+from ..errors import ShardError
+from .loading.values import Ints, Places, filled, is_plain, missing_values, picked, plain
 
 Ragged = Literal["error", "pad", "nested", "list"]
 RAGGED = ("error", "pad", "nested", "list")

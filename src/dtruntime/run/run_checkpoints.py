@@ -18,12 +18,12 @@ from ..retention import FINISHED_KEY, IDENTITY_KEY
 from ..telemetry import EventLog
 from ..types import CheckpointCondition, CheckpointInfo
 from . import rng
-from .batches import Stream
 from .crew import Crew
-from .tracking import Tracked
+from .streams.stream import Stream
+from .tracked_state import Tracked
 
 if TYPE_CHECKING:
-    from .sharded import ShardedStates
+    from .pytorch.sharded_models import ShardedStates
 
 log = EventLog("run")
 
@@ -308,7 +308,7 @@ class Saves:
 
     @cached_property
     def _sharded(self) -> ShardedStates:
-        from .sharded import ShardedStates
+        from .pytorch.sharded_models import ShardedStates
 
         return ShardedStates(self._manager, self._tracked)
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ..errors import ConfigError
-from .crew import Crew
+from ...errors import ConfigError
+from ..crew import Crew
 
 AUTO = "auto"
 """The backend that suits the devices of what is tracked."""

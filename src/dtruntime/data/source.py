@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...errors import ShardError
-from ...storage.disk_cache import DiskCache
-from ...types import check_whole
-from ..index import DatasetIndex, DatasetRows, shards
-from ..readers.base import select
+from ..errors import ShardError
+from ..storage.disk_cache import DiskCache
+from ..types import check_whole
+from .index import DatasetIndex, DatasetRows, shards
+from .readers.format_reader import select
 
 Ints = NDArray[np.int64]
 Ranges = Iterable[tuple[int, int]]

@@ -21,14 +21,14 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor
 
-from ..checkpoint import CheckpointManager
-from ..checkpoint.dcp import Planning, ShardedCheckpoint, save_sharded
-from ..checkpoint.dcp.sharded_states import world_size
-from ..checkpoint.save.handle import SaveHandle
-from ..errors import CheckpointDamagedError, StrataError
-from .crew import Crew
-from .packing import pack, unpack
-from .tracking import Tracked
+from ...checkpoint import CheckpointManager
+from ...checkpoint.dcp import Planning, ShardedCheckpoint, save_sharded
+from ...checkpoint.dcp.sharded_states import world_size
+from ...checkpoint.save.handle import SaveHandle
+from ...errors import CheckpointDamagedError, StrataError
+from ..crew import Crew
+from ..packing import pack, unpack
+from ..tracked_state import Tracked
 
 OWN, PLAIN = "strata:own", "strata:plain"
 """What stands beside the tracked objects in a checkpoint."""
