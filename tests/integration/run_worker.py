@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from dtruntime import Recovery, Run
-from dtruntime.run import actions
+from dtruntime.run import step_agreement
 from dtruntime.telemetry import configure_logging
 
 
@@ -33,7 +33,7 @@ def main() -> None:
     folder = sys.argv[1]
     given = dict(argument.split("=") for argument in sys.argv[2:])
     configure_logging()
-    actions.ASK_SECONDS = float(given.get("ask_seconds", actions.ASK_SECONDS))
+    step_agreement.ASK_SECONDS = float(given.get("ask_seconds", step_agreement.ASK_SECONDS))
     hold = int(given.get("hold", 0))
     model = Sum()
     run = Run(

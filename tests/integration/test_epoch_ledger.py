@@ -9,8 +9,7 @@ import grpc
 import numpy as np
 import pytest
 
-from dtruntime.data.order.affinity import AffinityOrder, Segment, TakenBack
-from dtruntime.data.order.lanes import Shuffle
+from dtruntime.data.order import AffinityOrder, Segment, Shuffle, TakenBack
 from dtruntime.rpc.gen import coordinator_pb2 as pb
 from dtruntime.sharding import SlotTable
 from dtruntime.sharding.coverage_digest import Digest, whole

@@ -16,7 +16,7 @@ TABLE = ROOT / "docs" / "architecture.md"
 ALLOWED_IMPORTERS = {
     "torch": {
         "data.torch",
-        "data.loading.to_torch",
+        "data.torch",
         "checkpoint.save.cuda",
         "checkpoint.dcp.items",
         "checkpoint.dcp.metadata",
@@ -33,7 +33,7 @@ ALLOWED_IMPORTERS = {
     },
     "jax": {
         "data.jax",
-        "data.loading.to_jax",
+        "data.jax",
         "checkpoint.jax",
         "checkpoint.jax",
         "checkpoint.state_dict.jax_arrays",

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from .save.timing import SavePolicy
 
 _HOME_OF = {
-    "CheckpointManager": "manager",
-    "CheckpointWriter": "building",
-    "Retention": "retention",
-    "SaveHandle": "saving",
-    "SavePolicy": "policy",
-    "Saved": "saving",
+    "CheckpointManager": ".manager",
+    "CheckpointWriter": ".manager",
+    "Retention": "..retention",
+    "SaveHandle": ".save.handle",
+    "SavePolicy": ".save.timing",
+    "Saved": ".save.handle",
 }
 
 __all__ = [
@@ -34,4 +34,4 @@ def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{home}", __name__), name)
+    return getattr(importlib.import_module(home, __name__), name)

@@ -10,9 +10,9 @@ from google.protobuf.message import Message
 
 from .._sync_bridge import awaitable, blocking
 from ..config import Config
-from ..data.live_loader import Claim, LiveLoader, Offer
-from ..data.loader import Consumed, Delivery, Loader
-from ..data.order.affinity import Segment, TakenBack
+from ..data.live_loader import ClaimOutcome, LiveLoader, Offer
+from ..data.loader import Consumption, Delivery, Loader
+from ..data.order import Segment, TakenBack
 from ..data.source import FileSource, NumberSource, Ranges, Source
 from ..errors import ShardError, ShardNotFoundError, StrataError
 from ..rpc.gen import coordinator_pb2 as pb
@@ -175,7 +175,7 @@ class EpochLedger:
         length: int,
         wait: float,
         offer: Offer | None = None,
-    ) -> Claim:
+    ) -> ClaimOutcome:
         """Take a lane up to a place, or learn where to go on."""
         identity = self._worker.identity
         request = pb.ClaimRequest(
@@ -197,7 +197,7 @@ class EpochLedger:
         with waits:
             reply = await self._call("ClaimSamples", request, pb.ClaimResponse, wait or None)
         self._state = epoch, self._worker.state_id
-        return Claim(
+        return ClaimOutcome(
             outcome=_OUTCOMES[reply.outcome],
             slot=reply.slot,
             segments=self._all_segments(epoch, request.known, reply),
@@ -283,7 +283,7 @@ class CoverageReports:
         self._attempt = self._worker.count_resume(self._dataset_id)
 
     @awaitable
-    async def report_async(self, consumed: Consumed) -> None:
+    async def report_async(self, consumed: Consumption) -> None:
         """Tell what this worker consumed."""
         identity = self._worker.identity
         request = pb.CoverageReport(

@@ -1,4 +1,11 @@
-"""Datasets: their files, samples and shards, and the loaders that read them."""
+"""Datasets: their files, samples and shards, and the loaders that read them.
+
+A *dataset* is files; its *index* says where each sample lies; *shards* are runs of samples that
+are read at once; *order* says in which sequence, and by which rank, they are read; a *source*
+reads shards; a *block* is samples by column; a *batch* is what the training loop gets. Read
+`loader.py` first, then `epoch_reader.py` (which samples, in which order) and `prefetch.py`
+(fetching them ahead).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +16,6 @@ if TYPE_CHECKING:
     from .index import (
         Changes,
         DatasetIndex,
-        DatasetRows,
         IndexProgress,
         Shards,
         ShardSpec,
@@ -24,13 +30,12 @@ if TYPE_CHECKING:
     from .loader_state import merge_states
     from .mixture import Mixture
     from .readers import CsvOptions, ParquetOptions, TfrecordOptions
-    from .source import FileSource, NumberSource, Source
+    from .source import DatasetRows, FileSource, NumberSource, Source
 
 _HOMES = {
     "index": (
         "Changes",
         "DatasetIndex",
-        "DatasetRows",
         "IndexProgress",
         "ShardSpec",
         "Shards",
@@ -40,16 +45,12 @@ _HOMES = {
         "index_to_json",
         "shards",
     ),
-    "loading": (
-        "FileSource",
-        "LiveLoader",
-        "Loader",
-        "Mixture",
-        "NumberSource",
-        "Source",
-        "merge_states",
-    ),
+    "live_loader": ("LiveLoader",),
+    "loader": ("Loader",),
+    "loader_state": ("merge_states",),
+    "mixture": ("Mixture",),
     "readers": ("CsvOptions", "ParquetOptions", "TfrecordOptions"),
+    "source": ("DatasetRows", "FileSource", "NumberSource", "Source"),
 }
 _PACKAGES = {"pyarrow": "pyarrow", "google_crc32c": "google-crc32c"}
 """What a slimmed install may lack, by the names that it is imported by."""

@@ -14,7 +14,7 @@ from ..errors import ConfigError, ShardError
 from ..types import check_flag
 from .columns import Assemble, Block, NumpyBlocks, arrow_block, as_array
 from .list_columns import ListColumn, RaggedColumns
-from .loading.sequences import ORIGIN
+from .mixture import ORIGIN
 
 Output = Literal["numpy", "torch", "jax", "arrow"]
 OUTPUTS = ("numpy", "torch", "jax", "arrow")
@@ -140,7 +140,7 @@ class Batches:
     def _converters(self) -> Any:
         """What makes the framework's arrays; the framework is imported when it is needed."""
         if self._framework is None:
-            self._framework = importlib.import_module(f".to_{self.output}", __package__)
+            self._framework = importlib.import_module(f".{self.output}", __package__)
         return self._framework
 
     def _extra(self, block: Block, valid: Any, origin: Any) -> dict[str, Any]:

@@ -10,8 +10,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from .list_columns import ListColumn, is_fixed, is_list_of_values, objects
-from .loading.values import Ints, Places, filled, is_plain, missing_values, picked, plain
+from .list_columns import (
+    Ints,
+    ListColumn,
+    Places,
+    filled,
+    is_fixed,
+    is_list_of_values,
+    is_plain,
+    missing_values,
+    objects,
+    picked,
+    plain,
+)
 
 Column = Any
 """An array of numpy's or of Arrow's, or a `ListColumn`."""

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 from ..errors import ShardError
 from ..sharding import SlotTable
-from .loader_state import LoaderState, Plan
-from .loading.sequences import EndlessStrand, MixedStrand, PlainStrand, Strand, check_sizes
-from .loading.tracks import GlobalTrack, LaneTrack, Last, Track
-from .mixture import Mixture
-from .order.affinity import AffinityOrder, Lanes, Segment
-from .order.lanes import Lane, Shuffle
-from .order.sequence import GlobalOrder
+from .columns import Block
+from .loader_state import LoaderState, OrderPlan
+from .mixture import EndlessStrand, MixedStrand, Mixture, PlainStrand, Strand, check_sizes
+from .order import AffinityOrder, GlobalOrder, Lane, Lanes, Segment, Shuffle, spans
 from .prefetch import LaneReader, ShardFetcher
 from .source import Source
 
@@ -22,7 +20,7 @@ Fetchers = Sequence[ShardFetcher]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EpochPosition:
     """A position in an epoch."""
 
     epoch: int = 0
@@ -38,7 +36,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RankPortion:
     """Which part of the reading is this rank's, and in which portions."""
 
     rank: int
@@ -52,16 +50,16 @@ class Share:
 class Program(ABC):
     """What is read, from a place on."""
 
-    def __init__(self, plan: Plan, share: Share) -> None:
+    def __init__(self, plan: OrderPlan, share: RankPortion) -> None:
         self._plan = plan
         self._share = share
 
     @abstractmethod
-    def track(self, place: Place, fetchers: Fetchers = ()) -> Track:
+    def track(self, place: EpochPosition, fetchers: Fetchers = ()) -> Track:
         """This rank's steps; without fetchers they can only be counted."""
 
     @abstractmethod
-    def place(self, state: LoaderState) -> Place:
+    def place(self, state: LoaderState) -> EpochPosition:
         """Where a state says that the epoch is, for the ranks there are now."""
 
     @abstractmethod
@@ -75,12 +73,12 @@ class Program(ABC):
 class GlobalProgram(Program):
     """One sequence for all ranks."""
 
-    def __init__(self, source: Source, plan: Plan, share: Share) -> None:
+    def __init__(self, source: Source, plan: OrderPlan, share: RankPortion) -> None:
         super().__init__(plan, share)
         self._source = source
         self._order: tuple[int, GlobalOrder] | None = None
 
-    def track(self, place: Place, fetchers: Fetchers = ()) -> Track:
+    def track(self, place: EpochPosition, fetchers: Fetchers = ()) -> Track:
         """This rank's part of every batch."""
         length, origin = self._extent(place.epoch)
         mine = max(1, self._plan.streams // self._share.world)
@@ -101,7 +99,7 @@ class GlobalProgram(Program):
             last=self._share.last,
         )
 
-    def place(self, state: LoaderState) -> Place:
+    def place(self, state: LoaderState) -> EpochPosition:
         """The same position, whatever the ranks."""
         length, _ = self._extent(state.epoch)
         if state.position > length:
@@ -109,7 +107,7 @@ class GlobalProgram(Program):
                 f"the state is at sample {state.position} of an epoch that has {length}: it was "
                 "changed or damaged. Load another one, or start afresh"
             )
-        return Place(state.epoch, state.position)
+        return EpochPosition(state.epoch, state.position)
 
     def consumed(self, state: LoaderState) -> int:
         """The position itself."""
@@ -129,7 +127,7 @@ class GlobalProgram(Program):
 class MixedProgram(GlobalProgram):
     """One sequence of several datasets."""
 
-    def __init__(self, mixture: Mixture, plan: Plan, share: Share) -> None:
+    def __init__(self, mixture: Mixture, plan: OrderPlan, share: RankPortion) -> None:
         super().__init__(mixture.sources[0], plan, share)
         check_sizes(mixture.names, [len(s) for s in mixture.sources], plan.streams)
         self._mixture = mixture
@@ -155,7 +153,7 @@ class MixedProgram(GlobalProgram):
 class AffinityProgram(Program):
     """Each rank its own shards."""
 
-    def __init__(self, source: Source, plan: Plan, share: Share) -> None:
+    def __init__(self, source: Source, plan: OrderPlan, share: RankPortion) -> None:
         super().__init__(plan, share)
         self._source = source
         self._table = SlotTable(len(source.starts) - 1, seed=plan.seed)
@@ -163,7 +161,7 @@ class AffinityProgram(Program):
         self._dealt: tuple[tuple[tuple[Segment, ...], Segment], Lanes] | None = None
         """The lanes that were asked for last."""
 
-    def track(self, place: Place, fetchers: Fetchers = ()) -> Track:
+    def track(self, place: EpochPosition, fetchers: Fetchers = ()) -> Track:
         """This rank's lane in batches."""
 
         def reader(lane: Lane, start: int) -> LaneReader:
@@ -190,12 +188,12 @@ class AffinityProgram(Program):
             self._dealt = key, self._order[1].lanes(past, current)
         return self._dealt[1]
 
-    def place(self, state: LoaderState) -> Place:
+    def place(self, state: LoaderState) -> EpochPosition:
         """The same lanes for as many ranks, else what is left dealt anew."""
         past = tuple(Segment(world, consumed=tuple(taken)) for world, taken in state.past)
         if state.world == self._share.world:
-            return Place(state.epoch, state.position, past, state.positions)
-        return Place(state.epoch, 0, (*past, _stretch(state)))
+            return EpochPosition(state.epoch, state.position, past, state.positions)
+        return EpochPosition(state.epoch, 0, (*past, _stretch(state)))
 
     def consumed(self, state: LoaderState) -> int:
         """What the stretches before have taken, and what each rank has in this one."""
@@ -209,3 +207,128 @@ class AffinityProgram(Program):
 def _stretch(state: LoaderState) -> Segment:
     """The state's own stretch of the epoch, ended where it is."""
     return Segment(state.world, consumed=state.positions or (state.position,))
+
+
+Last = Literal["keep", "drop", "pad"]
+
+
+class Step(NamedTuple):
+    """What a rank gets in one step."""
+
+    block: Block | None
+    """``None``: nothing is left for this rank."""
+    padding: int
+    """How many samples have to be made up to fill the batch."""
+    position: int
+    """Where the epoch stands after it."""
+
+
+class Track(ABC):
+    """The steps of one rank."""
+
+    steps: int
+    """How many there are."""
+    dropped: int
+    """Samples of all ranks that no step has."""
+
+    @abstractmethod
+    def play(self, part: int = 0, parts: int = 1) -> Iterator[Step]:
+        """Every ``parts``-th step, from the ``part``-th on."""
+
+
+class GlobalTrack(Track):
+    """A rank's part of every batch that the whole job reads."""
+
+    def __init__(
+        self,
+        strand: Callable[[int], Strand],
+        streams: int,
+        *,
+        length: int,
+        origin: int,
+        position: int,
+        batch: int,
+        rank: int,
+        world: int,
+        last: Last,
+    ) -> None:
+        """The epoch has ``length`` samples, the first of which is number ``origin`` of a run."""
+        self._open = strand
+        self._streams = streams
+        self._length = length
+        self._origin = origin
+        self._position = position
+        self._batch = batch
+        self._rank = rank
+        self._world = world
+        self._last = last
+        rest = max(0, length - position)
+        self.steps = rest // batch if last == "drop" else -(-rest // batch)
+        self.dropped = rest - self.steps * batch if last == "drop" else 0
+
+    def play(self, part: int = 0, parts: int = 1) -> Iterator[Step]:
+        """The steps."""
+        strands: dict[int, Strand] = {}
+        for number in range(part, self.steps, parts):
+            start = self._position + number * self._batch
+            stop = min(start + self._batch, self._length)
+            blocks = []
+            for strand, first, end in self._spans(start, stop):
+                if strand not in strands:
+                    strands[strand] = self._open(strand)
+                blocks.append(strands[strand].read(first, end))
+            block = Block.concat(blocks) if blocks else None
+            yield Step(block, self._padding(block), stop)
+
+    def _spans(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        begin, end = self._origin + start, self._origin + stop
+        return [*spans(self._streams, begin, end, self._rank, self._world)]
+
+    def _padding(self, block: Block | None) -> int:
+        if self._last != "pad":
+            return 0
+        full = self._batch * (self._rank + 1) // self._world
+        full -= self._batch * self._rank // self._world
+        return full - (len(block) if block else 0)
+
+
+class LaneTrack(Track):
+    """A rank's own lane, in batches."""
+
+    def __init__(
+        self,
+        reader: Callable[[Lane, int], LaneReader],
+        lane: Lane,
+        lengths: Mapping[int, int],
+        rank: int,
+        *,
+        positions: Callable[[int], int],
+        batch: int,
+        last: Last,
+    ) -> None:
+        """``lengths`` are those of all ranks' lanes; ``positions`` says what each has consumed."""
+        self._reader = reader
+        self._lane = lane
+        # Not cut off at the end of a short lane: one rank's position may stand for all ranks.
+        self._position = positions(rank)
+        self._batch = batch
+        self._last = last
+        rest = {slot: max(0, length - positions(slot)) for slot, length in lengths.items()}
+        if last == "keep":
+            self.steps = -(-rest[rank] // batch)
+        elif last == "pad":
+            self.steps = max(-(-left // batch) for left in rest.values())
+        else:
+            self.steps = min(left // batch for left in rest.values())
+        dropping = last == "drop"
+        self.dropped = sum(left - self.steps * batch for left in rest.values()) * dropping
+
+    def play(self, part: int = 0, parts: int = 1) -> Iterator[Step]:
+        """The steps."""
+        reader = self._reader(self._lane, self._position)
+        for number in range(part, self.steps, parts):
+            start = self._position + number * self._batch
+            stop = min(start + self._batch, len(self._lane))
+            block = reader.read(start, stop) if start < stop else None
+            missing = self._batch - (len(block) if block else 0)
+            yield Step(block, missing * (self._last == "pad"), start + self._batch)

@@ -23,7 +23,7 @@ class Closeable(Protocol):
 C = TypeVar("C", bound=Closeable)
 
 
-class Watch(Protocol):
+class IterationWatch(Protocol):
     """Is told what iterations do with the time of the program."""
 
     def fetching(self) -> AbstractContextManager[None]:
@@ -50,10 +50,10 @@ class Unwatched:
         """Nothing happens."""
 
 
-class Turn:
+class Iteration:
     """One iteration, and what it uses until it ends."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: IterationWatch) -> None:
         self._watch = watch
         self._used = ExitStack()
         self._process = os.getpid()
@@ -97,18 +97,18 @@ class Turn:
             self._used.close()
 
 
-class Turns:
+class Iterations:
     """The iterations of one loader."""
 
     def __init__(self) -> None:
-        self._running: Turn | None = None
-        self.watch: Watch = Unwatched()
+        self._running: Iteration | None = None
+        self.watch: IterationWatch = Unwatched()
 
     @contextmanager
-    def begin(self) -> Iterator[Turn]:
+    def begin(self) -> Iterator[Iteration]:
         """An iteration, which ends the one before it."""
         self.end()
-        turn = self._running = Turn(self.watch)
+        turn = self._running = Iteration(self.watch)
         try:
             yield turn
         finally:

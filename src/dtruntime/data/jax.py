@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 
 from .loader import Loader
 
@@ -65,3 +66,8 @@ class JaxIterator:
         return jax.tree.map(
             lambda part: jax.make_array_from_process_local_data(self._sharding, part), batch
         )
+
+
+def convert(array: Any) -> Any:
+    """An array on the default device."""
+    return jnp.asarray(array)

@@ -19,12 +19,11 @@ from ..sharding.coverage_digest import Digest
 from ..types import check_flag, check_whole
 from .batches import Batches, Output
 from .columns import Block
-from .epoch_reader import AffinityProgram, Share
-from .iteration import Turns, Watch
+from .epoch_reader import AffinityProgram, RankPortion
+from .iteration import Iterations, IterationWatch
 from .loader import prefetch_of, window_of
-from .loader_state import Plan
-from .order.affinity import Segment
-from .order.lanes import Lane
+from .loader_state import OrderPlan
+from .order import Lane, Segment
 from .prefetch import LaneReader, ShardFetcher
 from .source import Source
 
@@ -39,7 +38,7 @@ Offer = tuple[int, int, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ClaimOutcome:
     """The ledger's answer to a claim."""
 
     outcome: Literal["granted", "moved", "complete", "waiting"]
@@ -54,7 +53,7 @@ class Claim:
     committed_digest: bytes = b""
 
 
-class Ledger(Protocol):
+class ClaimLedger(Protocol):
     """The coordinator's account of who reads what."""
 
     def claim(
@@ -66,7 +65,7 @@ class Ledger(Protocol):
         length: int,
         wait: float,
         offer: Offer | None = None,
-    ) -> Claim:
+    ) -> ClaimOutcome:
         """Take a lane of ``length`` samples up to a place.
 
         An ``offer`` is committed if the epoch becomes complete during the call.
@@ -106,7 +105,7 @@ class LiveLoader:
         source: Source,
         batch_size: int,
         *,
-        ledger: Ledger,
+        ledger: ClaimLedger,
         shuffle: bool = True,
         seed: int = 0,
         epoch: int = 0,
@@ -129,7 +128,7 @@ class LiveLoader:
             output, ids=ids, fill=fill, ragged=ragged, decode=decode, transform=transform
         )
         self._batches.check_columns(source.schema)
-        plan = Plan(
+        plan = OrderPlan(
             order="affinity",
             samples=source.total,
             fingerprint=source.fingerprint,
@@ -140,9 +139,9 @@ class LiveLoader:
             streams=1,
         )
         self._prefetch = prefetch_of(prefetch_shards, plan, source)
-        self._program = AffinityProgram(source, plan, Share(0, 1, 1, "keep", self._prefetch))
+        self._program = AffinityProgram(source, plan, RankPortion(0, 1, 1, "keep", self._prefetch))
         self._plan = "/".join(str(getattr(plan, name)) for name in plan.__struct_fields__)
-        self._turns = Turns()
+        self._turns = Iterations()
         self._committed: tuple[int, int] = (0, 0)
         self._goto(epoch)
 
@@ -183,7 +182,7 @@ class LiveLoader:
         while self._stretches[0].number < place[0]:
             self._stretches.popleft()
 
-    def watched_by(self, watch: Watch) -> Self:
+    def watched_by(self, watch: IterationWatch) -> Self:
         """Tell ``watch`` when the program waits for a batch, gets one, and has got all."""
         self._turns.watch = watch
         return self
@@ -312,10 +311,10 @@ class LiveLoader:
         last = next((s for s in reversed(self._stretches) if s.at), None)
         return None if last is None else (last.number, last.at)
 
-    def _ask(self, segment: int, upto: int, length: int) -> Claim:
+    def _ask(self, segment: int, upto: int, length: int) -> ClaimOutcome:
         return self._ledger.claim(self._epoch, self._plan, segment, upto, length, 0.0)
 
-    def _follow(self, answer: Claim) -> bool:
+    def _follow(self, answer: ClaimOutcome) -> bool:
         """Go on in the current segment; whether there may be something to read in it."""
         if answer.outcome != "moved":
             return False
@@ -332,7 +331,7 @@ class LiveLoader:
             self._stretches.append(_Stretch(current, lane, 0, answer.claimed))
         return True
 
-    def _go_back(self, answer: Claim) -> None:
+    def _go_back(self, answer: ClaimOutcome) -> None:
         """Take up what this worker had claimed, from where it last committed."""
         self._seen = Digest(self._source.total, answer.committed_digest)
         start = answer.committed_position
@@ -343,6 +342,6 @@ class LiveLoader:
             self._stretches.append(_Stretch(number, self._lane(answer, number), start, upto))
             start = 0
 
-    def _lane(self, answer: Claim, number: int) -> Lane:
+    def _lane(self, answer: ClaimOutcome, number: int) -> Lane:
         past, here = answer.segments[: number - 1], answer.segments[number - 1]
         return self._program.lanes(self._epoch, past, here)[answer.slot]

@@ -19,14 +19,21 @@ from ..sharding.hashing import fold
 from ..types import check_flag, check_whole
 from .batches import Batches, Output
 from .columns import Block
-from .epoch_reader import AffinityProgram, GlobalProgram, MixedProgram, Place, Program, Share
+from .epoch_reader import (
+    AffinityProgram,
+    EpochPosition,
+    GlobalProgram,
+    Last,
+    MixedProgram,
+    Program,
+    RankPortion,
+    Track,
+)
 from .index import DatasetIndex
-from .iteration import Turn, Turns, Watch
-from .loader_state import LoaderState, Plan, pack, unpack
-from .loading.sequences import ORIGIN
-from .loading.tracks import Last, Track
-from .mixture import Mixture
-from .order.lanes import DEFAULT_WINDOW
+from .iteration import Iteration, Iterations, IterationWatch
+from .loader_state import LoaderState, OrderPlan, pack, unpack
+from .mixture import ORIGIN, Mixture
+from .order import DEFAULT_WINDOW
 from .prefetch import ShardFetcher
 from .source import FileSource, Source
 
@@ -59,7 +66,7 @@ class Delivery(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Consumed:
+class Consumption:
     """What a rank has consumed of an epoch."""
 
     epoch: int
@@ -84,7 +91,7 @@ class Progress(Protocol):
     def resumed(self) -> None:
         """A state was loaded: what comes is another attempt at the epoch."""
 
-    def report(self, consumed: Consumed) -> None:
+    def report(self, consumed: Consumption) -> None:
         """Everything that was handed out."""
 
 
@@ -161,7 +168,7 @@ class Loader:
             transform=transform,
         )
         self._batches.check_columns(self._source.sources[0].schema)
-        self._plan = Plan(
+        self._plan = OrderPlan(
             order=order,
             samples=self._source.total,
             fingerprint=self._source.fingerprint,
@@ -172,7 +179,7 @@ class Loader:
             streams=check_whole("streams", self.world_size if streams is None else streams, 1),
         )
         self._streams_given = streams is not None
-        self._share = Share(
+        self._share = RankPortion(
             self.rank,
             self.world_size,
             _batch(batch_size, global_batch_size, self.world_size, order),
@@ -181,8 +188,8 @@ class Loader:
         )
         self._program = self._make_program(self._plan)
         self._progress = progress
-        self._turns = Turns()
-        self._place, self._position = Place(), 0
+        self._turns = Iterations()
+        self._place, self._position = EpochPosition(), 0
         self._goto(self._place)
 
     # Where it is
@@ -204,18 +211,18 @@ class Loader:
     @property
     def steps_per_epoch(self) -> int:
         """How many steps a whole epoch has with this batch size and number of ranks."""
-        return self._program.track(Place(self.epoch)).steps
+        return self._program.track(EpochPosition(self.epoch)).steps
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; in it already, stay where the loader is."""
         if check_whole("epoch", epoch) != self.epoch:
             self._turns.end()
-            self._goto(Place(epoch))
+            self._goto(EpochPosition(epoch))
 
     def restart(self) -> None:
         """Go back to the start of the epoch."""
         self._turns.end()
-        self._goto(Place(self.epoch))
+        self._goto(EpochPosition(self.epoch))
 
     def state_dict(self) -> dict[str, Any]:
         """The position behind the last batch handed out: under 4 KB of JSON."""
@@ -304,7 +311,7 @@ class Loader:
         """Report the epoch as consumed, and go to the next."""
         self._report(ended=True)
         self._turns.watch.ended(self.epoch)
-        self._goto(Place(self.epoch + 1))
+        self._goto(EpochPosition(self.epoch + 1))
 
     def commit(self) -> None:
         """Report what was handed out as consumed for good, where there is a coordinator."""
@@ -315,7 +322,7 @@ class Loader:
             return
         track = self._program.track(self._here())
         self._progress.report(
-            Consumed(
+            Consumption(
                 epoch=self.epoch,
                 world_size=self.world_size,
                 base=self._base,
@@ -327,7 +334,7 @@ class Loader:
             )
         )
 
-    def watched_by(self, watch: Watch) -> Self:
+    def watched_by(self, watch: IterationWatch) -> Self:
         """Tell ``watch`` when the program waits for a batch, gets one, and has got all."""
         self._turns.watch = watch
         return self
@@ -353,7 +360,7 @@ class Loader:
     # Inside
 
     def _play(
-        self, turn: Turn, part: int, parts: int, before: Callable[[int], None] | None
+        self, turn: Iteration, part: int, parts: int, before: Callable[[int], None] | None
     ) -> Iterator[Delivery]:
         ahead = self._share.prefetch_shards
         fetchers = [
@@ -400,7 +407,7 @@ class Loader:
             block.columns[ORIGIN] = first
         return block
 
-    def _make_program(self, plan: Plan) -> Program:
+    def _make_program(self, plan: OrderPlan) -> Program:
         if isinstance(self._source, Mixture):
             if plan.order != "global":
                 raise ValueError("a mixture is read in global order")
@@ -409,7 +416,7 @@ class Loader:
             return GlobalProgram(self._source, plan, self._share)
         return AffinityProgram(self._source, plan, self._share)
 
-    def _check_plan(self, plan: Plan) -> None:
+    def _check_plan(self, plan: OrderPlan) -> None:
         if self._plan.fingerprint != plan.fingerprint:
             raise ShardError(
                 f"the state is of other data: its files had the fingerprint {plan.fingerprint}, "
@@ -425,13 +432,13 @@ class Loader:
                 "was made then"
             )
 
-    def _here(self) -> Place:
+    def _here(self) -> EpochPosition:
         """Where the epoch is, for all ranks as far as this one knows."""
         if self._position == self._place.of(self.rank):
             return self._place
         return replace(self._place, position=self._position, positions=())
 
-    def _goto(self, place: Place) -> None:
+    def _goto(self, place: EpochPosition) -> None:
         self._place = place
         self._position = place.of(self.rank)
         self._base, self._seen = Digest(self._plan.samples), Digest(self._plan.samples)
@@ -488,7 +495,7 @@ def window_of(source: Source | Mixture, window: int | None) -> int:
     return max(1, min(DEFAULT_WINDOW, WINDOW_BYTES // max(1, source.mean_shard_bytes)))
 
 
-def prefetch_of(shards: int | None, plan: Plan, source: Source | Mixture) -> int:
+def prefetch_of(shards: int | None, plan: OrderPlan, source: Source | Mixture) -> int:
     """How many shards are read ahead: so that a window is there when the one before is used up.
 
     Of small shards there are more, so that threads that read do not wait for the one that mixes.

@@ -20,7 +20,7 @@ Past = tuple[AtLeastOne, list[Count]]
 """A stretch with one number of workers: how many, and what each consumed (one number: each)."""
 
 
-class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OrderPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What decides the order; a position means nothing without it."""
 
     order: str
@@ -32,7 +32,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     window: AtLeastOne
     streams: AtLeastOne
 
-    def difference(self, other: Plan) -> str:
+    def difference(self, other: OrderPlan) -> str:
         """What is not the same in another plan."""
         return "; ".join(
             f"{field}: {getattr(self, field)!r} in the state, {getattr(other, field)!r} here"
@@ -44,7 +44,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class LoaderState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A position between two batches."""
 
-    plan: Plan
+    plan: OrderPlan
     epoch: Count
     position: Count
     """Samples consumed: by the whole job in global order, by each worker in affinity order."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from .._background import ThreadPool, usable_cores
 from .columns import Assemble, Block
-from .order.lanes import Lane, Window
+from .order import Lane, Window
 from .source import Source
 
 MAX_THREADS = 8

@@ -200,3 +200,18 @@ class TorchLoader:
     def _leave_finished_epoch(self) -> None:
         if self.loader.position and not len(self.loader):
             self.loader.end_epoch()
+
+
+def convert(array: Any) -> Any:
+    """A tensor that shares the array's memory."""
+    return torch.from_numpy(array)
+
+
+def nested(values: Any, ends: Any) -> Any:
+    """A nested tensor of rows that lie one after the other."""
+    return torch.nested.nested_tensor_from_jagged(torch.from_numpy(values), torch.from_numpy(ends))
+
+
+def none_of(rows: Any) -> Any:
+    """A nested tensor like ``rows`` without rows."""
+    return torch.nested.nested_tensor_from_jagged(rows.values()[:0], rows.offsets()[:1])

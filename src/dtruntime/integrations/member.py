@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 from ..client import TrainingOrchestrator, WorkerConfig
 from ..errors import StrataError
-from ..run.actions import PreemptionWatch, StepAgreements
 from ..run.components import worker_of
 from ..run.crew import Crew
 from ..run.options import REPORTED
-from ..run.preemption import Notices
-from ..run.step_agreement import Gate
+from ..run.preemption import PreemptionNotices
+from ..run.step_agreement import PreemptionWatch, StepAgreements, StepGate
 from ..telemetry import EventLog
 from ..types import Action, WorkerState
 
@@ -48,8 +47,8 @@ class Member:
     ) -> None:
         self._given = WorkerConfig(coordinator_url=coordinator_url, job=job)
         self.worker: TrainingOrchestrator | None = None
-        self._notices = Notices(preemption_file, signals=handle_signals)
-        self._gate = Gate()
+        self._notices = PreemptionNotices(preemption_file, signals=handle_signals)
+        self._gate = StepGate()
         self._agreements: StepAgreements | None = None
         self._watch: PreemptionWatch | None = None
         self._pending: list[Action] = []

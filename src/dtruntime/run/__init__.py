@@ -1,8 +1,13 @@
-"""Runs: training loops that resume, save, recover and end by themselves."""
+"""Runs: training loops that resume, save, recover and end by themselves.
+
+The *crew* are the ranks that train together; a *rendezvous* decides who they are; *formation* puts
+them into the same state; the *step gate* lets all do something after the same step; a *stream*
+gives batches. Read `run.py` first, then `loop.py` and `formation.py`.
+"""
 
 from .crew import Crew
 from .recovery import Recovery
-from .results import load_tracked
 from .run import Run
+from .run_checkpoints import load_tracked
 
 __all__ = ["Crew", "Recovery", "Run", "load_tracked"]

@@ -22,7 +22,7 @@ from ..retention import FINISHED_KEY, IDENTITY_KEY, PLACE_KEY
 from ..telemetry import EventLog
 from ..types import CheckpointInfo
 from .crew import Crew, CrewMembership
-from .preemption import Notices
+from .preemption import PreemptionNotices
 
 log = EventLog("run")
 
@@ -34,7 +34,7 @@ _REMEDY = (
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceNote:
+class LocationNote:
     """What a worker tells the others of its place."""
 
     identity: str
@@ -49,11 +49,11 @@ class PlaceNote:
         return f"{self.location} (rank {rank} on {self.host})"
 
 
-class Places:
+class CheckpointLocation:
     """This worker's place, held against that of the others."""
 
     def __init__(
-        self, manager: CheckpointManager, worker: TrainingOrchestrator, notices: Notices
+        self, manager: CheckpointManager, worker: TrainingOrchestrator, notices: PreemptionNotices
     ) -> None:
         self._manager = manager
         self._worker = worker
@@ -93,8 +93,8 @@ class Places:
         if len(set(found.values())) == 1:
             return
         told = membership.share("places", json.dumps(asdict(self._note())).encode(), crew)
-        notes = {rank: PlaceNote(**json.loads(note)) for rank, note in sorted(told.items())}
-        right = right_place(notes, notes[crew.ranks[0]].known)
+        notes = {rank: LocationNote(**json.loads(note)) for rank, note in sorted(told.items())}
+        right = right_location(notes, notes[crew.ranks[0]].known)
         others = {rank: note for rank, note in notes.items() if note.identity != right}
         if not right:
             count = len({note.identity for note in notes.values()})
@@ -117,9 +117,9 @@ class Places:
             generation=crew.generation,
         )
 
-    def _note(self) -> PlaceNote:
+    def _note(self) -> LocationNote:
         latest = self._latest()
-        return PlaceNote(
+        return LocationNote(
             self.identity,
             location_of(self._manager),
             socket.gethostname(),
@@ -132,7 +132,7 @@ class Places:
         return self._notices.wait(io.submit(call))
 
 
-def right_place(notes: Mapping[int, PlaceNote], known: str) -> str:
+def right_location(notes: Mapping[int, LocationNote], known: str) -> str:
     """The identity of the place that a run goes on in; nothing when that cannot be told.
 
     It is where the job's last checkpoint is, else where there are checkpoints at all, else where
@@ -150,7 +150,7 @@ def _place_of(info: CheckpointInfo) -> str:
     return info.metadata.get(IDENTITY_KEY, "")
 
 
-def _listed(notes: Mapping[int, PlaceNote]) -> str:
+def _listed(notes: Mapping[int, LocationNote]) -> str:
     shown: Iterable[str] = [note.describe(rank) for rank, note in notes.items()]
     more = f" and {len(notes) - _SHOWN} more" if len(notes) > _SHOWN else ""
     return ", ".join(list(shown)[:_SHOWN]) + more

@@ -17,17 +17,16 @@ from ..client import TrainingOrchestrator, WorkerConfig
 from ..client.registration import OPTIONAL_PACKAGES
 from ..errors import ConfigError, install_command
 from ..types import MAX_ID_LENGTH
-from .actions import PreemptionWatch, StepAgreements
-from .checkpoint_location import Places
+from .checkpoint_location import CheckpointLocation
 from .crew import Alone, CrewMembership, Together
 from .formation import Formation
 from .options import RunOptions
-from .preemption import Notices
-from .run_checkpoints import CrewCommits, Saves
-from .step_agreement import Gate
+from .preemption import PreemptionNotices
+from .run_checkpoints import CrewCommits, RunCheckpoints
+from .step_agreement import PreemptionWatch, StepAgreements, StepGate
 from .streams.data_argument import is_iterated
-from .streams.stream import DataOptions, Numbers, Stream
-from .streams.user_iterables import OwnStream
+from .streams.stream import DataOptions, StepNumbers, Stream
+from .streams.user_iterables import UserStream
 from .tracked_state import Tracked
 
 if TYPE_CHECKING:
@@ -36,12 +35,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class RunComponents:
     """The parts of a run that is open."""
 
     manager: CheckpointManager
     stream: Stream
-    saves: Saves
+    saves: RunCheckpoints
     formation: Formation
     gradients: Gradients | None
     """Without torch there are none."""
@@ -109,10 +108,10 @@ def open_run(
     options: RunOptions,
     tracked: Tracked,
     worker: TrainingOrchestrator | None,
-    gate: Gate,
-    notices: Notices,
+    gate: StepGate,
+    notices: PreemptionNotices,
     waiting: Callable[[], AbstractContextManager[None]],
-) -> Opened:
+) -> RunComponents:
     """Register with the coordinator, and open checkpoints and data.
 
     ``waiting`` surrounds the time in which this worker waits for others.
@@ -131,7 +130,7 @@ def open_run(
     if worker is not None:
         with CheckpointManager(options.checkpoints, **options.manager) as manager:
             # Whoever has the wrong place does not become a member: the others would wait for it.
-            Places(manager, worker, notices).check_record()
+            CheckpointLocation(manager, worker, notices).check_record()
         notices.wait(io.submit(worker.register_worker()))
         membership = Together(worker, options.recovery, notices)
         agreements = StepAgreements(worker, gate, lets_in=True)
@@ -140,15 +139,15 @@ def open_run(
     manager = CheckpointManager(
         options.checkpoints, orchestrator=commits, sharded=commits is not None, **options.manager
     )
-    places = None if worker is None else Places(manager, worker, notices)
+    places = None if worker is None else CheckpointLocation(manager, worker, notices)
     if commits is not None and places is not None:
         commits.place = places.identity
     stream = open_stream(options.data, worker)
-    saves = Saves(manager, commits, tracked, stream, options.seed)
+    saves = RunCheckpoints(manager, commits, tracked, stream, options.seed)
     saves.look_for_others()
     group = _group(options, tracked, worker)
     formation = Formation(membership, worker, stream, saves, places, group, gradients)
-    return Opened(manager, stream, saves, formation, gradients, agreements, watch)
+    return RunComponents(manager, stream, saves, formation, gradients, agreements, watch)
 
 
 def _gradients(
@@ -195,9 +194,9 @@ def open_stream(options: DataOptions, worker: TrainingOrchestrator | None) -> St
     """Where batches come from."""
     data = options.data
     if data is None:
-        return Numbers()
+        return StepNumbers()
     if is_iterated(data):
-        return OwnStream(data)
+        return UserStream(data)
     try:
         from .streams.dataset_stream import dataset_stream
     except ModuleNotFoundError as exc:

@@ -14,9 +14,9 @@ from .._sync_bridge import io
 from ..client import TrainingOrchestrator
 from ..errors import ConnectionError, SyncError
 from ..telemetry import EventLog
-from .preemption import Notices
+from .preemption import PreemptionNotices
 from .recovery import Recovery
-from .rendezvous import Called, Formed, RollCall, Waits
+from .rendezvous import Called, Formed, Rendezvous, Waits
 
 log = EventLog("run")
 
@@ -107,13 +107,13 @@ class Together(CrewMembership):
         self,
         orchestrator: TrainingOrchestrator,
         recovery: Recovery,
-        notices: Notices,
+        notices: PreemptionNotices,
     ) -> None:
         self._orchestrator = orchestrator
         self._notices = notices
         self._recovery = recovery
         world_size = orchestrator.config.world_size or 0
-        self._roll_call = RollCall(world_size, recovery, time.monotonic())
+        self._roll_call = Rendezvous(world_size, recovery, time.monotonic())
         self._generation = 0
 
     def assemble(self) -> Crew:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from .._sync_bridge import io
@@ -12,14 +13,13 @@ from ..client import TrainingOrchestrator
 from ..errors import CheckpointAbortedError, CheckpointDamagedError, StrataError
 from ..telemetry import EventLog
 from ..types import Action, WorkerState
-from .components import Opened, open_run
+from .components import RunComponents, open_run
 from .crew import Crew
-from .losses import LossDetector, brief
+from .formation import LossDetector, brief
 from .options import RunOptions
-from .pace import StepTimer
-from .preemption import Interrupts, Notices
+from .preemption import Interrupts, PreemptionNotices
 from .recovery import Failures
-from .step_agreement import Gate
+from .step_agreement import StepGate
 from .tracked_state import Tracked
 
 log = EventLog("run")
@@ -34,7 +34,7 @@ class Regroup(Exception):
         self.is_failure = is_failure
 
 
-class Training:
+class TrainingLoop:
     """Where a run is, and what it does between two batches."""
 
     def __init__(
@@ -42,17 +42,17 @@ class Training:
         options: RunOptions,
         tracked: Tracked,
         worker: TrainingOrchestrator | None,
-        notices: Notices,
+        notices: PreemptionNotices,
     ) -> None:
         self._options = options
         self._tracked = tracked
         self._worker = worker
         self._notices = notices
-        self._gate = Gate()
+        self._gate = StepGate()
         self._failures = Failures(options.recovery)
         makes_group = options.process_group is not None
         self._losses = LossDetector(worker, options.recovery, makes_group=makes_group)
-        self._parts: Opened | None = None
+        self._parts: RunComponents | None = None
         self._crew: Crew | None = None
         self._broken: Exception | None = None
         self._in_step = False
@@ -81,7 +81,7 @@ class Training:
         return self._parts is not None
 
     @property
-    def parts(self) -> Opened:
+    def parts(self) -> RunComponents:
         """The parts of the run, which is open."""
         if self._parts is None:
             raise StrataError("the run is not open: use it in a 'with' statement")
@@ -346,3 +346,41 @@ class Training:
         """Close everything; with ``give_up``, do not wait for what needs other workers."""
         if self._parts is not None:
             self._parts.close(give_up=give_up)
+
+
+SMOOTH = 0.2
+"""Weight of the newest step in the mean."""
+
+
+class StepTimer:
+    """The mean time of steps, without what is spent waiting for other workers."""
+
+    def __init__(self, worker: TrainingOrchestrator | None) -> None:
+        self._worker = worker
+        self._waited = 0.0
+        self._began = 0.0
+        self.step_seconds = 0.0
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._began = self._now()
+
+    def end(self) -> None:
+        """A step has ended."""
+        # Waits in the background, for an agreement, may overlap with the step's own.
+        seconds, mean = max(0.0, self._now() - self._began), self.step_seconds
+        self.step_seconds = mean + SMOOTH * (seconds - mean) if mean else seconds
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Leave out the time of a block."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._waited += time.perf_counter() - began
+
+    def _now(self) -> float:
+        """A clock that stands still while others are waited for."""
+        waited = 0.0 if self._worker is None else self._worker.waited_seconds
+        return time.perf_counter() - self._waited - waited

@@ -48,7 +48,7 @@ class Interrupts(IntEnum):
     """There is nothing to save."""
 
 
-class Notices:
+class PreemptionNotices:
     """Watches for a notice that this process is going to be stopped.
 
     The first SIGTERM is a notice; with the second one everything is as if there were no run. The

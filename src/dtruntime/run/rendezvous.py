@@ -67,7 +67,7 @@ class CallsAgain:
     """A live member was not there, and is expected at the next roll call."""
 
 
-class RollCall:
+class Rendezvous:
     """One worker's part in forming crews, over the whole run."""
 
     def __init__(self, world_size: int, recovery: Recovery, now: float) -> None:

@@ -16,10 +16,10 @@ from ..telemetry.logs import is_debugging
 from ..types import EpochCoverage, check_whole
 from .components import job_of_program, worker_of
 from .crew import Crew
-from .loop import Regroup, Training
-from .losses import brief
+from .formation import brief
+from .loop import Regroup, TrainingLoop
 from .options import REPORTED, RunOptions, as_mapping
-from .preemption import PREEMPTED, Interrupts, Leaving, Notices
+from .preemption import PREEMPTED, Interrupts, Leaving, PreemptionNotices
 from .recovery import Recovery
 from .streams.data_argument import check_data, check_lockstep
 from .streams.stream import DataOptions
@@ -136,10 +136,12 @@ class Run:
         )
         if self._orchestrator is not None and self._orchestrator.config.world_size != 1:
             check_lockstep(given)
-        self._notices = Notices(
+        self._notices = PreemptionNotices(
             preemption_file, signals=handle_signals, grace_seconds=grace_seconds
         )
-        self._training = Training(self._options, self._tracked, self._orchestrator, self._notices)
+        self._training = TrainingLoop(
+            self._options, self._tracked, self._orchestrator, self._notices
+        )
 
     # What is known
 
@@ -277,7 +279,7 @@ class Run:
         if worker is not None:
             worker.leave(reason, self._notices.seconds_left(GOODBYE_SECONDS))
 
-    # Training
+    # TrainingLoop
 
     def __iter__(self) -> Iterator[Any]:
         """Batches up to the end of the last epoch.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
@@ -13,14 +14,14 @@ from ..checkpoint import CheckpointManager
 from ..checkpoint.access import has_kind, location_of
 from ..checkpoint.save.handle import SaveHandle
 from ..client import TrainingOrchestrator
-from ..errors import CheckpointAbortedError, StorageError
+from ..errors import CheckpointAbortedError, CheckpointNotFoundError, StorageError, StrataError
 from ..retention import FINISHED_KEY, IDENTITY_KEY
 from ..telemetry import EventLog
 from ..types import CheckpointCondition, CheckpointInfo
 from . import rng
 from .crew import Crew
 from .streams.stream import Stream
-from .tracked_state import Tracked
+from .tracked_state import OBJECTS, Tracked
 
 if TYPE_CHECKING:
     from .pytorch.sharded_models import ShardedStates
@@ -104,8 +105,8 @@ class CrewCommits:
         return self._worker.report_checkpoints(checkpoint_ids, condition, **options)
 
 
-class Saves:
-    """Saves and restores a run.
+class RunCheckpoints:
+    """RunCheckpoints and restores a run.
 
     The crew's first rank saves what is the same on all of them, and every rank its random numbers
     and its position in the data. Of sharded models every rank saves its share.
@@ -320,3 +321,38 @@ class Saves:
 
     def _load(self, step: int, rank: int, keys: list[str]) -> Any:
         return self._manager.load_state(step, rank=rank, keys=keys, map_location="cpu")
+
+
+def load_tracked(
+    checkpoints: str | os.PathLike[str],
+    *names: str,
+    step: int | None = None,
+    map_location: Any = "cpu",
+    **options: Any,
+) -> dict[str, Any]:
+    """The saved states of the objects that a `Run` tracks, by name; all of them without names.
+
+    ::
+
+        model.load_state_dict(load_tracked("checkpoints", "model")["model"])
+
+    ``checkpoints`` is what the run was given, ``step`` one of its checkpoints instead of the
+    newest. ``options`` go to `CheckpointManager`.
+    """
+    with CheckpointManager(checkpoints, **options) as manager:
+        latest = manager.latest()
+        if latest is None:
+            raise CheckpointNotFoundError(f"there is no checkpoint in {os.fspath(checkpoints)}")
+        chosen = latest.step if step is None else step
+        if has_kind(manager, chosen, DISTRIBUTED):
+            raise StrataError(
+                f"the checkpoint of step {chosen} is of a sharded model: load it with "
+                "dtruntime.checkpoint.dcp.load_sharded, into a model of any number of ranks"
+            )
+        first = manager.ranks(chosen)[0]
+        keys = [f"shared/{OBJECTS}/{name}" for name in names] or [f"shared/{OBJECTS}"]
+        found = manager.load_state(chosen, rank=first, keys=keys, map_location=map_location)
+    if not names:
+        whole: dict[str, Any] = found[keys[0]]
+        return whole
+    return {name: found[key] for name, key in zip(names, keys, strict=True)}

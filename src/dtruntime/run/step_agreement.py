@@ -8,11 +8,17 @@ waits at a closed gate waits for I/O threads only, never for a training loop tha
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .._sync_bridge import io
+from ..client import TrainingOrchestrator
+from ..errors import ConnectionError, StrataError
+from ..telemetry import EventLog
 from ..types import Action
+from .crew import RENDEZVOUS, Crew
 
 CHECK_SECONDS = 0.2
 
@@ -27,7 +33,7 @@ class Due:
     """Whether those who wait to train too are let in with it."""
 
 
-class Gate:
+class StepGate:
     """Counts the steps of this rank, and says what has been agreed on for each."""
 
     def __init__(self) -> None:
@@ -99,3 +105,174 @@ class Gate:
             if step is not None and era == self._era:
                 self._due[action.action_id] = Due(step, action, lets_in)
             self._condition.notify_all()
+
+
+log = EventLog("run")
+
+AGREE_MS = 15_000
+WATCH_SECONDS = 0.2
+ASK_SECONDS = 1.0
+"""How often newcomers are asked in, until they are."""
+JOINED = "a worker has joined"
+
+
+class StepAgreements:
+    """Agrees with the other ranks, on the I/O thread, after which step an action is carried out.
+
+    Its leader also asks for a checkpoint when others have come and wait to train too: they are let
+    in after it, when nothing is lost by forming anew.
+    """
+
+    def __init__(
+        self, orchestrator: TrainingOrchestrator, gate: StepGate, *, lets_in: bool = False
+    ) -> None:
+        """``lets_in``: the crew can form anew with those who have come."""
+        self._orchestrator = orchestrator
+        self._gate = gate
+        self._lets_in = lets_in
+        self._crew: Crew | None = None
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._letting_in: asyncio.Task[None] | None = None
+        self._are_waiting = False
+        """Whether all who have come are at the roll call; known to the leader alone."""
+        self._are_let_in = False
+        """Whether it is agreed after which step the crew forms anew with them."""
+        orchestrator.on_heartbeat(self._heard)
+
+    def begin(self, crew: Crew) -> None:
+        """A crew trains from now on."""
+        self._are_waiting = self._are_let_in = False
+        self._crew = crew
+        io.submit(self._catch_up(crew))
+
+    def end(self) -> None:
+        """Nobody trains for now: nothing is agreed on."""
+        self._crew = None
+
+    async def _catch_up(self, crew: Crew) -> None:
+        """Ask what is wanted: what the last heartbeat named may have been done since.
+
+        What was done by those who are left of a crew, and not reported because its leader is gone,
+        is reported here: others would wait for them to agree on it.
+        """
+        while self._crew is crew:
+            try:
+                await self._orchestrator.heartbeat()
+                for action in self._orchestrator.actions:
+                    if self._gate.has_done(action):
+                        await self._orchestrator.complete_action_async(action.action_id, "done")
+                self._heard()
+                return
+            except ConnectionError:
+                await asyncio.sleep(WATCH_SECONDS)
+            except StrataError as exc:
+                log.info("run.no_heartbeat", reason=str(exc))
+                return
+
+    def _heard(self) -> None:
+        crew = self._crew
+        if crew is None:
+            return
+        loop = asyncio.get_running_loop()
+        for action in self._orchestrator.actions:
+            known = self._gate.knows(action) or action.action_id in self._under_way
+            if not known:
+                self._under_way[action.action_id] = loop.create_task(self._agree(action, crew))
+        have_come = self._orchestrator.generation > crew.generation and not self._are_let_in
+        if self._lets_in and crew.leads and have_come and self._letting_in is None:
+            self._letting_in = loop.create_task(self._let_in(crew))
+
+    async def _agree(self, action: Action, crew: Crew) -> None:
+        step = None
+        try:
+            # With open gates: some hear of it a whole heartbeat later than others.
+            await self._exchange(f"{action.action_id}:heard", b"", crew)
+            if self._crew is crew:
+                step = await self._agree_on_step(action, crew)
+        except StrataError as exc:
+            log.warning("run.no_agreement", action=action.kind, reason=str(exc))
+        finally:
+            del self._under_way[action.action_id]
+            self._look_again(crew)
+        if step is not None:
+            log.info("run.agreed", action=action.kind, step=step, reason=action.reason)
+
+    async def _agree_on_step(self, action: Action, crew: Crew) -> int:
+        """Learn how far all are, with closed gates; the step that comes after all of these."""
+        passed, era = self._gate.close()
+        step, lets_in = None, False
+        try:
+            own = f"{passed} {int(self._are_waiting)}".encode()
+            told = await self._exchange(action.action_id, own, crew)
+            found = [value.split() for value in told.values()]
+            lets_in = any(waiting == b"1" for _, waiting in found)
+            step = max(int(passed) for passed, _ in found) + 1
+            self._are_let_in |= lets_in and self._crew is crew
+            return step
+        finally:
+            self._gate.open(action, step, era, lets_in=lets_in)
+
+    async def _exchange(self, name: str, value: bytes, crew: Crew) -> dict[int, bytes]:
+        return await self._orchestrator.exchange_async(
+            f"run:{crew.generation}:{name}", value, timeout_ms=AGREE_MS, ranks=crew.ranks
+        )
+
+    async def _let_in(self, crew: Crew) -> None:
+        """Ask for a checkpoint once all who have come are at the roll call.
+
+        One that still starts would keep the others waiting there.
+        """
+        worker = self._orchestrator
+        try:
+            while self._crew is crew and not self._are_let_in:
+                self._are_waiting = await worker.are_waiting_async(RENDEZVOUS, crew.size)
+                if self._are_waiting and not self._are_let_in:
+                    await worker.request_action_async("checkpoint", reason=JOINED)
+                    await worker.heartbeat()
+                await asyncio.sleep(ASK_SECONDS if self._are_waiting else WATCH_SECONDS)
+        except StrataError as exc:
+            log.warning("run.not_let_in", reason=str(exc))
+        finally:
+            self._letting_in = None
+            self._look_again(crew)
+
+    def _look_again(self, crew: Crew) -> None:
+        """Look at what was heard while something was under way: heartbeats name it only once.
+
+        A crew that has lost somebody does nothing more, and the next one begins with a look.
+        """
+        worker = self._orchestrator
+        has_lost = not worker.is_registered or worker.lost_generation > crew.generation
+        if self._crew is not crew or not has_lost:
+            asyncio.get_running_loop().call_later(WATCH_SECONDS, self._heard)
+
+
+class PreemptionWatch:
+    """Asks for this worker to be drained when it gets notice, whatever the training loop does."""
+
+    def __init__(self, orchestrator: TrainingOrchestrator, noticed: Callable[[], str]) -> None:
+        """``noticed`` says why this worker has to go, or nothing."""
+        self._orchestrator = orchestrator
+        self._noticed = noticed
+        self._task = io.submit(self._watch())
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._task.cancel()
+
+    async def _watch(self) -> None:
+        # A signal handler must not do more than take a note, so that it is looked for here.
+        while not (reason := self._noticed()):  # noqa: ASYNC110
+            await asyncio.sleep(WATCH_SECONDS)
+        log.warning("run.notice", reason=reason)
+        worker = self._orchestrator.worker_id
+        try:
+            await self._orchestrator.request_action_async("drain", worker, reason)
+        except StrataError as exc:
+            log.error("run.drain_not_requested", reason=str(exc))
+            return
+        try:
+            # The request comes back with it, and not only at the next that is due.
+            await self._orchestrator.heartbeat()
+        except StrataError as exc:
+            log.warning("run.no_heartbeat", reason=str(exc))

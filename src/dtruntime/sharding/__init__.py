@@ -1,15 +1,14 @@
 """Who reads which shards, and in which order: pure functions of their arguments.
 
-:class:`SlotTable` deals a dataset's shards to numbered slots, :class:`FileTable` its whole files;
-:class:`Permutation` orders them for an epoch, :func:`plan_change` says beforehand what a change of
-membership moves.
+A *slot* is a numbered place that a worker takes; *dead* slots have nobody. :class:`SlotTable`
+deals a dataset's shards to slots, :class:`FileTable` its whole files; :class:`Permutation` orders
+them for an epoch; :func:`plan_change` says beforehand what a change of membership moves;
 :class:`ShardManager` and :class:`ConsistentHash` serve workers known by name where there is no
-coordinator.
+coordinator. Read `assignment.py` first.
 """
 
-from .assignment import SlotTable
+from .assignment import FileTable, SlotTable
 from .consistent_hash import ConsistentHash
-from .files import FileTable
 from .move_plan import MovePlan, fewest_moves, lowest_free_slots, plan_change, plan_moves
 from .permutation import Permutation, shuffled
 from .shard_manager import DatasetParams, ShardManager, ShardRange

@@ -122,7 +122,7 @@ def whole(total: int, progress: Counted | None = None) -> Digest:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CoverageVerdict:
     """How what was consumed compares with what was to be.
 
     ``missing`` and ``repeated`` are the least that the digests allow: what a range lacks or
@@ -141,7 +141,7 @@ class Verdict:
         return not (self.missing or self.repeated)
 
 
-def compare(seen: Digest, expected: Digest) -> Verdict:
+def compare(seen: Digest, expected: Digest) -> CoverageVerdict:
     """Hold what was consumed against what was to be."""
     if seen.total != expected.total:
         raise ValueError(f"digests of {seen.total} and {expected.total} samples do not compare")
@@ -155,4 +155,4 @@ def compare(seen: Digest, expected: Digest) -> Verdict:
     places = np.flatnonzero((counts != due) | wrong).tolist()
     width = seen.width
     ranges = tuple((i * width, min((i + 1) * width, seen.total)) for i in places)
-    return Verdict(int(due.sum()) - missing, missing, repeated, ranges)
+    return CoverageVerdict(int(due.sum()) - missing, missing, repeated, ranges)

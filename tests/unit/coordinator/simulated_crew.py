@@ -1,6 +1,6 @@
 """Simulated processes that form crews as runs do, and the launcher that disturbs them.
 
-The forming itself is the product's: `RollCall`. Here are only the calls around it.
+The forming itself is the product's: `Rendezvous`. Here are only the calls around it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtruntime.coordinator.state import commands as c
 from dtruntime.run.recovery import Recovery
-from dtruntime.run.rendezvous import Called, Formed, RollCall, Waits
+from dtruntime.run.rendezvous import Called, Formed, Rendezvous, Waits
 from tests.unit.coordinator.promise_model import demand
 from tests.unit.coordinator.simulated_worker import Launcher, Process, Task
 
@@ -26,7 +26,7 @@ class CrewProcess(Process):
         super().__init__(launcher, *rest)
         self.crew: frozenset[int] = frozenset()
         """The incarnations that it trains with."""
-        self._roll_call = RollCall(launcher.world_size, launcher.recovery, self.sim.now)
+        self._roll_call = Rendezvous(launcher.world_size, launcher.recovery, self.sim.now)
 
     def _train(self) -> Task:
         while True:

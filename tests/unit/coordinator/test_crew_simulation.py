@@ -50,12 +50,12 @@ def first_breach() -> str:
 def test_simulation_catches_crews_that_do_not_look_who_was_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    conclude = rendezvous.RollCall.conclude
+    conclude = rendezvous.Rendezvous.conclude
 
-    def careless(self: rendezvous.RollCall, called: rendezvous.Called) -> object:
+    def careless(self: rendezvous.Rendezvous, called: rendezvous.Called) -> object:
         return conclude(self, rendezvous.Called(called.values, called.generation, 0))
 
-    monkeypatch.setattr(rendezvous.RollCall, "conclude", careless)
+    monkeypatch.setattr(rendezvous.Rendezvous, "conclude", careless)
     assert "does not have all members" in first_breach()
 
 

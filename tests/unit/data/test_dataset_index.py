@@ -16,7 +16,7 @@ import pytest
 
 from dtruntime.data import CsvOptions, DatasetRows, IndexProgress, build_index, changes_since
 from dtruntime.data.index import index_from_json, index_to_json
-from dtruntime.data.index.cache import cache_file, cache_folder
+from dtruntime.data.index.build import cache_file, cache_folder
 from dtruntime.errors import ShardError, ShardNotFoundError
 
 

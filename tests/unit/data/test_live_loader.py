@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from dtruntime.coordinator.state import Release
 from dtruntime.coordinator.state import commands as c
 from dtruntime.coordinator.state.machine import Machine
-from dtruntime.data.live_loader import Claim, LiveLoader
-from dtruntime.data.order.affinity import Segment, TakenBack
+from dtruntime.data.live_loader import ClaimOutcome, LiveLoader
+from dtruntime.data.order import Segment, TakenBack
 from dtruntime.data.source import NumberSource
 from dtruntime.sharding import coverage_digest
 
@@ -71,7 +71,7 @@ class Desk:
 
     def claim(self, epoch, plan, segment, upto, length, wait, offer=None):
         place = {} if offer is None else dict(zip(OFFER, offer, strict=True))
-        command = c.Claim(
+        command = c.ClaimOutcome(
             JOB,
             self.worker,
             self.incarnation,
@@ -129,9 +129,9 @@ class Desk:
             raise
 
 
-def answer(reply) -> Claim:
+def answer(reply) -> ClaimOutcome:
     if not isinstance(reply, c.Moved):
-        return Claim(type(reply).__name__.lower(), reply.slot)
+        return ClaimOutcome(type(reply).__name__.lower(), reply.slot)
     segments = tuple(
         Segment(
             s.slot_count,
@@ -144,8 +144,8 @@ def answer(reply) -> Claim:
     )
     reader = reply.reader
     if reader is None:
-        return Claim("moved", reply.slot, segments)
-    return Claim(
+        return ClaimOutcome("moved", reply.slot, segments)
+    return ClaimOutcome(
         "moved",
         reply.slot,
         segments,

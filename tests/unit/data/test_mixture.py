@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtruntime.data.loader import Loader
-from dtruntime.data.loading.sequences import BLOCK, quotas
-from dtruntime.data.mixture import Mixture
+from dtruntime.data.mixture import BLOCK, Mixture, quotas
 from dtruntime.data.source import NumberSource
 from dtruntime.errors import ShardError
 

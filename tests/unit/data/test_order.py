@@ -5,9 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtruntime.data.order.affinity import AffinityOrder, Segment
-from dtruntime.data.order.lanes import Lane, Shuffle
-from dtruntime.data.order.sequence import GlobalOrder
+from dtruntime.data.order import AffinityOrder, GlobalOrder, Lane, Segment, Shuffle
 from dtruntime.sharding import SlotTable
 
 sizes = st.lists(st.integers(0, 40), min_size=1, max_size=40).filter(lambda x: sum(x) > 0)

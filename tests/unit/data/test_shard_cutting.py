@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtruntime.data import DatasetIndex, ParquetOptions, shards
-from dtruntime.data.readers import Blocks, IndexedFile
+from dtruntime.data.readers import IndexedFile, RowBlocks
 from dtruntime.storage import FileStat
 
 SCHEMA = pa.schema([("a", pa.int64())])
@@ -23,7 +23,7 @@ def dataset(files: list[list[int]], seekable: bool = True) -> DatasetIndex:
     indexed = []
     for number, counts in enumerate(files):
         lengths = np.array(counts, np.int64) * 10
-        blocks = Blocks(counts, np.cumsum(lengths) - lengths, lengths)
+        blocks = RowBlocks(counts, np.cumsum(lengths) - lengths, lengths)
         stat = FileStat(f"/data/{number}.parquet", int(lengths.sum()), str(number))
         indexed.append(IndexedFile(stat, blocks, SCHEMA, seekable))
     return DatasetIndex("/data", ParquetOptions(), tuple(indexed), SCHEMA)

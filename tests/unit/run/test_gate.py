@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from dtruntime.run.step_agreement import Gate
+from dtruntime.run.step_agreement import StepGate
 from dtruntime.types import Action
 
 SAVE = Action("a-1", "checkpoint")
 
 
 def test_action_is_due_after_the_step_agreed_on_and_never_again():
-    gate = Gate()
+    gate = StepGate()
     gate.reset(10)
     passed, era = gate.close()
     assert passed == 10
@@ -25,7 +25,7 @@ def test_action_is_due_after_the_step_agreed_on_and_never_again():
 
 
 def test_nobody_passes_while_it_is_closed():
-    gate = Gate()
+    gate = StepGate()
     _, era = gate.close()
     passed = threading.Event()
     loop = threading.Thread(target=lambda: (gate.pass_step(), passed.set()))
@@ -37,7 +37,7 @@ def test_nobody_passes_while_it_is_closed():
 
 
 def test_what_was_agreed_on_before_a_rollback_is_void():
-    gate = Gate()
+    gate = StepGate()
     _, era = gate.close()
     gate.reset(0)
     gate.open(SAVE, 1, era)
@@ -51,7 +51,7 @@ def test_ranks_in_lockstep_agree_whenever_they_hear_of_it(seed):
     after the same step: nobody has passed it, and nobody waits for ever."""
     rng = random.Random(seed)
     ranks = 4
-    gates = [Gate() for _ in range(ranks)]
+    gates = [StepGate() for _ in range(ranks)]
     collective = threading.Barrier(ranks, timeout=60)
     together = threading.Barrier(ranks, timeout=60)
     steps: list[int] = []

@@ -14,7 +14,7 @@ from dtruntime.data import Loader, NumberSource
 from dtruntime.data.torch import TorchLoader
 from dtruntime.run import rng
 from dtruntime.run.crew import Crew
-from dtruntime.run.streams.user_iterables import OwnStream
+from dtruntime.run.streams.user_iterables import UserStream
 
 ALONE = Crew((0,), 0, 0)
 PAIR = Crew((0, 1), 0, 0)
@@ -165,7 +165,7 @@ def test_torch_loader_does_not_repeat_an_epoch_whose_last_step_was_saved(tmp_pat
 def test_checkpoint_that_does_not_tell_the_order_is_told_of_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    stream = OwnStream(list(range(5)))
+    stream = UserStream(list(range(5)))
     for _ in range(2):
         stream.open(ALONE)
         stream.restore([{"epoch": 0, "read": 2, "inner": None}], 0)
@@ -174,7 +174,7 @@ def test_checkpoint_that_does_not_tell_the_order_is_told_of_once(
 
 
 def test_position_of_the_first_worker_is_taken_by_one_more(caplog) -> None:
-    first, other = OwnStream(Shuffled()), OwnStream(Shuffled())
+    first, other = UserStream(Shuffled()), UserStream(Shuffled())
     first.open(ALONE)
     passing = first.batches()
     for _ in range(3):
@@ -199,14 +199,14 @@ def test_sampler_is_told_the_epoch(tmp_path: Path) -> None:
 def test_data_that_every_worker_iterates_is_told_of_once(
     crew: Crew, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stream = OwnStream([1, 2])
+    stream = UserStream([1, 2])
     stream.open(crew)
     stream.open(crew)
     assert [r.event for r in caplog.records] == ["run.data_is_not_divided"] * (crew == PAIR)
 
 
 def test_data_that_divides_itself_is_not_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    OwnStream(Loader(NumberSource(8, 4), 2, rank=0, world_size=2)).open(PAIR)
+    UserStream(Loader(NumberSource(8, 4), 2, rank=0, world_size=2)).open(PAIR)
     assert not caplog.records
 
 
@@ -227,7 +227,7 @@ def test_data_that_divides_itself_is_not_told_of(caplog: pytest.LogCaptureFixtur
     ],
 )
 def test_samples_of_a_batch_are_counted(batch: Any, samples: int) -> None:
-    stream = OwnStream([batch])
+    stream = UserStream([batch])
     stream.open(ALONE)
     assert [count for _, count in stream.batches()] == [samples]
 

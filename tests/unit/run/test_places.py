@@ -8,13 +8,13 @@ import pytest
 from dtruntime import CheckpointManager
 from dtruntime.checkpoint.access import identity_of
 from dtruntime.errors import StorageError
-from dtruntime.run.checkpoint_location import PlaceNote, right_place
+from dtruntime.run.checkpoint_location import LocationNote, right_location
 
 
-def notes(*places: str) -> dict[int, PlaceNote]:
+def notes(*places: str) -> dict[int, LocationNote]:
     """One for each rank; capital letters have checkpoints."""
     return {
-        rank: PlaceNote(place.lower(), f"/{place}", "host", place.isupper(), "")
+        rank: LocationNote(place.lower(), f"/{place}", "host", place.isupper(), "")
         for rank, place in enumerate(places)
     }
 
@@ -37,7 +37,7 @@ def notes(*places: str) -> dict[int, PlaceNote]:
     ],
 )
 def test_place_with_the_last_checkpoint_then_with_any_then_with_most_workers(places, known, right):
-    assert right_place(notes(*places), known) == right
+    assert right_location(notes(*places), known) == right
 
 
 def test_identity_is_made_once_whoever_comes_first(tmp_path: Path) -> None:

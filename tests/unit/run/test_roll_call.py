@@ -1,21 +1,21 @@
 """What follows from a roll call: a crew, a wait, or another roll call."""
 
 from dtruntime.run.recovery import Recovery
-from dtruntime.run.rendezvous import Called, CallsAgain, Formed, RollCall, Waits
+from dtruntime.run.rendezvous import Called, CallsAgain, Formed, Rendezvous, Waits
 
 PATIENT = Recovery(wait_seconds=60)
 
 
-def roll(world_size: int = 3, recovery: Recovery = PATIENT, now: float = 0.0) -> RollCall:
-    return RollCall(world_size, recovery, now)
+def roll(world_size: int = 3, recovery: Recovery = PATIENT, now: float = 0.0) -> Rendezvous:
+    return Rendezvous(world_size, recovery, now)
 
 
-def call(*workers: RollCall, now: float = 0.0, generation: int = 1, left_out: int = 0) -> Called:
+def call(*workers: Rendezvous, now: float = 0.0, generation: int = 1, left_out: int = 0) -> Called:
     values = {rank: worker.bring(now) for rank, worker in enumerate(workers)}
     return Called(values, generation, left_out)
 
 
-def crew(count: int = 3, recovery: Recovery = PATIENT, world_size: int = 3) -> list[RollCall]:
+def crew(count: int = 3, recovery: Recovery = PATIENT, world_size: int = 3) -> list[Rendezvous]:
     """Workers that train together since generation 1."""
     workers = [roll(world_size, recovery) for _ in range(count)]
     called = call(*workers)

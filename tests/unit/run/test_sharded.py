@@ -20,7 +20,7 @@ from dtruntime.checkpoint.dcp import Planning, StrataReader, load_sharded, save_
 from dtruntime.cli.main import main
 from dtruntime.errors import CheckpointDamagedError, StorageError
 from dtruntime.run import rng
-from dtruntime.run.packing import BLOCK, pack, unpack
+from dtruntime.run.pytorch.sharded_models import BLOCK, pack, unpack
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*_all_gather_base")
 

@@ -12,12 +12,11 @@ from importlib import import_module
 from typing import Any
 
 _LEAVES = {
-    "torch": "torch_leaves",
-    "numpy": "numpy_leaves",
-    "jax": "jax_leaves",
-    "python": "bytes_leaves",
+    "torch": "torch_tensors",
+    "numpy": "numpy_arrays",
+    "jax": "jax_arrays",
+    "python": "python_bytes",
 }
-_LANDINGS = {**_LEAVES, "torch": "torch_landing"}
 _ALIASES = {"jaxlib": "jax", "ml_dtypes": "numpy"}
 
 
@@ -41,7 +40,7 @@ def leaves_of(library: str) -> Any:
 def landings_of(library: str) -> Any:
     """The module that restores them; ``ModuleNotFoundError`` when the library is not there."""
     try:
-        return import_module(f".{_LANDINGS[library]}", __package__)
+        return leaves_of(library)
     except ImportError as exc:
         raise ModuleNotFoundError(
             f"the checkpoint has values of {library}: install dtruntime[{library}] to load them"

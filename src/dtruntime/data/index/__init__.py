@@ -1,16 +1,24 @@
-"""Indexes: which samples a dataset has, in which files they lie, and how it is cut into shards."""
+"""Indexes: which samples a dataset has, in which files they lie, and how it is cut into shards.
+
+`dataset_index.py` is the index and its JSON form; `build.py` makes one of files and keeps it on
+disk; `partition.py` cuts it into shards. Read `dataset_index.py` first.
+"""
 
 from .build import IndexProgress, build_index
-from .dataset_index import Changes, Column, DatasetIndex, changes_since
+from .dataset_index import (
+    Changes,
+    Column,
+    DatasetIndex,
+    changes_since,
+    index_from_json,
+    index_to_json,
+)
 from .partition import ShardPiece, Shards, ShardSpec, shards
-from .rows import DatasetRows
-from .stored import index_from_json, index_to_json
 
 __all__ = [
     "Changes",
     "Column",
     "DatasetIndex",
-    "DatasetRows",
     "IndexProgress",
     "ShardPiece",
     "ShardSpec",

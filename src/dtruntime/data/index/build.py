@@ -1,8 +1,15 @@
-"""Making the index of a dataset: every file once, and again only when it changes."""
+"""Making the index of a dataset: every file once, and again only when it changes.
+
+Indexes kept on disk between runs, in ``$STRATA_CACHE_DIR/index`` or ``~/.cache/strata/index``.
+
+The cache is a convenience: what cannot be read, understood or written is treated as absent.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import (
@@ -13,7 +20,9 @@ from concurrent.futures import (
 )
 from dataclasses import dataclass
 from functools import reduce
+from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 
 from ..._background import ThreadPool, usable_cores
@@ -22,8 +31,7 @@ from ...storage import FileStat, expand
 from ...storage.data_files import absolute
 from ...telemetry import EventLog
 from ..readers import IndexedFile, Options, Reader, SchemaConflict, default_options, reader_for
-from . import cache
-from .dataset_index import DatasetIndex, changes_since
+from .dataset_index import DatasetIndex, changes_since, index_from_json, index_to_json
 
 log = EventLog("data.index")
 PROGRESS_SECONDS = 0.2
@@ -68,7 +76,7 @@ def build_index(
     pool = _Pool(reader, workers, progress)
     place = absolute(path)
     stats = expand(place, reader.suffixes)
-    known = cache.load_cached(place, chosen) if use_cache else None
+    known = load_cached(place, chosen) if use_cache else None
     if known is not None and [file.stat for file in known.files] == stats:
         return known
     files = _files(stats, known, pool)
@@ -81,7 +89,7 @@ def build_index(
     if known is not None:
         log.info("index.changed", path=place, changes=str(changes_since(known, index)))
     if use_cache:
-        cache.save_cached(index)
+        save_cached(index)
     return index
 
 
@@ -180,3 +188,45 @@ def _conflict(
                 "datasets, or write one of them again"
             )
     return ShardError(f"{odd.url} does not have the columns of the other files: {error}")
+
+
+def cache_folder() -> Path:
+    """Where indexes are kept."""
+    root = os.environ.get("STRATA_CACHE_DIR")
+    return Path(root).expanduser() / "index" if root else Path.home() / ".cache/strata/index"
+
+
+def cache_file(path: str, options: Options) -> Path:
+    """Where the index of a place is kept when it is read with these options."""
+    key = hashlib.sha256(path.encode() + b"\0" + msgspec.json.encode(options)).hexdigest()
+    return cache_folder() / f"{key[:32]}.json"
+
+
+def load_cached(path: str, options: Options) -> DatasetIndex | None:
+    """Return the kept index of a place, which may be out of date."""
+    file = cache_file(path, options)
+    try:
+        index = index_from_json(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as exc:
+        log.debug("index.cache_unreadable", file=str(file), reason=str(exc))
+        return None
+    return index if index.path == path and index.options == options else None
+
+
+def save_cached(index: DatasetIndex) -> None:
+    """Keep an index; readers see the old file or the complete one."""
+    file = cache_file(index.path, index.options)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, partial = tempfile.mkstemp(dir=file.parent, prefix=".index-")
+        try:
+            with os.fdopen(handle, "wb") as sink:
+                sink.write(index_to_json(index))
+            os.replace(partial, file)
+        except BaseException:
+            os.unlink(partial)
+            raise
+    except OSError as exc:
+        log.debug("index.cache_unwritable", file=str(file), reason=str(exc))

@@ -1,4 +1,8 @@
-"""Readers: one for each format, behind one interface."""
+"""Readers: one for each file format, behind one interface.
+
+A *row block* is what a file can be read by: a row group of parquet, a stretch of records of CSV
+and TFRecord. Read `format_reader.py` first, then `parquet.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,24 @@ from ...errors import ShardError
 from ...storage import DiskCache, byte_source
 from ...types import FORMATS
 from .csv import CsvReader
-from .format_reader import Block, Blocks, FileIndex, IndexedFile, Reader, SchemaConflict
-from .options import CsvOptions, Options, ParquetOptions, TfrecordOptions
+from .format_reader import (
+    CsvOptions,
+    FileIndex,
+    IndexedFile,
+    Options,
+    ParquetOptions,
+    Reader,
+    RowBlock,
+    RowBlocks,
+    SchemaConflict,
+    TfrecordOptions,
+)
 from .parquet import ParquetReader
 from .tfrecord import TfrecordReader
 
 __all__ = [
-    "Block",
-    "Blocks",
+    "RowBlock",
+    "RowBlocks",
     "CsvOptions",
     "CsvReader",
     "FileIndex",

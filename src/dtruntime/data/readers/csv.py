@@ -13,11 +13,17 @@ from ...errors import ShardError
 from ...storage import ByteSource, FileStat, byte_source
 from ...storage.object_store.client import changed
 from .compression import InflatedFiles, compression_of, inflate
-from .csv_parsing import BOM, CsvParser, TypeLearner, take_header
+from .csv_parsing import BOM, CsvParser, TypeLearner, merge_schemas, take_header, widened, with_text
 from .csv_records import CsvSegment, segments
-from .csv_types import merge_schemas, widened, with_text
-from .format_reader import BATCH_BYTES, Advance, Blocks, FileIndex, IndexedFile, Reader
-from .options import CsvOptions
+from .format_reader import (
+    BATCH_BYTES,
+    Advance,
+    CsvOptions,
+    FileIndex,
+    IndexedFile,
+    Reader,
+    RowBlocks,
+)
 from .sniffing import format_of, head_of, wrong_format
 
 _ENDINGS = ("", ".gz", ".bz2", ".zst")
@@ -44,10 +50,12 @@ class CsvReader(Reader):
         pieces = segments(*_after_bom(chunks, self._delimiter(file), file.url))
         first = next(pieces, None)
         if first is None:
-            return FileIndex(Blocks([], [], []), pa.schema([]), not compression)
+            return FileIndex(RowBlocks([], [], []), pa.schema([]), not compression)
         names, first = take_header(file, self._delimiter(file), self._options.header, first)
         learner = TypeLearner(CsvParser(file, self._delimiter(file), names), self._given)
-        blocks = Blocks(*_learn(chain([first], _renumbered(pieces, self._options.header)), learner))
+        blocks = RowBlocks(
+            *_learn(chain([first], _renumbered(pieces, self._options.header)), learner)
+        )
         found = IndexedFile(file, blocks, learner.schema, not compression)
         schema = self._tried(found, learner.schema, sorted(learner.doubtful))
         return FileIndex(blocks, schema, not compression)

@@ -12,8 +12,7 @@ import pyarrow.csv as arrow_csv
 from ...errors import ShardError
 from ...storage import FileStat
 from .csv_records import CsvSegment, Lines
-from .csv_types import is_text, merge_schemas, widened
-from .format_reader import check_names
+from .format_reader import SchemaConflict, check_names, describe_difference
 
 BOM = b"\xef\xbb\xbf"
 _PARSER_BLOCK = 2**20
@@ -169,3 +168,60 @@ def _names(record: bytes, delimiter: str, header: bool) -> list[str]:
     )
     names: list[str] = table.column_names
     return names
+
+
+TEXT = pa.string()
+
+
+def merge_schemas(left: pa.Schema, right: pa.Schema) -> pa.Schema:
+    """Return types that both parts may fit, in the order of ``left``."""
+    if left.equals(right):
+        return left
+    if sorted(left.names) != sorted(right.names):
+        common = pa.schema([pa.field(name, TEXT) for name in left.names])
+        others = pa.schema([pa.field(name, TEXT) for name in right.names])
+        raise SchemaConflict(describe_difference(common, others))
+    return pa.schema(
+        [pa.field(f.name, merge_types(f.type, right.field(f.name).type)) for f in left]
+    )
+
+
+def merge_types(left: pa.DataType, right: pa.DataType) -> pa.DataType:
+    """Return the narrowest type that may fit what was inferred as either.
+
+    It follows Arrow's own inference. Whether it does fit is to be tried: ``0x1F`` is an integer
+    and no number with a fraction, ``1`` may be a truth value and ``2`` is not.
+    """
+    for one, other in ((left, right), (right, left)):
+        if one == other or pa.types.is_null(one):
+            return other
+        if pa.types.is_binary(one):
+            return one
+        if pa.types.is_int64(one) and (pa.types.is_float64(other) or pa.types.is_boolean(other)):
+            return other
+        if pa.types.is_date(one) and pa.types.is_timestamp(other) and other.tz is None:
+            return other
+        if pa.types.is_timestamp(one) and pa.types.is_timestamp(other) and one.tz == other.tz:
+            return one if one.unit == "ns" else other
+    return TEXT
+
+
+def widened(before: pa.Schema, after: pa.Schema) -> list[str]:
+    """The columns whose values are still to be tried against the type they got."""
+    return [
+        field.name
+        for field in before
+        if not pa.types.is_null(field.type)
+        and field.type != after.field(field.name).type
+        and not is_text(after.field(field.name).type)
+    ]
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether every field fits."""
+    return bool(kind == TEXT or pa.types.is_binary(kind))
+
+
+def with_text(schema: pa.Schema, names: list[str]) -> pa.Schema:
+    """The same schema with the named columns as text."""
+    return pa.schema([pa.field(f.name, TEXT) if f.name in names else f for f in schema])

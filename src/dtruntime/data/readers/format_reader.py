@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
@@ -25,7 +26,7 @@ Advance = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class RowBlock:
     """Rows of a file that are read together."""
 
     first: int
@@ -36,7 +37,7 @@ class Block:
     length: int
 
 
-class Blocks(Sequence[Block]):
+class RowBlocks(Sequence[RowBlock]):
     """The blocks of a file, in order, as arrays."""
 
     def __init__(self, counts: ArrayLike, offsets: ArrayLike, lengths: ArrayLike) -> None:
@@ -62,8 +63,8 @@ class Blocks(Sequence[Block]):
     def __len__(self) -> int:
         return len(self.counts)
 
-    def __getitem__(self, number: int) -> Block:  # type: ignore[override]
-        return Block(
+    def __getitem__(self, number: int) -> RowBlock:  # type: ignore[override]
+        return RowBlock(
             int(self.bounds[:-1][number]),
             int(self.counts[number]),
             int(self.offsets[number]),
@@ -95,7 +96,7 @@ class Blocks(Sequence[Block]):
 class FileIndex:
     """What a reader finds out about one file."""
 
-    blocks: Blocks
+    blocks: RowBlocks
     schema: pa.Schema
     seekable: bool = True
     """Whether a block can be read without reading what lies before it."""
@@ -106,7 +107,7 @@ class IndexedFile:
     """A file and where its rows are."""
 
     stat: FileStat
-    blocks: Blocks
+    blocks: RowBlocks
     schema: pa.Schema
     """The columns in this file's own order and types."""
     seekable: bool = True
@@ -232,3 +233,34 @@ def describe_difference(left: pa.Schema, right: pa.Schema) -> str:
 def _listed(names: Sequence[str]) -> str:
     shown = ", ".join(repr(name) for name in names[:8])
     return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown
+
+
+class ParquetOptions(msgspec.Struct, frozen=True, tag="parquet"):
+    """Parquet describes itself: there is nothing to choose."""
+
+
+class CsvOptions(msgspec.Struct, frozen=True, tag="csv", forbid_unknown_fields=True):
+    """The dialect of CSV files. Fields are quoted by ``"``, which is doubled inside."""
+
+    delimiter: str = ""
+    """One character; by default a comma, and a tab in files named ``.tsv``."""
+    header: bool = True
+    """Whether the first row names the columns; else they are ``f0``, ``f1`` and so on."""
+    types: dict[str, str] = {}
+    """Arrow type names (``"int32"``, ``"string"``) of columns whose type is not to be inferred."""
+
+    def __post_init__(self) -> None:
+        if self.delimiter and (
+            len(self.delimiter.encode()) != 1 or self.delimiter in '"\r\n' or self.delimiter > "~"
+        ):
+            raise ValueError(f"delimiter must be one ASCII character, not {self.delimiter!r}")
+
+
+class TfrecordOptions(msgspec.Struct, frozen=True, tag="tfrecord", forbid_unknown_fields=True):
+    """What TFRecord files hold."""
+
+    raw: bool = False
+    """Give each record as it is, in the column ``record``, and do not parse it as an Example."""
+
+
+Options = ParquetOptions | CsvOptions | TfrecordOptions

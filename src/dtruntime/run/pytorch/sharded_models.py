@@ -8,10 +8,13 @@ bytes, which the first worker saves; and what every worker has of its own into o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -25,9 +28,9 @@ from ...checkpoint import CheckpointManager
 from ...checkpoint.dcp import Planning, ShardedCheckpoint, save_sharded
 from ...checkpoint.dcp.sharded_states import world_size
 from ...checkpoint.save.handle import SaveHandle
+from ...checkpoint.state_dict import flatten, rebuild
 from ...errors import CheckpointDamagedError, StrataError
 from ..crew import Crew
-from ..packing import pack, unpack
 from ..tracked_state import Tracked
 
 OWN, PLAIN = "strata:own", "strata:plain"
@@ -300,3 +303,41 @@ def _unpacked(found: ShardedCheckpoint, path: tuple[str, ...]) -> Any:
         state = {key: state}
     found.load_into(state)
     return unpack(memory.numpy(), ".".join(path))
+
+
+BLOCK = 4096
+"""Arrays are so many bytes long, or a multiple: a state that changes a little keeps its size."""
+
+
+def pack(state: Any) -> NDArray[np.uint8]:
+    """Put a state into bytes: the length of its description, that as JSON, and its arrays."""
+    tree = flatten(state)
+    head = json.dumps({"state": tree.skeleton, "sizes": [b.nbytes for b in tree.buffers]}).encode()
+    length = 8 + len(head) + sum(buffer.nbytes for buffer in tree.buffers)
+    packed = np.zeros(-(-length // BLOCK) * BLOCK, np.uint8)
+    view = packed.data
+    view[:8] = len(head).to_bytes(8, "little")
+    at = 8 + len(head)
+    view[8:at] = head
+    for buffer in tree.buffers:
+        buffer.copy_into(view[at : at + buffer.nbytes])
+        at += buffer.nbytes
+    return packed
+
+
+def unpack(packed: NDArray[np.uint8], name: str) -> Any:
+    """The state that `pack` was given; ``CheckpointDamagedError`` when it is none."""
+    view = packed.data
+    try:
+        start = 8 + int.from_bytes(view[:8], "little")
+        head = json.loads(bytes(view[8:start]))
+        sizes = head["sizes"]
+        offsets = [start + sum(sizes[:number]) for number in range(len(sizes))]
+
+        def read(number: int, memory: memoryview) -> None:
+            first = offsets[number]
+            memory[:] = view[first : first + memory.nbytes]
+
+        return rebuild(head["state"], read, map_location="cpu")
+    except (ValueError, KeyError, TypeError, IndexError) as exc:
+        raise CheckpointDamagedError(f"{name} of the checkpoint is damaged: {exc}") from exc

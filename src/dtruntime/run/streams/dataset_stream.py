@@ -18,8 +18,7 @@ from ...data.readers.format_reader import no_column
 from ...data.source import FileSource, NumberSource, Source
 from ...errors import ShardError
 from ..crew import Crew
-from ..formats import format_of
-from .data_argument import is_count
+from .data_argument import format_of, is_count
 from .stream import DataOptions, Stream
 
 _SOURCE_OPTIONS = ("columns", "skip", "cache", "shard_size", "exact")

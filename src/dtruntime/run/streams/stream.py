@@ -61,7 +61,7 @@ class Stream(ABC):
         """Stop reading ahead."""
 
 
-class Numbers(Stream):
+class StepNumbers(Stream):
     """No data: the numbers of the steps, without an end."""
 
     def __init__(self) -> None:

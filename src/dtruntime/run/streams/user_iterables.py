@@ -15,7 +15,7 @@ from .stream import Stream
 log = EventLog("run")
 
 
-class OwnStream(Stream):
+class UserStream(Stream):
     """Whatever the user iterates; with a position if it has ``state_dict`` and so on.
 
     Without one it is read again up to where it was, with the random numbers that there were when

@@ -1,0 +1,455 @@
+"""In which order an epoch's samples are read, and by whom: pure functions of their arguments.
+
+*Global* order fixes one sequence for the whole job. A position in it is the whole state of
+an epoch, whatever the number of workers, loader processes or the batch size. *Affinity*
+order keeps a worker on its own shards across epochs, so that caches stay warm; its state is
+the list of memberships the epoch has seen, with how far each rank came.
+
+Both shuffle in two steps: the order of the shards, then the samples within windows of
+shards. So a worker reads whole shards, and every sample can still end up anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..sharding import Membership, Permutation, SlotTable, shuffled
+
+Ints = NDArray[np.int64]
+
+DEFAULT_WINDOW = 8
+_SHARDS, _SAMPLES = 1, 2
+"""Tags that keep the keys of the two shuffles apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """What decides an epoch's order."""
+
+    seed: int = 0
+    epoch: int = 0
+    enabled: bool = True
+    window: int = DEFAULT_WINDOW
+    """How many shards are mixed with each other."""
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise ValueError(f"a shuffle window has at least one shard, not {self.window}")
+
+    @property
+    def window_size(self) -> int:
+        """How many shards are read together: one where nothing is mixed."""
+        return self.window if self.enabled else 1
+
+    def shard_order(self, shard_count: int) -> Ints:
+        """The shards in reading order."""
+        if not self.enabled:
+            return np.arange(shard_count, dtype=np.int64)
+        return Permutation(shard_count, self.seed, self.epoch, _SHARDS).slice(0, shard_count)
+
+    def within(self, length: int, key: int) -> Ints | None:
+        """Places in a window of ``length`` samples in reading order; ``None``: as they lie."""
+        if not self.enabled:
+            return None
+        return shuffled(length, self.seed, self.epoch, _SAMPLES, key)
+
+
+class Window:
+    """Some shards whose samples are mixed, or a part of their mixture."""
+
+    def __init__(
+        self,
+        shards: Ints,
+        starts: Ints,
+        shuffle: Shuffle,
+        skip: int = 0,
+        stop: int | None = None,
+    ) -> None:
+        """From the ``skip``-th sample of the mixture to before the ``stop``-th."""
+        self.shards = shards
+        self.skip = skip
+        self._starts = starts
+        self._shuffle = shuffle
+        self.bounds = np.concatenate(([0], np.cumsum(starts[shards + 1] - starts[shards])))
+        """Where each shard's samples begin when all lie one after the other."""
+        self.stop = int(self.bounds[-1]) if stop is None else stop
+
+    def __len__(self) -> int:
+        return self.stop - self.skip
+
+    def part(self, start: int, stop: int) -> Window:
+        """Samples ``start`` to ``stop`` of this window."""
+        return Window(self.shards, self._starts, self._shuffle, self.skip + start, self.skip + stop)
+
+    def joined(self, following: Window) -> Window | None:
+        """Both as one, where nothing is mixed and none of their shards' samples is left out."""
+        if self._shuffle.enabled or following.skip or self.stop != self.bounds[-1]:
+            return None
+        shards = np.concatenate((self.shards, following.shards))
+        stop = self.stop + following.stop
+        return Window(shards, self._starts, self._shuffle, self.skip, stop)
+
+    def places(self) -> Ints | slice:
+        """Where its samples are, when its shards' samples lie one after the other."""
+        part = slice(self.skip, self.stop)
+        return part if self._order is None else self._order[part]
+
+    def numbers(self) -> Ints:
+        """The numbers of all its samples, in reading order."""
+        runs = [np.arange(self._starts[i], self._starts[i + 1]) for i in self.shards.tolist()]
+        numbers = np.concatenate(runs)
+        return numbers[self.places()]
+
+    def samples(self, offsets: Ints) -> Ints:
+        """The numbers of the samples at ``offsets``."""
+        places = offsets + self.skip if self._order is None else self._order[offsets + self.skip]
+        which = np.searchsorted(self.bounds, places, side="right") - 1
+        return self._starts[self.shards[which]] + places - self.bounds[which]
+
+    @cached_property
+    def _order(self) -> Ints | None:
+        return self._shuffle.within(int(self.bounds[-1]), int(self.shards[0]))
+
+
+class Lane:
+    """Samples that are read one after the other: windows that were begun, then whole shards."""
+
+    __slots__ = ("_bounds", "_shuffle", "_size", "_starts", "begun", "shards")
+
+    def __init__(
+        self, shards: Ints, starts: Ints, shuffle: Shuffle, begun: Sequence[Window] = ()
+    ) -> None:
+        self.begun = tuple(begun)
+        self.shards = shards
+        self._starts = starts
+        self._shuffle = shuffle
+        self._size = shuffle.window_size
+        sizes = starts[shards + 1] - starts[shards]
+        lengths = np.array([len(window) for window in self.begun], np.int64)
+        if len(shards):
+            whole = np.add.reduceat(sizes, np.arange(0, len(shards), self._size))
+            lengths = np.concatenate((lengths, whole))
+        self._bounds = np.concatenate(([0], np.cumsum(lengths)))
+
+    def __len__(self) -> int:
+        return int(self._bounds[-1])
+
+    def samples(self, positions: ArrayLike) -> Ints:
+        """The numbers of the samples at ``positions``."""
+        places = np.asarray(positions, dtype=np.int64)
+        which = np.searchsorted(self._bounds, places, side="right") - 1
+        found = np.empty(places.shape, np.int64)
+        for index in np.unique(which):
+            here = which == index
+            found[here] = self._window(int(index)).samples(places[here] - self._bounds[index])
+        return found
+
+    def windows(self, start: int, stop: int | None = None) -> Iterator[tuple[int, Window]]:
+        """The windows that hold positions ``start`` to ``stop``, each with its first position."""
+        end = len(self) if stop is None else stop
+        index = int(np.searchsorted(self._bounds, start, side="right")) - 1
+        while index < len(self._bounds) - 1 and (first := int(self._bounds[index])) < end:
+            yield first, self._window(index)
+            index += 1
+
+    def between(self, start: int, stop: int) -> list[Window]:
+        """Positions ``start`` to ``stop`` as windows that were begun."""
+        self._check(start)
+        self._check(stop)
+        parts = []
+        for first, window in self.windows(start, stop):
+            low, high = max(0, start - first), min(len(window), stop - first)
+            parts.append(window.part(low, high))
+        return parts
+
+    def rest(self, consumed: int) -> tuple[list[Window], Ints]:
+        """After ``consumed`` samples: windows that are begun, and shards that are untouched."""
+        self._check(consumed)
+        index = int(np.searchsorted(self._bounds, consumed, side="right")) - 1
+        inside = consumed - int(self._bounds[index])
+        begun = list(self.begun[index + 1 :] if inside else self.begun[index:])
+        if inside:
+            window = self._window(index)
+            begun.insert(0, window.part(inside, len(window)))
+        first = max(0, index + bool(inside) - len(self.begun)) * self._size
+        return begun, self.shards[first:]
+
+    def window_end(self, position: int) -> int:
+        """Where the window that holds ``position`` ends."""
+        index = int(np.searchsorted(self._bounds, position, side="right"))
+        return int(self._bounds[min(index, len(self._bounds) - 1)])
+
+    def _check(self, consumed: int) -> None:
+        if not 0 <= consumed <= len(self):
+            raise ValueError(f"{consumed} of {len(self)} samples cannot have been consumed")
+
+    def _window(self, index: int) -> Window:
+        if index < len(self.begun):
+            return self.begun[index]
+        first = (index - len(self.begun)) * self._size
+        return Window(self.shards[first : first + self._size], self._starts, self._shuffle)
+
+
+class StrandSpan(NamedTuple):
+    """A run of samples in one strand of the sequence."""
+
+    strand: int
+    start: int
+    stop: int
+
+
+class GlobalOrder:
+    """One sequence for the whole job, in ``streams`` strands that are read side by side.
+
+    Sample ``p`` of the sequence comes from strand ``p mod streams``. A rank takes its part of
+    every batch from as few strands as possible, so that with ``streams`` a multiple of the
+    number of ranks no two ranks read the same shard, except at the seams.
+    """
+
+    def __init__(self, starts: ArrayLike, shuffle: Shuffle, streams: int = 1) -> None:
+        """``starts`` are the first samples of all shards, and the number of samples at the end."""
+        if streams < 1:
+            raise ValueError(f"there must be at least one stream, not {streams}")
+        bounds = np.asarray(starts, dtype=np.int64)
+        order = shuffle.shard_order(len(bounds) - 1)
+        order = order[bounds[order + 1] > bounds[order]]
+        self.streams = streams
+        self.lane = Lane(order, bounds, shuffle)
+        """All samples, strand after strand."""
+
+    def __len__(self) -> int:
+        return len(self.lane)
+
+    def strand(self, number: int) -> tuple[int, int]:
+        """Where a strand begins and ends in the lane."""
+        least, more = divmod(len(self), self.streams)
+        begin = number * least + min(number, more)
+        return begin, begin + least + (number < more)
+
+    def samples(self, positions: ArrayLike) -> Ints:
+        """The numbers of the samples at ``positions`` of the sequence."""
+        places = np.asarray(positions, dtype=np.int64)
+        strand, depth = places % self.streams, places // self.streams
+        least, more = divmod(len(self), self.streams)
+        return self.lane.samples(strand * least + np.minimum(strand, more) + depth)
+
+    def part(self, start: int, stop: int, rank: int, world: int) -> Ints:
+        """The positions of one rank in the batch of positions ``start`` to ``stop``.
+
+        The parts of all ranks are disjoint, make up the batch, and differ by at most one.
+        """
+        parts = self.spans(start, min(stop, len(self)), rank, world)
+        runs = [np.arange(a, b) * self.streams + strand for strand, a, b in parts]
+        return np.concatenate([np.empty(0, np.int64), *runs])
+
+    def spans(self, start: int, stop: int, rank: int, world: int) -> list[StrandSpan]:
+        """The same part as runs within strands."""
+        return spans(self.streams, start, stop, rank, world)
+
+
+def spans(streams: int, start: int, stop: int, rank: int, world: int) -> list[StrandSpan]:
+    """A rank's part of the batch of positions ``start`` to ``stop``, as runs within strands."""
+    size = max(0, stop - start)
+    low, high = size * rank // world, size * (rank + 1) // world
+    if low == high:
+        return []
+    if start % streams or size % streams:
+        return _uneven_spans(streams, start, stop, low, high)
+    each, depth = size // streams, start // streams
+    found = []
+    for strand in range(low // each, (high - 1) // each + 1):
+        first, last = max(low - strand * each, 0), min(high - strand * each, each)
+        found.append(StrandSpan(strand, depth + first, depth + last))
+    return found
+
+
+def _uneven_spans(streams: int, start: int, stop: int, low: int, high: int) -> list[StrandSpan]:
+    """The same where not all strands have the same part of the batch."""
+    strands = np.arange(streams)
+    first = -((strands - start) // streams)
+    ends = np.cumsum(-((strands - stop) // streams) - first)
+    begin, end = np.searchsorted(ends, (low, high - 1), side="right")
+    found = []
+    for strand in range(int(begin), int(end) + 1):
+        before = int(ends[strand - 1]) if strand else 0
+        depth = int(first[strand]) - before
+        first_mine, last_mine = max(low, before), min(high, int(ends[strand]))
+        if first_mine < last_mine:
+            found.append(StrandSpan(strand, depth + first_mine, depth + last_mine))
+    return found
+
+
+class TakenBack(NamedTuple):
+    """A stretch of a lane that is read again, because its reader was lost before committing."""
+
+    segment: int
+    """Counted from 1."""
+    slot: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of an epoch in which the membership did not change."""
+
+    slot_count: int
+    dead: tuple[int, ...] = ()
+    consumed: tuple[int, ...] = ()
+    """Samples that each slot consumed; a single number stands for every live slot. More than a
+    lane has means all of it."""
+    weights: tuple[int, ...] = ()
+    """Shares in which what nobody has begun is dealt; without them the slot table deals it."""
+    taken_back: tuple[TakenBack, ...] = ()
+    """What is dealt again when this segment begins."""
+
+    def consumed_by(self, slot: int, length: int) -> int:
+        """How many of a lane's ``length`` samples a slot consumed."""
+        if slot in self.dead or not self.consumed:
+            return 0
+        consumed = self.consumed[0] if len(self.consumed) == 1 else self.consumed[slot]
+        return min(consumed, length)
+
+    @property
+    def live(self) -> list[int]:
+        """The slots that took part."""
+        gone = set(self.dead)
+        return [slot for slot in range(self.slot_count) if slot not in gone]
+
+
+Begun = list[tuple[int, Window]]
+"""Windows that were begun, each with the slot that began it; -1: nobody who still has it."""
+
+
+class AffinityOrder:
+    """Each rank reads its own shards; what a lost rank left is dealt to the others."""
+
+    def __init__(self, table: SlotTable, starts: ArrayLike, shuffle: Shuffle) -> None:
+        """``table`` deals the shards, ``starts`` are as for `GlobalOrder`."""
+        self._table = table
+        self._starts = np.asarray(starts, dtype=np.int64)
+        self._shuffle = shuffle
+        order = shuffle.shard_order(len(self._starts) - 1)
+        self._place = np.empty(len(order), np.int64)
+        self._place[order] = np.arange(len(order))
+
+    def lanes(self, history: Sequence[Segment], current: Segment) -> Lanes:
+        """What each live slot of ``current`` has to read, after the segments before it."""
+        pool = self._starts[1:] > self._starts[:-1]
+        begun: Begun = []
+        past: list[Lanes] = []
+        for segment in history:
+            lanes = self._deal(pool, begun + _again(past, segment), segment)
+            past.append(lanes)
+            pool = np.zeros_like(pool)
+            begun = []
+            for slot in segment.live:
+                lane = lanes[slot]
+                windows, untouched = lane.rest(segment.consumed_by(slot, len(lane)))
+                pool[untouched] = True
+                begun += [(slot, window) for window in windows]
+        return self._deal(pool, begun + _again(past, current), current)
+
+    def _deal(self, pool: NDArray[np.bool_], begun: Begun, segment: Segment) -> Lanes:
+        shares = self._shares(pool, segment)
+        load = shares.loads(self._starts)
+        windows: dict[int, list[Window]] = {slot: [] for slot in segment.live}
+        for slot, window in sorted(begun, key=lambda item: item[0] not in windows):
+            taker = slot if slot in windows else min(windows, key=lambda s: (load[s], s))
+            windows[taker].append(window)
+            load[taker] += len(window)
+
+        def lane(slot: int) -> Lane:
+            return Lane(shares.of(slot), self._starts, self._shuffle, windows[slot])
+
+        return Lanes({slot: int(load[slot]) for slot in windows}, lane)
+
+    def _shares(self, pool: NDArray[np.bool_], segment: Segment) -> _Shares:
+        """The untouched shards of each live slot, in reading order."""
+        shards = np.flatnonzero(pool)
+        owners = self._table.owners(segment.slot_count, segment.dead)[shards]
+        shares = _Shares(shards, owners, self._place, segment.slot_count)
+        if not segment.weights:
+            return shares
+        quota = _quotas(len(shards), segment)
+        owned = {slot: shares.of(slot) for slot in segment.live}
+        spare = np.concatenate([own[quota[slot] :] for slot, own in owned.items()])
+        spare = spare[np.argsort(self._place[spare], kind="stable")]
+        kept = []
+        for slot, own in owned.items():
+            room = max(0, int(quota[slot]) - len(own))
+            mine = np.concatenate((own[: quota[slot]], spare[:room]))
+            kept.append((np.full(len(mine), slot), mine))
+            spare = spare[room:]
+        owners = np.concatenate([slots for slots, _ in kept])
+        return _Shares(
+            np.concatenate([mine for _, mine in kept]), owners, self._place, segment.slot_count
+        )
+
+
+class Lanes(Mapping[int, Lane]):
+    """The lanes of all live slots; each is made when it is first asked for."""
+
+    def __init__(self, lengths: dict[int, int], make: Callable[[int], Lane]) -> None:
+        self.lengths = lengths
+        """How long each is."""
+        self._make = make
+        self._made: dict[int, Lane] = {}
+
+    def __getitem__(self, slot: int) -> Lane:
+        if slot not in self._made:
+            if slot not in self.lengths:
+                raise KeyError(slot)
+            self._made[slot] = self._make(slot)
+        return self._made[slot]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.lengths)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+class _Shares:
+    """Shards grouped by the slots that read them."""
+
+    def __init__(self, shards: Ints, owners: NDArray[Any], place: Ints, slot_count: int) -> None:
+        order = np.argsort(owners.astype(np.int64) * len(place) + place[shards])
+        self._shards = shards[order]
+        self._owners = owners[order]
+        counts = np.bincount(owners, minlength=slot_count)
+        self._ends = np.cumsum(counts)
+        self._starts = self._ends - counts
+
+    def of(self, slot: int) -> Ints:
+        """A slot's shards, in reading order."""
+        return self._shards[self._starts[slot] : self._ends[slot]]
+
+    def loads(self, starts: Ints) -> Ints:
+        """How many samples each slot has."""
+        sizes = np.concatenate(([0], np.cumsum(starts[self._shards + 1] - starts[self._shards])))
+        loads: Ints = sizes[self._ends] - sizes[self._starts]
+        return loads
+
+
+def _again(past: list[Lanes], segment: Segment) -> Begun:
+    """Windows of what is taken back when a segment begins."""
+    return [
+        (-1, window)
+        for back in segment.taken_back
+        for window in past[back.segment - 1][back.slot].between(back.start, back.stop)
+    ]
+
+
+def _quotas(count: int, segment: Segment) -> Ints:
+    """How many of ``count`` shards each slot is due: rounded down, the rest to the lowest."""
+    least, most = Membership(segment.slot_count, segment.dead, segment.weights).bounds(count)
+    spare = count - int(least.sum())
+    least[np.flatnonzero(most > least)[:spare]] += 1
+    return least
