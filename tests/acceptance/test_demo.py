@@ -22,9 +22,9 @@ import pytest
 from dtruntime.coordinator.http.static import static_folder
 from dtruntime.demo.incidents import WorkerLoss
 from dtruntime.demo.notes import read_notes
-from dtruntime.demo.plan import Plan
+from dtruntime.demo.proof import check_coverage, check_disturbance, judge
+from dtruntime.demo.scenario import Plan
 from dtruntime.demo.trial import Kill, Ran
-from dtruntime.demo.verdict import check_coverage, check_disturbance, judge
 from dtruntime.testing import eventually
 from dtruntime.types import EpochCoverage
 
@@ -356,9 +356,7 @@ def test_worker_that_fails_ends_the_demo_with_its_log(tmp_path: Path) -> None:
 
 
 def test_demo_needs_no_torch() -> None:
-    code = (
-        "import sys, dtruntime.demo.worker, dtruntime.demo.view; assert 'torch' not in sys.modules"
-    )
+    code = "import sys, dtruntime.demo.worker, dtruntime.demo.terminal_view; assert 'torch' not in sys.modules"
 
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

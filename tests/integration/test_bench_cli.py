@@ -23,7 +23,7 @@ import pytest
 from obstore.store import S3Store
 
 from dtruntime import TrainingOrchestrator
-from dtruntime.bench.crew import Crew
+from dtruntime.bench.crew import BenchWorkers
 from dtruntime.client import Observer
 from dtruntime.testing import LocalCoordinator, eventually
 from tests.integration import command_line
@@ -422,7 +422,7 @@ def test_workers_whose_registration_is_interrupted_leave_too(
         raise InterruptedError
 
     monkeypatch.setattr(TrainingOrchestrator, "register_worker", unanswered)
-    with pytest.raises(InterruptedError), Crew(coordinator.url, job, 1) as crew:
+    with pytest.raises(InterruptedError), BenchWorkers(coordinator.url, job, 1) as crew:
         crew.register()
     with Observer(coordinator.url, patience=10) as observer:
         status = observer.status(job)

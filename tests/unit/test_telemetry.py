@@ -17,7 +17,7 @@ from dtruntime.telemetry import (
     configure_logging,
     level_from_environment,
 )
-from dtruntime.telemetry.measures import NEWEST_KEPT
+from dtruntime.telemetry.histogram import NEWEST_KEPT
 
 
 @pytest.fixture

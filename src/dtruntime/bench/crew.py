@@ -30,14 +30,14 @@ Call: TypeAlias = Callable[[], Awaitable[object]]
 
 
 @dataclass(slots=True)
-class Turn:
+class CallTimes:
     """Calls for a while: how long, and each single one."""
 
     seconds: float = 0.0
     calls: list[float] = field(default_factory=list)
 
 
-class Crew:
+class BenchWorkers:
     """Workers with a connection each, and as many connections for bare calls.
 
     They register anew in every round; leaving the ``with`` block lets them say goodbye.
@@ -64,7 +64,7 @@ class Crew:
         self._is_registering = False
         """Whether the coordinator may know members that do not know it yet."""
 
-    def register(self) -> Turn:
+    def register(self) -> CallTimes:
         """Let all connect and register at once; then each sends its first heartbeat."""
         self._is_registering = True
         turn = self._run(_play([member.register_worker for member in self._members], 0))
@@ -76,19 +76,19 @@ class Crew:
         """Let all leave the job."""
         self._run(_all([member.deregister_worker for member in self._members]))
 
-    def questions(self, seconds: float) -> Turn:
+    def questions(self, seconds: float) -> CallTimes:
         """Calls to the service that ask for what there is none of."""
         return self._bare_turn([bare.ask for bare in self._bare], seconds)
 
-    def health_checks(self, seconds: float) -> Turn:
+    def health_checks(self, seconds: float) -> CallTimes:
         """Calls to the standard health service."""
         return self._bare_turn([bare.check for bare in self._bare], seconds)
 
-    def heartbeats(self, seconds: float) -> Turn:
+    def heartbeats(self, seconds: float) -> CallTimes:
         """Heartbeats of all workers."""
         return self._run(_play(self._beats, seconds))
 
-    def barriers(self, seconds: float) -> Turn:
+    def barriers(self, seconds: float) -> CallTimes:
         """Barriers that all workers come to."""
 
         def arrive(member: TrainingOrchestrator) -> Call:
@@ -108,7 +108,7 @@ class Crew:
     def _beats(self) -> list[Call]:
         return [member.heartbeat for member in self._members]
 
-    def _bare_turn(self, calls: Sequence[Call], seconds: float) -> Turn:
+    def _bare_turn(self, calls: Sequence[Call], seconds: float) -> CallTimes:
         self._run(_play(calls, 0))  # the first ones connect
         return self._run(_play(calls, seconds))
 
@@ -172,9 +172,9 @@ def _stub(channel: grpc.aio.Channel) -> Any:
     )
 
 
-async def _play(calls: Sequence[Call], seconds: float) -> Turn:
+async def _play(calls: Sequence[Call], seconds: float) -> CallTimes:
     """Make all calls at once, wait for all, and again until the time is up."""
-    turn = Turn()
+    turn = CallTimes()
     began = time.perf_counter()
     while True:
         turn.calls += await asyncio.gather(*map(_timed, calls))

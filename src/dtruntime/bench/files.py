@@ -16,7 +16,7 @@ from ..errors import ConfigError, ShardError
 from ..storage.data_files import is_remote
 from ..storage.error_translation import storage_errors
 from ..storage.local_disk.atomic_file import flush
-from .local_place import PREFIX, check_room
+from .raw_storage import PREFIX, check_room
 
 FILES = 8
 FEATURES = 12

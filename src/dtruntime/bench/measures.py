@@ -57,7 +57,7 @@ class Section(msgspec.Struct, frozen=True):
     """What has to be known to read the numbers."""
 
 
-class Record:
+class Series:
     """Collects the turns of one measure."""
 
     def __init__(self, name: str, unit: Unit, limit: str = "", bytes_each: float = 0.0) -> None:
@@ -81,7 +81,7 @@ class Record:
         pairs = zip(self._seconds, self._amounts, strict=True)
         return [amount / max(seconds, 10**-_DIGITS) for seconds, amount in pairs if amount]
 
-    def result(self, limits: dict[str, Record]) -> Measure:
+    def result(self, limits: dict[str, Series]) -> Measure:
         """What the turns come to, beside those of the limit."""
         rates = self.rates
         limit = limits[self._limit].rates if self._limit else []
@@ -110,7 +110,7 @@ def in_round(tell: Tell, number: int) -> Tell:
     return lambda text: tell(f"round {number}: {text}")
 
 
-def results(records: Sequence[Record]) -> list[Measure]:
+def results(records: Sequence[Series]) -> list[Measure]:
     """All measures, in order."""
     limits = {record.name: record for record in records}
     return [record.result(limits) for record in records]

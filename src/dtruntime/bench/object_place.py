@@ -18,7 +18,7 @@ from ..storage.object_store.object_backend import (
     lacks_obstore,
     place_of,
 )
-from .local_place import PREFIX
+from .raw_storage import PREFIX
 
 
 class ObjectPlace:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from ..errors import ConfigError
 from ..storage import LocalBackend, open_backend
 from ..storage.data_files import is_remote
-from .local_place import LocalPlace
 from .object_place import ObjectPlace
+from .raw_storage import LocalPlace
 
 
 class RawPlace(Protocol):

@@ -10,7 +10,7 @@ from .measures import Section
 SCHEMA = 1
 
 
-class Report(msgspec.Struct, frozen=True):
+class BenchReport(msgspec.Struct, frozen=True):
     """The machine, and each part that was measured."""
 
     started_at: float

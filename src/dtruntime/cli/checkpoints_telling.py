@@ -11,7 +11,7 @@ from .checkpoints_report import Removal, Verification
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckpointFinding:
     """What became of one checkpoint."""
 
     checkpoint_id: str
@@ -21,27 +21,31 @@ class Finding:
     """Its manifest, where the id cannot be read."""
 
 
-def found(report: Verification) -> list[Finding]:
+def found(report: Verification) -> list[CheckpointFinding]:
     """What verifying has found."""
     findings = []
     for one in report.checkpoints:
         if one.good:
-            findings.append(Finding(one.checkpoint_id, CheckpointCondition.GOOD))
+            findings.append(CheckpointFinding(one.checkpoint_id, CheckpointCondition.GOOD))
             continue
         first = one.damages[0]
         file = "" if one.checkpoint_id else first.file
         detail = f"{first.file}: {first.detail}"
-        findings.append(Finding(one.checkpoint_id, CheckpointCondition.DAMAGED, detail, file))
+        findings.append(
+            CheckpointFinding(one.checkpoint_id, CheckpointCondition.DAMAGED, detail, file)
+        )
     return findings
 
 
-def gone(report: Removal) -> list[Finding]:
+def gone(report: Removal) -> list[CheckpointFinding]:
     """What was removed."""
     removed = CheckpointCondition.REMOVED
-    return [Finding(key, removed, "by an operator") for key in report.removed_ids]
+    return [CheckpointFinding(key, removed, "by an operator") for key in report.removed_ids]
 
 
-def tell(observer: Observer, job: str | None, place: str, findings: Sequence[Finding]) -> int:
+def tell(
+    observer: Observer, job: str | None, place: str, findings: Sequence[CheckpointFinding]
+) -> int:
     """Tell the job that is named, or all that have checkpoints in this place; returns how often."""
     told = 0
     for name in observer.jobs() if job is None else [job]:
@@ -54,7 +58,7 @@ def tell(observer: Observer, job: str | None, place: str, findings: Sequence[Fin
 
 
 def _grouped(
-    findings: Sequence[Finding], known: Sequence[CheckpointInfo]
+    findings: Sequence[CheckpointFinding], known: Sequence[CheckpointInfo]
 ) -> Iterator[tuple[CheckpointCondition, str, list[str]]]:
     """The ids of those that are known, as many together as can be said at once."""
     ids = {one.checkpoint_id for one in known}

@@ -44,7 +44,7 @@ class FileReport(msgspec.Struct, frozen=True):
     samples: int
 
 
-class Share(msgspec.Struct, frozen=True):
+class ShareReport(msgspec.Struct, frozen=True):
     """What the ranks that are present have of a dataset."""
 
     ranks: int
@@ -61,7 +61,7 @@ class DatasetReport(msgspec.Struct, frozen=True):
     job: str
     dataset: DatasetSummary
     files: tuple[FileReport, ...]
-    share: Share | None
+    share: ShareReport | None
     """None: the ranks share the batches, and no rank has shards of its own."""
     coverage: tuple[EpochCoverage, ...]
     coverage_unknown: str = ""
@@ -204,7 +204,7 @@ def _coverage(
         return (), str(exc)
 
 
-def _share(dataset: DatasetSummary, layout: DatasetLayout) -> Share:
+def _share(dataset: DatasetSummary, layout: DatasetLayout) -> ShareReport:
     """How evenly the shards are dealt."""
     slot_count, dead = dataset.slot_count or 1, dataset.dead_slots
     owners = SlotTable(dataset.shard_count, seed=dataset.seed).owners(slot_count, dead)
@@ -212,7 +212,7 @@ def _share(dataset: DatasetSummary, layout: DatasetLayout) -> Share:
     shards = np.bincount(owners, minlength=slot_count)[live]
     # Samples are counted in floating point, which is exact up to 2**53.
     samples = np.bincount(owners, layout.shard_samples, minlength=slot_count)[live]
-    return Share(
+    return ShareReport(
         len(live), int(shards.min()), int(shards.max()), int(samples.min()), int(samples.max())
     )
 

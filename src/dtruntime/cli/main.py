@@ -15,7 +15,7 @@ from typing import NoReturn
 from .._version import __version__
 from ..display import plain
 from ..errors import ConfigError, ConnectionError, StrataError
-from . import (
+from .commands import (
     actions,
     bench,
     checkpoints,

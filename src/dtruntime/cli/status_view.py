@@ -11,7 +11,7 @@ from rich.text import Text
 from ..display import count, duration, size
 from ..types import Action, BarrierStatus, CheckpointInfo, JobStatus, Membership
 from .status_report import CoordinatorReport, StatusReport
-from .status_workers import WorkerRow, rows_of, worker_lines
+from .worker_table import WorkerRow, rows_of, worker_lines
 
 NAMES_SHOWN = 6
 """Workers that a barrier's line names."""

@@ -18,7 +18,7 @@ EVENTS_KEPT = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class StatusFrame:
     """A job as it was at one moment."""
 
     coordinator: CoordinatorReport
@@ -33,9 +33,9 @@ class Look:
     """Since when the coordinator has not answered; None: it does."""
 
 
-def read_look(
+def read_frame(
     observer: Observer, url: str, job: str | None, seen: tuple[pb.Event, ...] = ()
-) -> Look:
+) -> StatusFrame:
     """See a job, by default the one with the most live workers."""
     report = read_status(observer, url, job)
     chosen = max(report.jobs, key=lambda one: one.live_workers, default=None)
@@ -44,13 +44,13 @@ def read_look(
     fresh = observer.events(name, known[-1].id if known else 0)
     names = tuple(observer.jobs())
     events = (*known, *fresh)[-EVENTS_KEPT:]
-    return Look(report.coordinator, chosen, names, events, time.monotonic())
+    return StatusFrame(report.coordinator, chosen, names, events, time.monotonic())
 
 
 class Poller:
     """The newest look, of the job that is asked for."""
 
-    def __init__(self, observer: Observer, url: str, interval: float, first: Look) -> None:
+    def __init__(self, observer: Observer, url: str, interval: float, first: StatusFrame) -> None:
         self._observer = observer
         self._url = url
         self._interval = interval
@@ -61,7 +61,7 @@ class Poller:
 
     @contextmanager
     def running(self, tell: Callable[[], None]) -> Iterator[Poller]:
-        """Look until the block ends; ``tell`` is called after each look."""
+        """StatusFrame until the block ends; ``tell`` is called after each look."""
         thread = threading.Thread(target=self._run, args=(tell,), name="strata-top", daemon=True)
         thread.start()
         try:
@@ -75,7 +75,7 @@ class Poller:
         look = self.newest
         while not self._stopped.wait(self._interval):
             try:
-                look = read_look(self._observer, self._url, self.job, look.events)
+                look = read_frame(self._observer, self._url, self.job, look.events)
                 answered = time.monotonic()
                 self.newest = look
             except StrataError:

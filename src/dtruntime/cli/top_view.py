@@ -12,8 +12,8 @@ from ..coordinator.http.event_log import level_of, sentence
 from ..coordinator.state import Event
 from ..rpc.gen import coordinator_pb2 as pb
 from .status_view import checkpoint_line, headline, hint, job_lines, staleness
-from .status_workers import worker_lines
-from .top_state import TopState
+from .status_watch import TopState
+from .worker_table import worker_lines
 
 JOURNAL_LINES = 8
 LEAST_WORKERS = 4
@@ -22,7 +22,7 @@ WORKERS_FIRST = 16
 CHECKPOINT_LINES = 4
 BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {"warning": "yellow", "error": "red"}
-_KEYS = "q quit   s sort   ↑↓ scroll   tab next job   p pause"
+_KEY_HELP = "q quit   s sort   ↑↓ scroll   tab next job   p pause"
 
 
 def top_view(state: TopState, width: int, height: int | None) -> RenderableType:
@@ -103,7 +103,7 @@ def _foot(state: TopState, total: int, shown: int) -> Text:
     place = f"workers {state.first + 1:,} to {state.first + shown:,} of {total:,}"
     return Text.assemble(
         (" PAUSED ", "reverse") if state.paused else "",
-        (f" {place}, by {state.sort}   {_KEYS}", "dim"),
+        (f" {place}, by {state.sort}   {_KEY_HELP}", "dim"),
         no_wrap=True,
         overflow="ellipsis",
     )

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from types import TracebackType
 from typing import Self
 
-from .plan import Plan, RunFiles
 from .processes import DemoFailed, DemoWorker, describe_exit
+from .scenario import Plan, RunFiles
 
 REPLACEMENTS_MOST = 20
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .dataset import CLASSES, PIXELS, Samples
+from .digits import CLASSES, PIXELS, Samples
 
 Floats = NDArray[np.float32]
 

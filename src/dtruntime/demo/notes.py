@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..run import Run
 
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True):
+class StepMark(msgspec.Struct, frozen=True, kw_only=True):
     """A step that a worker has done."""
 
     at: float
@@ -29,7 +29,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """Mean over the batch of all workers."""
 
 
-class StepNote(Mark, frozen=True, kw_only=True):
+class StepNote(StepMark, frozen=True, kw_only=True):
     """A step that a worker has done, with the samples that it used."""
 
     epoch: int
@@ -81,14 +81,14 @@ class Follower:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._read: dict[Path, int] = {}
-        self._decoder = msgspec.json.Decoder(Mark)
+        self._decoder = msgspec.json.Decoder(StepMark)
 
-    def news(self) -> list[Mark]:
+    def news(self) -> list[StepMark]:
         """What was noted since the last call, in the order of time."""
         marks = [mark for path in self._folder.glob("*.jsonl") for mark in self._more(path)]
         return sorted(marks, key=lambda mark: mark.at)
 
-    def _more(self, path: Path) -> Iterator[Mark]:
+    def _more(self, path: Path) -> Iterator[StepMark]:
         with path.open("rb") as file:
             file.seek(self._read.get(path, 0))
             text = file.read()

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..types import Membership, WorkerState, WorkerStatus
-from .progress import Scene
+from .progress import RunSnapshot
 
 BAR_WIDTH = 24
 _COLUMNS = ("rank", "worker", "process", "state", "step", "samples", "heartbeat")
@@ -19,7 +19,7 @@ _OLD_SECONDS = 0.8
 """A heartbeat of this age is late."""
 
 
-def picture(scene: Scene) -> RenderableType:
+def picture(scene: RunSnapshot) -> RenderableType:
     """As many lines as there are ranks, and four; no more than 80 columns."""
     table = Table.grid(padding=(0, 2))
     for name, width in zip(_COLUMNS, _WIDTHS, strict=True):
@@ -32,7 +32,7 @@ def picture(scene: Scene) -> RenderableType:
     return Padding(Group(_headline(scene), table, _bottom(scene)), (1, 0, 0, 1))
 
 
-def _headline(scene: Scene) -> Text:
+def _headline(scene: RunSnapshot) -> Text:
     text = Text.assemble(("● ", "red" if scene.is_held or scene.is_alone else "green"))
     text.append(f"{scene.elapsed:.1f} s  ", "dim")
     text.append(scene.title, "bold")
@@ -43,7 +43,7 @@ def _headline(scene: Scene) -> Text:
     return text
 
 
-def _row(scene: Scene, rank: int, worker: WorkerStatus | None) -> tuple[Text, ...]:
+def _row(scene: RunSnapshot, rank: int, worker: WorkerStatus | None) -> tuple[Text, ...]:
     if worker is None:
         return (Text(str(rank)), Text(""), Text(""), Text("starting", "dim"))
     name, style = _state(scene, worker)
@@ -61,7 +61,7 @@ def _row(scene: Scene, rank: int, worker: WorkerStatus | None) -> tuple[Text, ..
     )
 
 
-def _state(scene: Scene, worker: WorkerStatus) -> tuple[str, str]:
+def _state(scene: RunSnapshot, worker: WorkerStatus) -> tuple[str, str]:
     """What a worker does, in a word, and how that is shown."""
     if worker.worker_id in scene.killed:
         return "killed", "bold red"
@@ -79,7 +79,7 @@ def _state(scene: Scene, worker: WorkerStatus) -> tuple[str, str]:
     return "training", "cyan"
 
 
-def _bottom(scene: Scene) -> Table:
+def _bottom(scene: RunSnapshot) -> Table:
     plan, tally = scene.plan, scene.tally
     bar = ProgressBar(
         plan.total_steps,
@@ -95,7 +95,7 @@ def _bottom(scene: Scene) -> Table:
     return line
 
 
-def describe(scene: Scene) -> str:
+def describe(scene: RunSnapshot) -> str:
     """How training goes, in a few words."""
     parts = []
     if scene.members.checkpoint_step is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..errors import StrataError
 from ..testing import LocalCoordinator
-from .plan import Plan, RunFiles
+from .scenario import Plan, RunFiles
 
 HEARTBEAT_MS = 200
 SILENCE_MS = 2000
@@ -67,7 +67,7 @@ class DemoCoordinator:
         self._pid_file.write_text(str(self.pid))
         if self._leash is None:
             self._leash = subprocess.Popen(
-                [sys.executable, "-m", "dtruntime.demo.leash", str(self._pid_file)],
+                [sys.executable, "-m", "dtruntime.demo.die_with_parent", str(self._pid_file)],
                 stdin=subprocess.PIPE,
                 start_new_session=True,
             )

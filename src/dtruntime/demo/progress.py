@@ -9,15 +9,15 @@ from typing import Any
 
 from ..client import Observer
 from ..types import Membership, WorkerStatus
-from .notes import Mark
-from .plan import Plan
+from .notes import StepMark
+from .scenario import Plan
 
 RATE_SECONDS = 2.0
 RATE_LEAST = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class LogLine:
     """One line about something that happened."""
 
     elapsed: float
@@ -46,14 +46,14 @@ class Members:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class RunSnapshot:
     """A run at one moment."""
 
     plan: Plan
     title: str
     elapsed: float
     members: Members
-    tally: Tally
+    tally: StepTally
     killed: frozenset[str] = frozenset()
     """Killed workers that the coordinator still takes for members."""
     replacing: frozenset[int | None] = frozenset()
@@ -64,7 +64,7 @@ class Scene:
     """Whether the coordinator is away."""
 
 
-class Watch:
+class JobWatch:
     """Reads about one job again and again."""
 
     def __init__(self, observer: Observer, job: str) -> None:
@@ -85,7 +85,7 @@ class Watch:
         return Members(status.workers, None if latest is None else latest.step), events
 
 
-class Tally:
+class StepTally:
     """What the workers' notes say so far."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class Tally:
         self.generation = 0
         """Of the crew that trains."""
 
-    def add(self, marks: Iterable[Mark]) -> None:
+    def add(self, marks: Iterable[StepMark]) -> None:
         """Count more notes."""
         for mark in marks:
             if mark.generation > self.generation:

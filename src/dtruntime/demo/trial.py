@@ -10,13 +10,13 @@ from ..client import DatasetRegistry, Observer
 from ..display import count, duration
 from ..errors import ConnectionError
 from ..types import EpochCoverage
-from .chronicle import Audience, Chronicle
 from .incidents import Incident
 from .launcher import Launcher
 from .notes import Follower
-from .plan import DATASET, Plan, RunFiles
 from .processes import DemoCoordinator, DemoWorker
-from .progress import Members, Scene, Watch
+from .progress import JobWatch, Members, RunSnapshot
+from .scenario import DATASET, Plan, RunFiles
+from .timeline import Audience, Chronicle
 
 LOOK_SECONDS = 0.1
 PATIENCE = 0.2
@@ -69,7 +69,7 @@ class Trial:
         """Start the workers, and look until all have ended; raises `DemoFailed` when one fails."""
         url, story = self._coordinator.url, self._chronicle
         with Observer(url, patience=PATIENCE) as observer:
-            watch = Watch(observer, self._files.job)
+            watch = JobWatch(observer, self._files.job)
             with Launcher(self._plan, self._files, url) as launcher:
                 pids = " ".join(str(worker.pid) for worker in launcher.workers)
                 story.say("started", f"{count(self._plan.workers, 'worker')}, processes {pids}")
@@ -83,7 +83,7 @@ class Trial:
         story.say("finished", f"after step {story.tally.step:,}; {duration(seconds)} of training")
         return Ran(tuple(story.incidents), tuple(coverage), seconds)
 
-    def _look(self, launcher: Launcher, watch: Watch) -> None:
+    def _look(self, launcher: Launcher, watch: JobWatch) -> None:
         """Learn what has happened, mend what is broken, and break what is to be broken."""
         if self._coordinator.has_ended():
             self._bring_back_coordinator()
@@ -129,7 +129,7 @@ class Trial:
     def _show(self, *, is_alone: bool = False) -> None:
         losses = [loss for loss in self._chronicle.losses if not loss.is_over]
         self._audience.advanced(
-            Scene(
+            RunSnapshot(
                 self._plan,
                 self._title,
                 time.time() - self._began,

@@ -14,12 +14,12 @@ import numpy as np
 
 from ..run import Recovery, Run
 from ..telemetry import configure_logging
-from .dataset import samples_of
+from .die_with_parent import end_with_parent
+from .digits import samples_of
 from .exchange import Exchange
-from .leash import end_with_parent
 from .model import Classifier, Momentum
 from .notes import Notebook
-from .plan import DATASET, Plan, RunFiles
+from .scenario import DATASET, Plan, RunFiles
 
 KEEP_ALL = 1_000_000
 

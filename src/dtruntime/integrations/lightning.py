@@ -19,7 +19,7 @@ from pytorch_lightning.plugins.io import CheckpointIO
 from ..checkpoint import CheckpointManager
 from ..checkpoint.access import access
 from ..errors import CheckpointNotFoundError
-from .member import Member
+from .worker_session import Member
 
 _ALL = 1_000_000
 """Lightning's own callbacks say which checkpoints to remove."""

@@ -19,7 +19,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from ..checkpoint import CheckpointManager
 from ..telemetry import EventLog
 from .folders import read_folder, write_folder
-from .member import Member
+from .worker_session import Member
 
 log = EventLog("run")
 

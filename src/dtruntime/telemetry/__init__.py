@@ -1,7 +1,7 @@
 """What the process says of itself: a structured log, measurements, and spans (`tracing`)."""
 
+from .histogram import LATENCY_BOUNDS, Histogram, MethodStats, quantile
 from .logs import ROOT, EventLog, configure_logging, level_from_environment
-from .measures import LATENCY_BOUNDS, Histogram, MethodStats, quantile
 
 __all__ = [
     "LATENCY_BOUNDS",

@@ -6,11 +6,11 @@
 from typing import TYPE_CHECKING
 
 from .backends import Call, RecordingBackend, WrappedBackend, WrappedWriter
-from .cluster import LocalCoordinator
+from .coordinator_process import LocalCoordinator
 from .faults import Fault, FaultRates, FaultyBackend
 from .proxy import TcpProxy
 from .waiting import eventually, eventually_async
-from .worker import WorkerProcess
+from .worker_process import WorkerProcess
 
 if TYPE_CHECKING:
     from .conformance import StorageConformance

@@ -2,12 +2,12 @@
 
 import pytest
 
-from dtruntime.bench.measures import Record, percentile, results
+from dtruntime.bench.measures import Series, percentile, results
 
 
 def test_rate_is_compared_with_the_limit_of_the_same_round() -> None:
-    limit = Record("write", "bytes", bytes_each=1)
-    ours = Record("save", "bytes", "write", bytes_each=1)
+    limit = Series("write", "bytes", bytes_each=1)
+    ours = Series("save", "bytes", "write", bytes_each=1)
     for seconds, factor in ((1.0, 2.0), (10.0, 1.0), (2.0, 4.0)):
         limit.add(seconds, 100)
         ours.add(seconds * factor, 100)
@@ -22,7 +22,7 @@ def test_rate_is_compared_with_the_limit_of_the_same_round() -> None:
 
 
 def test_rate_and_time_agree_for_an_even_number_of_rounds() -> None:
-    record = Record("read", "bytes", bytes_each=1)
+    record = Series("read", "bytes", bytes_each=1)
     for seconds in (1.0, 4.0):
         record.add(seconds, 100)
 
@@ -33,7 +33,7 @@ def test_rate_and_time_agree_for_an_even_number_of_rounds() -> None:
 
 
 def test_what_moves_nothing_has_no_rate() -> None:
-    limit, stall = Record("copy", "bytes"), Record("stall", "bytes", "copy")
+    limit, stall = Series("copy", "bytes"), Series("stall", "bytes", "copy")
     limit.add(1.0, 100)
     stall.add(0.001)
 
@@ -42,7 +42,7 @@ def test_what_moves_nothing_has_no_rate() -> None:
 
 
 def test_turns_of_different_length_are_compared_by_their_rates() -> None:
-    limit, ours = Record("scan", "samples"), Record("loader", "samples", "scan")
+    limit, ours = Series("scan", "samples"), Series("loader", "samples", "scan")
     limit.add(2.0, 1000)
     ours.add(1.0, 250)
 
@@ -50,7 +50,7 @@ def test_turns_of_different_length_are_compared_by_their_rates() -> None:
 
 
 def test_single_calls_are_kept() -> None:
-    record = Record("barrier", "calls")
+    record = Series("barrier", "calls")
     record.add(1.0, 100, [number / 1000 for number in range(1, 101)])
 
     (measure,) = results([record])

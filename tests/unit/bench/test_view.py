@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console, RenderableType
 
 from dtruntime.bench.machine import Machine, describe
-from dtruntime.bench.measures import Record, Section, results
-from dtruntime.bench.view import machine_view, section_view, skipped_view
+from dtruntime.bench.measures import Section, Series, results
+from dtruntime.bench.tables import machine_view, section_view, skipped_view
 
 
 def text_of(view: RenderableType) -> str:
@@ -31,9 +31,9 @@ def test_busy_machine_is_warned_of(machine: Machine) -> None:
 
 
 def test_table_has_times_rates_and_ratios() -> None:
-    limit = Record("write raw", "bytes", bytes_each=1)
-    ours = Record("save bytes: durable", "bytes", "write raw", bytes_each=1)
-    stall = Record("save bytes: stall", "bytes", bytes_each=1)
+    limit = Series("write raw", "bytes", bytes_each=1)
+    ours = Series("save bytes: durable", "bytes", "write raw", bytes_each=1)
+    stall = Series("save bytes: stall", "bytes", bytes_each=1)
     limit.add(1.0, 10**9)
     ours.add(1.25, 10**9)
     stall.add(0.0005)

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from dtruntime.cli.status_report import CoordinatorReport, StatusReport
 from dtruntime.cli.status_view import status_view
-from dtruntime.cli.status_workers import Severity, rows_of
+from dtruntime.cli.worker_table import Severity, rows_of
 from dtruntime.types import (
     Action,
     BarrierStatus,

@@ -4,9 +4,9 @@ import pytest
 from rich.console import Console
 
 from dtruntime.cli.status_report import CoordinatorReport
+from dtruntime.cli.status_watch import SORTS, TopState
 from dtruntime.cli.top_keys import named
-from dtruntime.cli.top_polling import Look
-from dtruntime.cli.top_state import SORTS, TopState
+from dtruntime.cli.top_polling import StatusFrame
 from dtruntime.cli.top_view import sparkline, top_view
 from dtruntime.rpc.gen import coordinator_pb2 as pb
 from dtruntime.types import (
@@ -39,11 +39,11 @@ def job(*workers: WorkerStatus, name: str = "train", **changes: object) -> JobSt
     return JobStatus(name, 1, 0, len(workers), 0, 0, 0, 0, 0, workers, **changes)  # type: ignore[arg-type]
 
 
-def look(shown: JobStatus | None, at: float = 0.0, **changes: object) -> Look:
+def look(shown: JobStatus | None, at: float = 0.0, **changes: object) -> StatusFrame:
     names = (shown.job, "zebra") if shown is not None else ()
     event = pb.Event(id=1, at=0, job="train", kind="worker.dead", fields={"worker": "worker-9"})
     values: dict[str, object] = {"jobs": names, "events": (event,) if shown else (), "at": at}
-    return Look(COORDINATOR, shown, **{**values, **changes})  # type: ignore[arg-type]
+    return StatusFrame(COORDINATOR, shown, **{**values, **changes})  # type: ignore[arg-type]
 
 
 def drawn(state: TopState, width: int = 120, height: int | None = 30) -> list[str]:

@@ -5,16 +5,16 @@ import io
 import pytest
 from rich.console import Console
 
-from dtruntime.demo.notes import Mark
+from dtruntime.demo.notes import StepMark
 from dtruntime.demo.picture import picture
-from dtruntime.demo.plan import Plan
-from dtruntime.demo.progress import Members, Scene, Tally
+from dtruntime.demo.progress import Members, RunSnapshot, StepTally
+from dtruntime.demo.scenario import Plan
 from dtruntime.types import Membership, WorkerState, WorkerStatus
 
 PLAN = Plan(root="/nowhere", epochs=1000)
 
 
-def draw(scene: Scene) -> list[str]:
+def draw(scene: RunSnapshot) -> list[str]:
     console = Console(file=io.StringIO(), width=80, force_terminal=False)
     console.print(picture(scene))
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
@@ -28,11 +28,12 @@ def worker(rank, membership=Membership.LIVE, state=WorkerState.WAITING, name="")
 
 
 def scene(*workers, **fields):
-    tally = Tally()
+    tally = StepTally()
     tally.add(
-        Mark(at=float(s), generation=1, step=119_000 + s, rank=0, loss=0.123) for s in range(1, 4)
+        StepMark(at=float(s), generation=1, step=119_000 + s, rank=0, loss=0.123)
+        for s in range(1, 4)
     )
-    return Scene(PLAN, "run 1 of 2", 61.5, Members(workers, 118_000), tally, **fields)
+    return RunSnapshot(PLAN, "run 1 of 2", 61.5, Members(workers, 118_000), tally, **fields)
 
 
 LIVE = [worker(rank) for rank in range(4)]

@@ -3,7 +3,7 @@
 import pytest
 
 from dtruntime.errors import ConfigError
-from dtruntime.integrations.member import Member
+from dtruntime.integrations.worker_session import Member
 
 
 def test_environment_is_read_when_training_begins(monkeypatch: pytest.MonkeyPatch) -> None:

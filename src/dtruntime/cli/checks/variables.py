@@ -10,7 +10,7 @@ from ...config import DEFAULT_URL, ENVIRONMENT, FILE_VARIABLE, Config, split_add
 from ...errors import ConfigError
 from .finding import Finding
 
-GROUP = "environment"
+VARIABLES_GROUP = "environment"
 VARIABLES = frozenset(
     {name for name in ENVIRONMENT if name.startswith("STRATA_")}
     | {
@@ -43,12 +43,12 @@ def _coordinator_url(environment: Mapping[str, str]) -> Finding:
     name = "COORDINATOR_URL"
     url = environment.get(name)
     if not url:
-        return Finding(GROUP, name, "ok", f"not set; the default is {DEFAULT_URL}")
+        return Finding(VARIABLES_GROUP, name, "ok", f"not set; the default is {DEFAULT_URL}")
     try:
         WorkerConfig(coordinator_url=url)
     except ConfigError as exc:
-        return Finding(GROUP, name, "fail", str(exc), f"export {name}=http://HOST:50051")
-    return Finding(GROUP, name, "ok", url)
+        return Finding(VARIABLES_GROUP, name, "fail", str(exc), f"export {name}=http://HOST:50051")
+    return Finding(VARIABLES_GROUP, name, "ok", url)
 
 
 def _worker(environment: Mapping[str, str]) -> Finding:
@@ -59,15 +59,15 @@ def _worker(environment: Mapping[str, str]) -> Finding:
         config = WorkerConfig().resolved(others)
     except ValueError as exc:
         remedy = "set them as your launcher does: RANK from 0 to WORLD_SIZE - 1, WORKER_ID unique"
-        return Finding(GROUP, name, "fail", str(exc), remedy)
+        return Finding(VARIABLES_GROUP, name, "fail", str(exc), remedy)
     if config.rank is None and config.world_size is None:
         text = "not set: workers get the lowest free rank of an elastic job"
-        return Finding(GROUP, name, "ok", text)
+        return Finding(VARIABLES_GROUP, name, "ok", text)
     if config.world_size is None:
         text = f"RANK is {config.rank}, but WORLD_SIZE is not set: the job is elastic"
-        return Finding(GROUP, name, "warn", text, "set both, or neither")
+        return Finding(VARIABLES_GROUP, name, "warn", text, "set both, or neither")
     rank = "any" if config.rank is None else config.rank
-    return Finding(GROUP, name, "ok", f"rank {rank} of {config.world_size}")
+    return Finding(VARIABLES_GROUP, name, "ok", f"rank {rank} of {config.world_size}")
 
 
 def _configuration(environment: Mapping[str, str]) -> Finding:
@@ -78,10 +78,10 @@ def _configuration(environment: Mapping[str, str]) -> Finding:
         Config.load(environment=environment)
     except ConfigError as exc:
         return Finding(
-            GROUP, name, "fail", str(exc), "correct the variable or the file, or unset it"
+            VARIABLES_GROUP, name, "fail", str(exc), "correct the variable or the file, or unset it"
         )
     text = f"from {', '.join(given)}" if given else "no variable changes it"
-    return Finding(GROUP, name, "ok", text)
+    return Finding(VARIABLES_GROUP, name, "ok", text)
 
 
 def _unknown(environment: Mapping[str, str]) -> Iterator[Finding]:
@@ -89,20 +89,22 @@ def _unknown(environment: Mapping[str, str]) -> Iterator[Finding]:
         if name.startswith("STRATA_") and name not in VARIABLES:
             near = difflib.get_close_matches(name, sorted(VARIABLES), n=1, cutoff=0.4)
             remedy = f"did you mean {near[0]}? Else unset it" if near else "unset it"
-            yield Finding(GROUP, name, "warn", "is set, but nothing reads it", remedy)
+            yield Finding(VARIABLES_GROUP, name, "warn", "is set, but nothing reads it", remedy)
 
 
 def _proxy(environment: Mapping[str, str], url: str) -> Finding:
     """GRPC sends calls to a proxy where the environment names one, also for private hosts."""
     proxy = next((name for name in _PROXIES if environment.get(name)), None)
     if proxy is None:
-        return Finding(GROUP, "proxy", "ok", "none: calls go straight to the coordinator")
+        return Finding(VARIABLES_GROUP, "proxy", "ok", "none: calls go straight to the coordinator")
     try:
         host, _ = split_address(url)
     except ConfigError:
         host = ""
     excepted = next((environment[name] for name in _EXCEPTIONS if environment.get(name)), "")
     if any(host.endswith(entry.strip()) for entry in excepted.split(",") if entry.strip()):
-        return Finding(GROUP, "proxy", "ok", f"{proxy} is set, with an exception for {host}")
+        return Finding(
+            VARIABLES_GROUP, "proxy", "ok", f"{proxy} is set, with an exception for {host}"
+        )
     text = f"{proxy} sends calls for {host or 'the coordinator'} to {environment[proxy]}"
-    return Finding(GROUP, "proxy", "warn", text, f"export no_grpc_proxy={host or 'HOST'}")
+    return Finding(VARIABLES_GROUP, "proxy", "warn", text, f"export no_grpc_proxy={host or 'HOST'}")

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from ..display import json_text, open_console, plain
-from ..errors import ConfigError, StrataError
-from ..rpc.channel import target_of
-from .arguments import whole_between
-from .logs import log_only_when_asked
-from .signals import ending_on_signals
+from ...display import json_text, open_console, plain
+from ...errors import ConfigError, StrataError
+from ...rpc.channel import target_of
+from ..invocation import whole_between
+from ..logs import log_only_when_asked
+from ..signals import ending_on_signals
 
 if TYPE_CHECKING:
-    from ..bench.measures import Section, Tell
+    from ...bench.measures import Section, Tell
 
 Part: TypeAlias = "Callable[[argparse.Namespace, Tell], Section]"
 """Measures what the options say."""
@@ -166,13 +166,13 @@ def _run(
 ) -> int:
     """Measure parts one after the other, and show each as soon as it is there."""
     # Here, since no other command should pay for loading numpy and what is measured.
-    from ..bench.machine import describe
-    from ..bench.report import Report
-    from ..bench.view import machine_view, section_view, skipped_view
+    from ...bench.machine import describe
+    from ...bench.report import BenchReport
+    from ...bench.tables import machine_view, section_view, skipped_view
 
     log_only_when_asked()
     console = open_console()
-    report = Report(round(time.time(), 3), describe(), [], dict(skipped))
+    report = BenchReport(round(time.time(), 3), describe(), [], dict(skipped))
     if not as_json:
         console.print(machine_view(report.machine))
     for name, (part, options) in parts.items():
@@ -190,7 +190,7 @@ def _run(
 
 
 def _checkpoints(options: argparse.Namespace, tell: Tell) -> Section:
-    from ..bench.checkpoints import bench_checkpoints
+    from ...bench.checkpoint_throughput import bench_checkpoints
 
     return bench_checkpoints(
         options.place, options.size, options.rounds, options.checkpoint_seconds, tell
@@ -198,7 +198,7 @@ def _checkpoints(options: argparse.Namespace, tell: Tell) -> Section:
 
 
 def _coordinator(options: argparse.Namespace, tell: Tell) -> Section:
-    from ..bench.coordinator import bench_coordinator
+    from ...bench.coordinator_throughput import bench_coordinator
 
     return bench_coordinator(options.url, options.seconds, options.workers, tell)
 
@@ -206,7 +206,7 @@ def _coordinator(options: argparse.Namespace, tell: Tell) -> Section:
 def _data(options: argparse.Namespace, tell: Tell) -> Section:
     if not _has_pyarrow():
         raise StrataError(_NO_PYARROW)
-    from ..bench.data import bench_data
+    from ...bench.loader_throughput import bench_data
 
     return bench_data(
         options.files,

@@ -19,19 +19,19 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from ..client import DatasetRegistry, Observer
-from ..config import DEFAULT_URL
-from ..display import json_text, open_console
-from ..sharding.coverage_digest import Counted
-from ..types import FORMATS
-from .datasets_report import find_job, read_dataset, read_list, read_plan
-from .datasets_view import dataset_view, list_view, plan_view
+from ...client import DatasetRegistry, Observer
+from ...config import DEFAULT_URL
+from ...display import json_text, open_console
+from ...sharding.coverage_digest import Counted
+from ...types import FORMATS
+from ..datasets_report import find_job, read_dataset, read_list, read_plan
+from ..datasets_view import dataset_view, list_view, plan_view
+from ..logs import log_only_when_asked
 from .jobs import RemovalReport, print_removal
-from .logs import log_only_when_asked
 from .status import coordinator_url
 
 if TYPE_CHECKING:
-    from ..data.index import IndexProgress
+    from ...data.index import IndexProgress
 
 FILES_SHOWN = 10
 """Files listed on a terminal; elsewhere all are."""

@@ -10,7 +10,7 @@ from typing import Any
 from ..checkpoint.manager import CheckpointManager
 from ..errors import StorageError
 from ..storage.local_disk.direct_io import ALIGNMENT
-from .measures import Record, Section, Tell, in_round, results
+from .measures import Section, Series, Tell, in_round, results
 from .places import RawPlace, new_place
 from .states import State, claim_memory
 
@@ -60,19 +60,19 @@ class _Race:
         self._state = state
         self._size = len(state.data)
         self.rounds = 0
-        self._copy = Record("copy in memory", "bytes", bytes_each=1)
-        self._write = Record("write raw", "bytes", bytes_each=1)
-        self._read = Record("read raw", "bytes", bytes_each=1)
-        self._bytes_stall = Record("save bytes: stall", "bytes", bytes_each=1)
+        self._copy = Series("copy in memory", "bytes", bytes_each=1)
+        self._write = Series("write raw", "bytes", bytes_each=1)
+        self._read = Series("read raw", "bytes", bytes_each=1)
+        self._bytes_stall = Series("save bytes: stall", "bytes", bytes_each=1)
         self._bytes_durable = self._beside(self._write, "save bytes: durable")
-        self._first_stall = Record("save arrays: first stall", "bytes", bytes_each=1)
+        self._first_stall = Series("save arrays: first stall", "bytes", bytes_each=1)
         self._arrays_stall = self._beside(self._copy, "save arrays: stall")
         self._arrays_durable = self._beside(self._write, "save arrays: durable")
         self._load_bytes = self._beside(self._read, "load bytes")
         self._load_arrays = self._beside(self._read, "load arrays")
 
     @property
-    def records(self) -> list[Record]:
+    def records(self) -> list[Series]:
         """Limits, each followed by what is compared with it."""
         return [
             self._copy,
@@ -120,7 +120,7 @@ class _Race:
 
     def _reads(self, plain: CheckpointManager, arrays: CheckpointManager) -> None:
         claim_memory(self._size)
-        reads: list[tuple[Record, Callable[[], Any], Callable[[Any], bool]]] = [
+        reads: list[tuple[Series, Callable[[], Any], Callable[[Any], bool]]] = [
             (self._read, lambda: self._raw.read(self._size), self._state.holds_memory),
             (self._load_bytes, plain.load_bytes, self._state.holds_bytes),
             (self._load_arrays, arrays.load_state, self._state.holds_arrays),
@@ -129,16 +129,16 @@ class _Race:
         for record, load, holds in reads[first:] + reads[:first]:
             self._load(record, load, holds)
 
-    def _beside(self, limit: Record, name: str) -> Record:
-        return Record(name, "bytes", limit.name, bytes_each=1)
+    def _beside(self, limit: Series, name: str) -> Series:
+        return Series(name, "bytes", limit.name, bytes_each=1)
 
-    def _time(self, record: Record, work: Callable[[], Any]) -> Any:
+    def _time(self, record: Series, work: Callable[[], Any]) -> Any:
         began = time.perf_counter()
         found = work()
         record.add(time.perf_counter() - began, self._size)
         return found
 
-    def _save(self, manager: CheckpointManager, state: Any, stall: Record, durable: Record) -> None:
+    def _save(self, manager: CheckpointManager, state: Any, stall: Series, durable: Series) -> None:
         began = time.perf_counter()
         handle = manager.save(state, self.rounds)
         stalled = time.perf_counter() - began
@@ -148,7 +148,7 @@ class _Race:
         stall.add(stalled, 0 if isinstance(state, bytes) else self._size)
         manager.wait()  # until the checkpoint before it is removed
 
-    def _load(self, record: Record, load: Callable[[], Any], holds: Callable[[Any], bool]) -> None:
+    def _load(self, record: Series, load: Callable[[], Any], holds: Callable[[Any], bool]) -> None:
         self._raw.forget()
         found = self._time(record, load)
         if self.rounds == 1 and not holds(found):

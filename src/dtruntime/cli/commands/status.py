@@ -10,13 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from ..client import Observer
-from ..config import DEFAULT_URL
-from ..display import json_text, open_console
-from ..errors import ConnectionError
-from .logs import log_only_when_asked
-from .status_report import StatusReport, read_status
-from .status_view import status_view
+from ...client import Observer
+from ...config import DEFAULT_URL
+from ...display import json_text, open_console
+from ...errors import ConnectionError
+from ..logs import log_only_when_asked
+from ..status_report import StatusReport, read_status
+from ..status_view import status_view
 
 
 def add_parser(subparsers: Any) -> None:

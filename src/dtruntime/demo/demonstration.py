@@ -8,13 +8,13 @@ from typing import Self
 
 from ..coordinator.http.static import static_folder
 from ..display import count, size
-from .chronicle import Audience
-from .dataset import write_shards
-from .plan import Plan, RunFiles
+from .digits import write_shards
 from .processes import DemoCoordinator
-from .progress import Happening
+from .progress import LogLine
+from .proof import Check, judge
+from .scenario import Plan, RunFiles
+from .timeline import Audience
 from .trial import Kill, Ran, Trial
-from .verdict import Check, judge
 
 _TITLES = {
     Kill.WORKER: "run 1 of 2, in which a worker is killed",
@@ -101,7 +101,7 @@ class Demonstration:
         self._say("data", f"{plan.total_samples:,} noisy digits in {files}, {size(total)}")
 
     def _say(self, topic: str, text: str) -> None:
-        self._audience.happened(Happening(self._elapsed, topic, text))
+        self._audience.happened(LogLine(self._elapsed, topic, text))
 
     @property
     def _elapsed(self) -> float:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..config import Config, CoordinatorConfig, split_address
-from ..coordinator import server
-from ..telemetry import configure_logging
+from ...config import Config, CoordinatorConfig, split_address
+from ...coordinator import server
+from ...telemetry import configure_logging
 
 
 def add_parser(subparsers: Any) -> None:

@@ -13,14 +13,14 @@ import msgspec
 from rich.console import RenderableType
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..checkpoint.manager import CheckpointManager
-from ..client import Observer
-from ..display import count, json_text, open_console, plain
-from ..errors import ConfigError, StorageError, StrataError
-from .checkpoints_report import find, opened, read_checkpoint, read_list, remove, verify
-from .checkpoints_telling import Finding, found, gone, tell
-from .checkpoints_view import list_view, removal_view, show_view, verify_view
-from .logs import log_only_when_asked
+from ...checkpoint.manager import CheckpointManager
+from ...client import Observer
+from ...display import count, json_text, open_console, plain
+from ...errors import ConfigError, StorageError, StrataError
+from ..checkpoints_report import find, opened, read_checkpoint, read_list, remove, verify
+from ..checkpoints_telling import CheckpointFinding, found, gone, tell
+from ..checkpoints_view import list_view, removal_view, show_view, verify_view
+from ..logs import log_only_when_asked
 
 ARRAYS_SHOWN = 40
 """Arrays listed on a terminal; elsewhere all are."""
@@ -112,7 +112,7 @@ def _rm(options: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(options: argparse.Namespace, place: str, findings: Sequence[Finding]) -> int:
+def _tell(options: argparse.Namespace, place: str, findings: Sequence[CheckpointFinding]) -> int:
     """Tell the coordinator, if there is one; that it cannot be told changes nothing here."""
     url = options.url or os.environ.get("COORDINATOR_URL")
     if not url:
@@ -127,7 +127,7 @@ def _tell(options: argparse.Namespace, place: str, findings: Sequence[Finding]) 
 
 def _export(options: argparse.Namespace) -> int:
     try:
-        from ..checkpoint.safetensors import export_safetensors
+        from ...checkpoint.safetensors import export_safetensors
     except ImportError as exc:
         raise StorageError(f"this installation cannot write safetensors files: {exc}") from exc
     with opened(options.place) as (where, catalog):

@@ -6,15 +6,15 @@ import argparse
 import sys
 from typing import Any
 
-from ..client import Observer
-from ..config import DEFAULT_URL
-from ..display import plain
-from ..errors import StrataError
-from ..retention import FINISHED_KEY
-from ..types import JobStatus, Membership, WorkerStatus
-from .arguments import whole_between
+from ...client import Observer
+from ...config import DEFAULT_URL
+from ...display import plain
+from ...errors import StrataError
+from ...retention import FINISHED_KEY
+from ...types import JobStatus, Membership, WorkerStatus
+from ..invocation import whole_between
+from ..logs import log_only_when_asked
 from .jobs import one_job
-from .logs import log_only_when_asked
 from .status import coordinator_url
 
 FINISHED = "finished"

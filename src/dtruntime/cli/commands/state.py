@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..config import Config
-from ..coordinator.store import backup
-from ..coordinator.store.integrity import Examination
-from ..display import plain
+from ...config import Config
+from ...coordinator.store import backup
+from ...coordinator.store.integrity import Examination
+from ...display import plain
 
 
 def add_parser(subparsers: Any) -> None:

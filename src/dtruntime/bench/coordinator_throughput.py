@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 
 from ..testing import LocalCoordinator
-from .crew import Crew, Turn
-from .measures import Fact, Record, Section, Tell, in_round, results
+from .crew import BenchWorkers, CallTimes
+from .measures import Fact, Section, Series, Tell, in_round, results
 
 JOB_PREFIX = "strata-bench-"
 ROUNDS = 5
@@ -32,7 +32,7 @@ def bench_coordinator(url: str | None, seconds: float, workers: int, tell: Tell)
     """
     job = f"{JOB_PREFIX}{secrets.token_hex(4)}"
     tell("starting")
-    with _coordinator(url) as (address, process), Crew(address, job, workers) as crew:
+    with _coordinator(url) as (address, process), BenchWorkers(address, job, workers) as crew:
         race = _Race(crew, workers, process)
         for number in range(ROUNDS):
             race.round(seconds / ROUNDS / _KINDS, in_round(tell, number + 1))
@@ -61,18 +61,18 @@ def _loads(race: _Race) -> str:
 class _Race:
     """Everything in each round, so that all meet the same machine."""
 
-    def __init__(self, crew: Crew, workers: int, process: psutil.Process | None) -> None:
+    def __init__(self, crew: BenchWorkers, workers: int, process: psutil.Process | None) -> None:
         self._crew = crew
         self._workers = workers
         self._watch = _Watch(psutil.Process()), None if process is None else _Watch(process)
-        self._bare = Record(LIMIT, "calls")
-        self._check = Record("health check", "calls", LIMIT)
-        self._register = Record("connect and register", "calls", LIMIT)
-        self._beat = Record("heartbeat", "calls", LIMIT)
-        self._barrier = Record("barrier", "calls", LIMIT)
+        self._bare = Series(LIMIT, "calls")
+        self._check = Series("health check", "calls", LIMIT)
+        self._register = Series("connect and register", "calls", LIMIT)
+        self._beat = Series("heartbeat", "calls", LIMIT)
+        self._barrier = Series("barrier", "calls", LIMIT)
 
     @property
-    def records(self) -> list[Record]:
+    def records(self) -> list[Series]:
         """The limit, and what is compared with it."""
         return [self._bare, self._check, self._register, self._beat, self._barrier]
 
@@ -130,7 +130,7 @@ class _Watch:
         return float(times.user + times.system)
 
 
-def _note(record: Record, turn: Turn) -> None:
+def _note(record: Series, turn: CallTimes) -> None:
     record.add(turn.seconds, len(turn.calls), turn.calls)
 
 

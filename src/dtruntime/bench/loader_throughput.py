@@ -14,7 +14,7 @@ from ..data.index import DatasetIndex
 from ..data.loader import Loader
 from ..data.source import FileSource
 from .files import index_files, written_files
-from .measures import Record, Section, Tell, results
+from .measures import Section, Series, Tell, results
 
 ROUNDS = 5
 TURN_SECONDS = 3.0
@@ -61,7 +61,7 @@ class _Race:
         self._batch_size = batch_size
         files = [file.url for file in index.files]
         self._dataset = pa.dataset.dataset(files, format=index.format)
-        self._records: dict[Record, Callable[[], Counts]] = {}
+        self._records: dict[Series, Callable[[], Counts]] = {}
 
     def warm_up(self) -> None:
         """Read for a turn: what fits is in memory then, and a sample's size is known."""
@@ -73,9 +73,9 @@ class _Race:
                 break
         each = size / rows
         self._records = {
-            Record(LIMIT, "samples", bytes_each=each): self._scan,
-            Record("loader, in order", "samples", LIMIT, each): lambda: self._load(False),
-            Record("loader, shuffled", "samples", LIMIT, each): lambda: self._load(True),
+            Series(LIMIT, "samples", bytes_each=each): self._scan,
+            Series("loader, in order", "samples", LIMIT, each): lambda: self._load(False),
+            Series("loader, shuffled", "samples", LIMIT, each): lambda: self._load(True),
         }
 
     def round(self) -> None:

@@ -8,18 +8,18 @@ from typing import Protocol
 
 from ..display import count, duration
 from .incidents import Incident, Outage, WorkerLoss
-from .notes import Mark
+from .notes import StepMark
 from .processes import DemoWorker
-from .progress import Happening, Scene, Tally
+from .progress import LogLine, RunSnapshot, StepTally
 
 
 class Audience(Protocol):
     """Who is shown a demonstration: a terminal, a log, a test."""
 
-    def happened(self, happening: Happening) -> None:
+    def happened(self, happening: LogLine) -> None:
         """Something happened."""
 
-    def advanced(self, scene: Scene) -> None:
+    def advanced(self, scene: RunSnapshot) -> None:
         """The run was looked at again."""
 
 
@@ -32,7 +32,7 @@ class Chronicle:
         self._audience = audience
         self._began = began
         self._joined: set[str] = set()
-        self.tally = Tally()
+        self.tally = StepTally()
         self.incidents: list[Incident] = []
 
     @property
@@ -43,11 +43,11 @@ class Chronicle:
     def say(self, topic: str, text: str, style: str = "", *, at: float | None = None) -> None:
         """Say that something happened, now or ``at`` a time."""
         elapsed = (time.time() if at is None else at) - self._began
-        self._audience.happened(Happening(elapsed, topic, text, style))
+        self._audience.happened(LogLine(elapsed, topic, text, style))
 
     # What the workers note
 
-    def noted(self, marks: Sequence[Mark]) -> None:
+    def noted(self, marks: Sequence[StepMark]) -> None:
         """Steps were done; the first of a crew ends what held it up."""
         if marks and not self.tally.first_at:
             self.say("training", "has begun", at=marks[0].at)
@@ -58,7 +58,7 @@ class Chronicle:
                 self._see_end_of_loss(incident, marks)
         self.tally.add(marks)
 
-    def _see_end_of_outage(self, outage: Outage, marks: Sequence[Mark]) -> None:
+    def _see_end_of_outage(self, outage: Outage, marks: Sequence[StepMark]) -> None:
         first = next((m for m in marks if outage.back_at and m.at > outage.back_at), None)
         if first is None:
             before = (mark.at for mark in marks)
@@ -70,7 +70,7 @@ class Chronicle:
         text = f"goes on with step {first.step:,}, {away} after the kill"
         self.say("training", text, "green", at=first.at)
 
-    def _see_end_of_loss(self, loss: WorkerLoss, marks: Sequence[Mark]) -> None:
+    def _see_end_of_loss(self, loss: WorkerLoss, marks: Sequence[StepMark]) -> None:
         joined = loss.generation
         first = next((m for m in marks if joined and m.generation >= joined), None)
         if first is None:

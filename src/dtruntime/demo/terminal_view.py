@@ -11,11 +11,11 @@ from rich.live import Live
 from rich.text import Text
 
 from ..display import count, duration
+from .demonstration import Outcome
 from .picture import describe, picture
-from .plan import Plan
 from .processes import DemoFailed
-from .progress import Happening, Scene
-from .runner import Outcome
+from .progress import LogLine, RunSnapshot
+from .scenario import Plan
 
 NEXT = "next: strata demo --kill coordinator; or --kill none, and kill what you like"
 PLAIN_SECONDS = 2.0
@@ -53,7 +53,7 @@ class View:
         text += f"{plan.total_steps:,} steps"
         self._console.print(Text.assemble(("strata demo", "bold"), text))
 
-    def happened(self, happening: Happening) -> None:
+    def happened(self, happening: LogLine) -> None:
         """One line that stays."""
         self._console.print(
             Text.assemble(
@@ -64,14 +64,14 @@ class View:
             soft_wrap=True,
         )
 
-    def advanced(self, scene: Scene) -> None:
+    def advanced(self, scene: RunSnapshot) -> None:
         """How far everybody is."""
         if self._live is not None:
             self._live.update(picture(scene), refresh=True)
         elif scene.tally.step and not scene.is_held and scene.elapsed >= self._next_line:
             self._next_line = scene.elapsed + PLAIN_SECONDS
             text = f"step {scene.tally.step:,} of {scene.plan.total_steps:,}  {describe(scene)}"
-            self.happened(Happening(scene.elapsed, "progress", text))
+            self.happened(LogLine(scene.elapsed, "progress", text))
 
     # At the end
 

@@ -14,10 +14,10 @@ from ..display import count, size
 from ..errors import StorageError
 from ..run import load_tracked
 from ..storage import open_backend
-from .dataset import HELD_OUT, held_out, read_ids
+from .digits import HELD_OUT, held_out, read_ids
 from .model import Classifier, Floats
 from .notes import kept, read_notes
-from .plan import Plan, RunFiles
+from .scenario import Plan, RunFiles
 from .trial import Kill, Ran
 
 Ids = NDArray[np.int64]

@@ -3,7 +3,7 @@
 Whoever starts one holds the other end of its standard input and never writes: the input ends with
 the holder, also when that was killed in a way that it could not clean up after.
 
-``python -m dtruntime.demo.leash FILE`` ends the process whose number is in a file then.
+``python -m dtruntime.demo.die_with_parent FILE`` ends the process whose number is in a file then.
 """
 
 from __future__ import annotations

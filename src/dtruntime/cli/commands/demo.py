@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..config import ENVIRONMENT
-from ..display import open_console
-from ..errors import StrataError
-from .arguments import whole_between
-from .logs import log_only_when_asked
-from .signals import ending_on_signals
+from ...config import ENVIRONMENT
+from ...display import open_console
+from ...errors import StrataError
+from ..invocation import whole_between
+from ..logs import log_only_when_asked
+from ..signals import ending_on_signals
 
 KEPT_FOLDER = ".strata-demo"
 LAUNCHER_VARIABLES = (
@@ -80,14 +80,14 @@ def add_parser(subparsers: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the demonstration; 0 when all its checks passed."""
     # Here, since no other command should pay for loading numpy and the demo.
-    from ..demo.dataset import require_pyarrow
+    from ...demo.digits import require_pyarrow
 
     require_pyarrow()
-    from ..demo.plan import Plan
-    from ..demo.processes import DemoFailed
-    from ..demo.runner import Demonstration
-    from ..demo.trial import Kill
-    from ..demo.view import View
+    from ...demo.demonstration import Demonstration
+    from ...demo.processes import DemoFailed
+    from ...demo.scenario import Plan
+    from ...demo.terminal_view import View
+    from ...demo.trial import Kill
 
     log_only_when_asked()
     _isolate()
@@ -132,7 +132,7 @@ def _workspace(folder: str | None) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="strata-demo-", ignore_cleanup_errors=True) as name:
             yield Path(name)
         return
-    from ..demo.plan import PLAN_FILE
+    from ...demo.scenario import PLAN_FILE
 
     path = Path(folder).absolute()
     if path.exists() and not path.is_dir():

@@ -13,13 +13,13 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..client import Observer
-from ..config import DEFAULT_URL
-from ..display import duration, json_text, open_console
-from ..errors import ConfigError
-from ..types import ACTION_KINDS, Action
+from ...client import Observer
+from ...config import DEFAULT_URL
+from ...display import duration, json_text, open_console
+from ...errors import ConfigError
+from ...types import ACTION_KINDS, Action
+from ..logs import log_only_when_asked
 from .jobs import one_job
-from .logs import log_only_when_asked
 from .status import coordinator_url
 
 SCHEMA = 1

@@ -10,15 +10,15 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from ..client import Observer
-from ..config import DEFAULT_URL
-from ..display import open_console
-from .logs import log_only_when_asked
+from ...client import Observer
+from ...config import DEFAULT_URL
+from ...display import open_console
+from ..logs import log_only_when_asked
+from ..status_watch import SORTS, TopState
+from ..top_keys import Keys
+from ..top_polling import Poller, read_frame
+from ..top_view import top_view
 from .status import coordinator_url
-from .top_keys import Keys
-from .top_polling import Poller, read_look
-from .top_state import SORTS, TopState
-from .top_view import top_view
 
 FRAME_SECONDS = 0.5
 """How often the picture is drawn without a reason: ages grow, and windows change."""
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     url = coordinator_url(options)
     console = open_console()
     with Observer(url) as observer:
-        look = read_look(observer, url, options.job)
+        look = read_frame(observer, url, options.job)
         state = TopState(look, options.sort)
         if options.once or not (console.is_terminal and sys.stdin.isatty()):
             height = console.height if console.is_terminal else None

@@ -6,8 +6,8 @@ from collections import deque
 from statistics import median
 
 from ..types import JobStatus, Membership
-from .status_workers import WorkerRow, rows_of
-from .top_polling import Look
+from .top_polling import StatusFrame
+from .worker_table import WorkerRow, rows_of
 
 SORTS = ("problems", "rank", "step", "heartbeat", "cpu", "memory")
 PACE_KEPT = 600
@@ -57,7 +57,7 @@ def _rate(beats: deque[tuple[float, int]]) -> float | None:
 class TopState:
     """The newest look, and what the keys have made of it."""
 
-    def __init__(self, look: Look, sort: str = SORTS[0]) -> None:
+    def __init__(self, look: StatusFrame, sort: str = SORTS[0]) -> None:
         self.look = look
         self.sort = sort
         self.first = 0
@@ -77,7 +77,7 @@ class TopState:
         shown = self.look.job.job if self.look.job is not None else None
         return self._chosen or shown
 
-    def see(self, look: Look) -> None:
+    def see(self, look: StatusFrame) -> None:
         """Take a newer look, unless it is paused."""
         if look is self.look or self.paused:
             return
@@ -124,7 +124,7 @@ class TopState:
                 rows.sort(key=lambda row: -row.worker.resources.memory_used_bytes)
         return rows
 
-    def _note_pace(self, job: JobStatus, look: Look) -> None:
+    def _note_pace(self, job: JobStatus, look: StatusFrame) -> None:
         self.pace.add(job, look.at, look.coordinator.heartbeat_interval_ms / 1000)
 
     def _scroll(self, key: str) -> None:
