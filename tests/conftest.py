@@ -4,9 +4,7 @@ import os
 
 import pytest
 
-pytest.register_assert_rewrite(
-    "dtruntime.testing.conformance", "dtruntime.testing.conformance_streams"
-)
+pytest.register_assert_rewrite("dtruntime.testing.conformance")
 
 LAUNCHER_VARIABLES = (
     "COORDINATOR_URL",

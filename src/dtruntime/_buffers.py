@@ -67,7 +67,7 @@ def collector_paused() -> Iterator[None]:
 
 
 class BlockPool:
-    """BlockPool of memory of one size, made when needed; a few are kept for the next who needs one.
+    """Blocks of memory of one size, made when needed; a few are kept for the next who needs one.
 
     To fill memory that was never used takes several times as long.
     """

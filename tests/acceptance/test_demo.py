@@ -20,10 +20,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from dtruntime.coordinator.http.static import static_folder
-from dtruntime.demo.incidents import WorkerLoss
-from dtruntime.demo.notes import read_notes
+from dtruntime.demo.progress import read_notes
 from dtruntime.demo.proof import check_coverage, check_disturbance, judge
-from dtruntime.demo.scenario import Plan
+from dtruntime.demo.scenario import Scenario
+from dtruntime.demo.timeline import WorkerLoss
 from dtruntime.demo.trial import Kill, Ran
 from dtruntime.testing import eventually
 from dtruntime.types import EpochCoverage
@@ -32,9 +32,9 @@ STRATA = [sys.executable, "-m", "dtruntime.cli.main"]
 PATIENT = """
 import sys
 from dtruntime.cli.main import main
-from dtruntime.demo import plan, processes
-processes.SILENCE_MS = 60_000
-plan.Plan.kill_step = property(lambda plan: plan.save_steps * 3 // 2)
+from dtruntime.demo import launcher, scenario
+launcher.SILENCE_MS = 60_000
+scenario.Scenario.kill_step = property(lambda plan: plan.save_steps * 3 // 2)
 sys.exit(main(sys.argv[1:]))
 """
 """The same for a busy machine: nobody who is late is dead, and the kill is long before the end."""
@@ -67,8 +67,8 @@ class Demo:
         return re.findall(r"^ *[\d.]+ s  (\w+(?: back)?)", self.output, re.MULTILINE)
 
     @property
-    def plan(self) -> Plan:
-        return Plan.read(self.folder / "plan.json")
+    def plan(self) -> Scenario:
+        return Scenario.read(self.folder / "plan.json")
 
 
 def show(folder: Path, *options: str, strata: list[str] = STRATA) -> Demo:
@@ -232,7 +232,7 @@ def test_proof_notices_what_went_wrong(whole: Demo, tmp_path: Path, damage, fail
     "change", [{"missing": 1}, {"repeated": 1}, {"assumed": 5}, {"complete": False}]
 )
 def test_proof_notices_an_epoch_that_the_coordinator_cannot_prove(change) -> None:
-    plan = Plan(root="/nowhere", epochs=2)
+    plan = Scenario(root="/nowhere", epochs=2)
     good = EpochCoverage(0, 24_000, 24_000, 0, 0, complete=True)
 
     assert check_coverage(plan, Ran((), (good, dataclasses.replace(good, epoch=1)), 1.0)).passed
@@ -241,7 +241,7 @@ def test_proof_notices_an_epoch_that_the_coordinator_cannot_prove(change) -> Non
 
 
 def test_run_in_which_nobody_could_be_killed_proves_nothing() -> None:
-    plan, calm = Plan(root="/nowhere"), Ran((), (), 1.0)
+    plan, calm = Scenario(root="/nowhere"), Ran((), (), 1.0)
 
     check = check_disturbance(plan, Kill.WORKER, calm, calm)
 
@@ -250,7 +250,7 @@ def test_run_in_which_nobody_could_be_killed_proves_nothing() -> None:
 
 
 def test_comparison_with_a_run_that_was_disturbed_too_proves_nothing() -> None:
-    plan, calm = Plan(root="/nowhere"), Ran((), (), 1.0)
+    plan, calm = Scenario(root="/nowhere"), Ran((), (), 1.0)
     survived = Ran((WorkerLoss("worker-2", 1, 2, 1.0, resumed_at=4.0),), (), 1.0)
 
     assert check_disturbance(plan, Kill.WORKER, survived, calm).passed
@@ -356,8 +356,8 @@ def test_worker_that_fails_ends_the_demo_with_its_log(tmp_path: Path) -> None:
 
 
 def test_demo_needs_no_torch() -> None:
-    code = "import sys, dtruntime.demo.worker, dtruntime.demo.terminal_view; assert 'torch' not in sys.modules"
-
+    modules = "dtruntime.demo.worker, dtruntime.demo.terminal_view"
+    code = f"import sys, {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

@@ -23,7 +23,7 @@ import pytest
 from obstore.store import S3Store
 
 from dtruntime import TrainingOrchestrator
-from dtruntime.bench.crew import BenchWorkers
+from dtruntime.bench.coordinator_throughput import BenchWorkers
 from dtruntime.client import Observer
 from dtruntime.testing import LocalCoordinator, eventually
 from tests.integration import command_line

@@ -15,7 +15,7 @@ import torch
 
 from dtruntime import CheckpointManager
 from dtruntime.errors import CheckpointDamagedError
-from dtruntime.integrations.folders import FILES, read_folder, write_folder
+from dtruntime.integrations.transformers import FILES, read_folder, write_folder
 from dtruntime.testing import LocalCoordinator, eventually
 from tests.integration.http_api import Api
 

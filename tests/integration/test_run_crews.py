@@ -103,7 +103,7 @@ def test_two_processes_with_one_rank_do_not_fight(coordinator, job, tmp_path):
         (first,) = crew.start(1)
         crew.until("the step to hold at", lambda: crew.last_step >= 30)
         (second,) = crew.start(1)
-        crew.until("the second one", lambda: "run.loop" in second.log)
+        crew.until("the second one", lambda: "run.training" in second.log)
         let_go(crew)
         assert first.process.wait(60) == 1, first.log
         assert "another process" in first.log.splitlines()[-1], first.log

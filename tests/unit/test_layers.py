@@ -16,33 +16,27 @@ TABLE = ROOT / "docs" / "architecture.md"
 ALLOWED_IMPORTERS = {
     "torch": {
         "data.torch",
-        "data.torch",
         "checkpoint.save.cuda",
         "checkpoint.dcp.items",
         "checkpoint.dcp.metadata",
         "checkpoint.dcp.sharded_states",
         "checkpoint.dcp.reader",
-        "checkpoint.dcp.sharded_states",
         "checkpoint.dcp.writer",
         "checkpoint.state_dict.torch_tensors",
-        "checkpoint.state_dict.torch_tensors",
-        "checkpoint.state_dict.torch_landing",
         "run.pytorch.gradients",
         "run.pytorch.process_group",
         "run.pytorch.sharded_models",
     },
     "jax": {
         "data.jax",
-        "data.jax",
-        "checkpoint.jax",
         "checkpoint.jax",
         "checkpoint.state_dict.jax_arrays",
     },
     "pytorch_lightning": {"integrations.lightning"},
     "transformers": {"integrations.transformers"},
-    "etcd3": {"coordinator.etcd"},
-    "aetcd": {"coordinator.etcd"},
-    "etcd_client": {"coordinator.etcd"},
+    "etcd3": {"coordinator.store.etcd"},
+    "aetcd": {"coordinator.store.etcd"},
+    "etcd_client": {"coordinator.store.etcd"},
 }
 """Heavy or optional libraries, and the only modules that may import each."""
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .._background import side_by_side
 from ..display import size as readable
-from ..errors import StorageError, StorageNotFoundError
+from ..errors import ConfigError, StorageError, StorageNotFoundError
+from ..storage import LocalBackend, open_backend
+from ..storage.data_files import is_remote
 from ..storage.error_translation import storage_errors
 from ..storage.local_disk.atomic_file import flush
 from ..storage.local_disk.direct_io import (
@@ -25,6 +30,13 @@ from ..storage.local_disk.direct_io import (
     set_direct,
     write_block,
     write_buffered,
+)
+from ..storage.object_store.client import parse_object_url, store_for
+from ..storage.object_store.object_backend import (
+    PARALLEL_PARTS,
+    PART_BYTES,
+    lacks_obstore,
+    place_of,
 )
 
 PREFIX = "strata-bench-"
@@ -170,3 +182,140 @@ def _fill(handle: int, at: int, view: memoryview) -> None:
         if not got:
             raise OSError(f"the file ends at {at} bytes")
         at, view = at + got, view[got:]
+
+
+class ObjectPlace:
+    """A new prefix under the URL that was named; nothing else there is touched."""
+
+    def __init__(self, url: str) -> None:
+        """``StorageError`` when the bucket does not answer."""
+        parent = place_of(url)
+        self.url = f"{str(parent).rstrip('/')}/{PREFIX}{secrets.token_hex(4)}"
+        self._key = f"{parse_object_url(self.url).key}/raw"
+        try:
+            with storage_errors("reach", parent.base):
+                self._reach()
+        except ImportError as exc:
+            raise lacks_obstore(url) from exc
+
+    @property
+    def raw_write(self) -> str:
+        """How `write` writes."""
+        return f"an upload in parts of {PART_BYTES >> 20} MiB, {PARALLEL_PARTS} at a time"
+
+    @property
+    def raw_read(self) -> str:
+        """How `read` reads."""
+        return f"ranges of {PART_BYTES >> 20} MiB, {PARALLEL_PARTS} at a time, into new memory"
+
+    def write(self, memory: memoryview) -> None:
+        """Store memory as an object."""
+        import obstore
+
+        with storage_errors("write", self._raw):
+            obstore.put(
+                self._store,
+                self._key,
+                memory,
+                use_multipart=memory.nbytes > PART_BYTES,
+                chunk_size=PART_BYTES,
+                max_concurrency=PARALLEL_PARTS,
+            )
+
+    def read(self, size: int) -> NDArray[np.uint8]:
+        """Fetch what `write` stored into new memory."""
+        import obstore
+
+        target = np.empty(size, np.uint8)
+
+        def fetch(at: int) -> None:
+            end = min(at + PART_BYTES, size)
+            part = obstore.get_range(self._store, self._key, start=at, end=end)
+            target[at:end] = np.frombuffer(memoryview(part), np.uint8)
+
+        with storage_errors("read", self._raw):
+            side_by_side(range(0, size, PART_BYTES), fetch, PARALLEL_PARTS)
+        return target
+
+    def delete(self) -> None:
+        """Delete what `write` stored."""
+        import obstore
+
+        with storage_errors("delete", self._raw):
+            obstore.delete(self._store, self._key)
+
+    def forget(self) -> None:
+        """What a store keeps in memory is its own affair."""
+
+    def remove(self) -> None:
+        """Delete every object under the prefix."""
+        with open_backend(self.url) as backend:
+            failures = backend.delete_many([file.name for file in backend.list()])
+        if failures:
+            raise StorageError(
+                f"{len(failures)} objects under {self.url} could not be deleted, delete them by "
+                f"hand: {failures[0][1]}"
+            )
+
+    @property
+    def _raw(self) -> str:
+        return f"{self.url}/raw"
+
+    def _reach(self) -> None:
+        """Ask once and not for long, so that a wrong URL or key is told at once."""
+        import obstore
+
+        place = parse_object_url(self.url)
+        obstore.list_with_delimiter(store_for(place, patient=False), place.key)
+        self._store = store_for(place)
+
+
+class RawPlace(Protocol):
+    """A place for checkpoints, and how fast it is without Strata."""
+
+    url: str
+
+    @property
+    def raw_write(self) -> str:
+        """How `write` writes."""
+
+    @property
+    def raw_read(self) -> str:
+        """How `read` reads."""
+
+    def write(self, memory: memoryview) -> None:
+        """Write one file, durably."""
+
+    def read(self, size: int) -> NDArray[np.uint8]:
+        """Read it."""
+
+    def delete(self) -> None:
+        """Delete it."""
+
+    def forget(self) -> None:
+        """Let the next read come from the disk."""
+
+    def remove(self) -> None:
+        """Remove everything that was written."""
+
+
+@contextmanager
+def new_place(named: str, needed: int) -> Iterator[RawPlace]:
+    """Make a place under a folder or URL for ``needed`` bytes, and remove it at the end.
+
+    ``ConfigError`` when nothing can be stored there, ``StorageError`` when it does not answer.
+    """
+    place = _open(named, needed)
+    try:
+        yield place
+    finally:
+        place.remove()
+
+
+def _open(named: str, needed: int) -> RawPlace:
+    if named.lower().startswith("memory:"):
+        raise ConfigError(f"{named} is memory of this process: name a folder or a bucket")
+    backend = open_backend(named)
+    if isinstance(backend, LocalBackend) and not is_remote(named):
+        return LocalPlace(Path(backend.root), needed)
+    return ObjectPlace(named)

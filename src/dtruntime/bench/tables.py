@@ -9,11 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ..display import count, duration, size
-from .machine import Machine
-from .measures import Measure, Section
+from .report import MachineInfo, Measure, Section
 
 
-def machine_view(machine: Machine) -> RenderableType:
+def machine_view(machine: MachineInfo) -> RenderableType:
     """The machine in a line, and a warning when it is busy."""
     cores = count(machine.cores, "core")
     if machine.usable_cores < machine.cores:

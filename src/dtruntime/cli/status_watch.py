@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import re
+import select
+import termios
+import threading
+import time
+import tty
 from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from statistics import median
+from types import TracebackType
+from typing import Any, Self
 
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ..client import Observer
+from ..coordinator.http.event_log import level_of, sentence
+from ..coordinator.state import Event
+from ..errors import StrataError
+from ..rpc.gen import coordinator_pb2 as pb
 from ..types import JobStatus, Membership
-from .top_polling import StatusFrame
-from .worker_table import WorkerRow, rows_of
+from .status_report import CoordinatorReport, read_status
+from .status_view import checkpoint_line, headline, hint, job_lines, staleness
+from .worker_table import WorkerRow, rows_of, worker_lines
 
 SORTS = ("problems", "rank", "step", "heartbeat", "cpu", "memory")
 PACE_KEPT = 600
@@ -18,7 +39,7 @@ SAME_BEAT = 0.05
 _FAR = 2**62
 
 
-class Pace:
+class StepRate:
     """How fast the ranks' steps advance, by their heartbeats of the last seconds."""
 
     def __init__(self) -> None:
@@ -54,7 +75,7 @@ def _rate(beats: deque[tuple[float, int]]) -> float | None:
     return max(0, after - before) / (now - then)
 
 
-class TopState:
+class WatchState:
     """The newest look, and what the keys have made of it."""
 
     def __init__(self, look: StatusFrame, sort: str = SORTS[0]) -> None:
@@ -66,7 +87,7 @@ class TopState:
         """How many are; the picture says so."""
         self.paused = False
         self.done = False
-        self.pace = Pace()
+        self.pace = StepRate()
         self._chosen: str | None = None
         if look.job is not None:
             self._note_pace(look.job, look)
@@ -86,7 +107,7 @@ class TopState:
             if self._chosen not in (None, job.job):
                 return  # of the job that was shown before
             if before is None or before.job != job.job:
-                self.pace, self.first = Pace(), 0
+                self.pace, self.first = StepRate(), 0
             if look.at != self.look.at:
                 self._note_pace(job, look)
         self.look = look
@@ -146,3 +167,236 @@ class TopState:
             at = names.index(self.job_name) if self.job_name in names else -1
             self._chosen = names[(at + 1) % len(names)]
             self.paused = False
+
+
+_KEYS = {
+    b"\x1b[A": "up",
+    b"\x1bOA": "up",
+    b"k": "up",
+    b"\x1b[B": "down",
+    b"\x1bOB": "down",
+    b"j": "down",
+    b"\x1b[5~": "page up",
+    b"\x1b[6~": "page down",
+    b" ": "page down",
+    b"\x1b[H": "home",
+    b"\x1b[1~": "home",
+    b"\x1b[F": "end",
+    b"\x1b[4~": "end",
+    b"\t": "next job",
+    b"s": "sort",
+    b"p": "pause",
+    b"q": "quit",
+    b"Q": "quit",
+    b"\x04": "quit",
+}
+_ONE = re.compile(rb"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Za-z]|[\s\S]")
+
+
+def named(data: bytes) -> list[str]:
+    """The keys that were pressed; those without a meaning are left out."""
+    return [_KEYS[key] for key in _ONE.findall(data) if key in _KEYS]
+
+
+class Keys:
+    """Reads keys in a ``with`` block; the terminal is as before when it ends."""
+
+    def __init__(self, terminal: int) -> None:
+        self._terminal = terminal
+        self._before: list[Any] = []
+        self._bell = -1, -1
+
+    def wake(self) -> None:
+        """Let `read` return, from any thread."""
+        os.write(self._bell[1], b"!")
+
+    def read(self, seconds: float) -> list[str]:
+        """The keys pressed meanwhile; waits so long for one."""
+        ready, _, _ = select.select([self._terminal, self._bell[0]], [], [], seconds)
+        if self._bell[0] in ready:
+            os.read(self._bell[0], 4096)
+        if self._terminal not in ready:
+            return []
+        data = os.read(self._terminal, 1024)
+        return named(data) if data else ["quit"]
+
+    def __enter__(self) -> Self:
+        self._bell = os.pipe()
+        self._before = termios.tcgetattr(self._terminal)
+        tty.setcbreak(self._terminal)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._before)
+        for end in self._bell:
+            os.close(end)
+
+
+EVENTS_KEPT = 200
+
+
+@dataclass(frozen=True, slots=True)
+class StatusFrame:
+    """A job as it was at one moment."""
+
+    coordinator: CoordinatorReport
+    job: JobStatus | None
+    """None: there is none yet."""
+    jobs: tuple[str, ...]
+    events: tuple[pb.Event, ...]
+    """The newest entries of the journal, oldest first."""
+    at: float
+    """By the monotonic clock."""
+    stale_since: float | None = None
+    """Since when the coordinator has not answered; None: it does."""
+
+
+def read_frame(
+    observer: Observer, url: str, job: str | None, seen: tuple[pb.Event, ...] = ()
+) -> StatusFrame:
+    """See a job, by default the one with the most live workers."""
+    report = read_status(observer, url, job)
+    chosen = max(report.jobs, key=lambda one: one.live_workers, default=None)
+    name = chosen.job if chosen is not None else ""
+    known = seen if all(event.job in ("", name) for event in seen) else ()
+    fresh = observer.events(name, known[-1].id if known else 0)
+    names = tuple(observer.jobs())
+    events = (*known, *fresh)[-EVENTS_KEPT:]
+    return StatusFrame(report.coordinator, chosen, names, events, time.monotonic())
+
+
+class Poller:
+    """The newest look, of the job that is asked for."""
+
+    def __init__(self, observer: Observer, url: str, interval: float, first: StatusFrame) -> None:
+        self._observer = observer
+        self._url = url
+        self._interval = interval
+        self._stopped = threading.Event()
+        self.job: str | None = None
+        """The job to look at; None: the one with the most live workers."""
+        self.newest = first
+
+    @contextmanager
+    def running(self, tell: Callable[[], None]) -> Iterator[Poller]:
+        """Look until the block ends; ``tell`` is called after each look."""
+        thread = threading.Thread(target=self._run, args=(tell,), name="strata-top", daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._stopped.set()
+            thread.join()
+
+    def _run(self, tell: Callable[[], None]) -> None:
+        answered = time.monotonic()
+        look = self.newest
+        while not self._stopped.wait(self._interval):
+            try:
+                look = read_frame(self._observer, self._url, self.job, look.events)
+                answered = time.monotonic()
+                self.newest = look
+            except StrataError:
+                # Also a job that is gone with the data of the coordinator: it may come back.
+                self.newest = replace(self.newest, stale_since=answered)
+            if not self._stopped.is_set():
+                tell()
+
+
+JOURNAL_LINES = 8
+LEAST_WORKERS = 4
+WORKERS_FIRST = 16
+"""Older checkpoints are shown where so many workers have room, and the journal."""
+CHECKPOINT_LINES = 4
+BARS = "▁▂▃▄▅▆▇█"
+_STYLES = {"warning": "yellow", "error": "red"}
+_KEY_HELP = "q quit   s sort   ↑↓ scroll   tab next job   p pause"
+
+
+def top_view(state: WatchState, width: int, height: int | None) -> RenderableType:
+    """Everything in ``height`` lines; ``None``: in as many as it takes."""
+    look = state.look
+    head = [headline(look.coordinator), *staleness(look.stale_since)]
+    if look.job is None:
+        return Group(*head, hint(look.coordinator))
+    rows = state.rows()
+    lines = [*job_lines(look.job), _pace(state, width)]
+    older = [checkpoint_line(one) for one in look.job.checkpoints[1:CHECKPOINT_LINES]]
+    needed = len(head) + len(lines) + min(len(rows), WORKERS_FIRST) + JOURNAL_LINES + 5
+    if height is None or height >= needed + len(older):
+        lines[2:2] = older  # below the newest
+    head += lines
+    journal = [_entry(event) for event in look.events]
+    if height is None:
+        return Group(*head, Text(), *worker_lines(rows, width), *_journal(journal, JOURNAL_LINES))
+    # Empty lines before both tables, their headings, and the line of keys.
+    room = max(LEAST_WORKERS, height - len(head) - 3)
+    logged = min(JOURNAL_LINES, len(journal), max(0, room - LEAST_WORKERS - 2))
+    page = room - (logged + 2 if logged else 0)
+    if len(rows) < page:
+        logged = min(len(journal), logged + page - len(rows)) if logged else 0
+        page = len(rows)
+    state.page = page = max(1, page)
+    state.first = min(state.first, max(0, len(rows) - page))
+    shown = rows[state.first : state.first + page]
+    body = [Text(), *worker_lines(shown, width), *_journal(journal, logged)]
+    space = [Text()] * max(0, height - len(head) - len(body) - 1)
+    return Group(*head, *body, *space, _foot(state, len(rows), len(shown)))
+
+
+def sparkline(values: Sequence[float | None], width: int) -> str:
+    """The newest values as bars, the highest of them full; a gap where there is none."""
+    newest = values[-width:]
+    most = max((value for value in newest if value is not None), default=0.0) or 1.0
+    bars = (round((value or 0.0) / most * (len(BARS) - 1)) for value in newest)
+    return "".join(
+        " " if value is None else BARS[bar] for value, bar in zip(newest, bars, strict=True)
+    )
+
+
+def _pace(state: WatchState, width: int) -> Text:
+    values = list(state.pace.values)
+    if not values:
+        text = "  pace        not known yet: it takes two looks at reported steps"
+        return Text(text, "dim", no_wrap=True, overflow="ellipsis")
+    bars, newest = sparkline(values, max(8, min(60, width - 50))), values[-1]
+    highest = max(value for value in values if value is not None)
+    return Text.assemble(
+        ("  pace        ", "dim"),
+        (bars, "cyan"),
+        "  nobody takes steps" if newest is None else f"  {newest:.2f} steps/s",
+        (f"   highest {highest:.2f}", "dim"),
+        no_wrap=True,
+        overflow="ellipsis",
+    )
+
+
+def _journal(lines: list[Text], count: int) -> list[Text]:
+    """The newest entries, newest last, with a heading."""
+    return [Text(), Text("  journal", "dim"), *lines[-count:]] if count and lines else []
+
+
+def _entry(event: pb.Event) -> Text:
+    known = Event(event.id, event.at, event.job, event.kind, dict(event.fields))
+    stamp = time.strftime("%H:%M:%S", time.localtime(event.at))
+    return Text.assemble(
+        (f"  {stamp}  ", "dim"),
+        (sentence(known), _STYLES.get(level_of(event.kind), "")),
+        no_wrap=True,
+        overflow="ellipsis",
+    )
+
+
+def _foot(state: WatchState, total: int, shown: int) -> Text:
+    place = f"workers {state.first + 1:,} to {state.first + shown:,} of {total:,}"
+    return Text.assemble(
+        (" PAUSED ", "reverse") if state.paused else "",
+        (f" {place}, by {state.sort}   {_KEY_HELP}", "dim"),
+        no_wrap=True,
+        overflow="ellipsis",
+    )

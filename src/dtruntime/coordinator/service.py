@@ -368,7 +368,7 @@ class CoordinatorService:
         registration.state_id = self._store.state_id
         return registration
 
-    # Consumption
+    # Consumed samples
 
     def _commit_samples(self, request: pb.CommitRequest, now: float) -> Answer:
         command = decode.commit(request)

@@ -1,6 +1,10 @@
 """The demonstration: workers train a small real model on this machine, and one of them is killed.
 
-`worker` is what each of them runs, and what a program of your own looks like. `launcher` starts
-them and replaces those that are killed, `trial` watches one run and disturbs it, `runner` does it
-all twice, with and without a kill, `verdict` compares what came out, `view` shows it.
+Read ``worker`` first: it is what each of them runs, and what a program of your own looks like.
+
+- ``scenario``: how large it is, and where its files lie; ``digits``: the data and the model.
+- ``demonstration``: everything, twice: a *disturbed* run and an *undisturbed* one to compare with.
+- ``trial``: one run, watched and disturbed; ``launcher``: its processes and their replacements.
+- ``progress``: how far a run is; ``timeline``: what happened, and how long it took.
+- ``proof``: each claim, checked against what the workers left; ``terminal_view`` shows it all.
 """

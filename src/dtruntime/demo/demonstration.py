@@ -9,11 +9,11 @@ from typing import Self
 from ..coordinator.http.static import static_folder
 from ..display import count, size
 from .digits import write_shards
-from .processes import DemoCoordinator
+from .launcher import DemoCoordinator
 from .progress import LogLine
 from .proof import Check, judge
-from .scenario import Plan, RunFiles
-from .timeline import Audience
+from .scenario import RunFiles, Scenario
+from .timeline import Listener
 from .trial import Kill, Ran, Trial
 
 _TITLES = {
@@ -27,7 +27,7 @@ _TITLES = {
 class Outcome:
     """What a demonstration has shown."""
 
-    plan: Plan
+    plan: Scenario
     disturbed: Ran
     undisturbed: Ran
     checks: tuple[Check, ...]
@@ -47,7 +47,7 @@ class Demonstration:
     ``with`` block ends. However that happens, also by an interrupt, no process stays behind.
     """
 
-    def __init__(self, plan: Plan, kill: Kill, audience: Audience) -> None:
+    def __init__(self, plan: Scenario, kill: Kill, audience: Listener) -> None:
         self._plan = plan
         self._kill = kill
         self._audience = audience

@@ -14,10 +14,9 @@ from ..display import count, size
 from ..errors import StorageError
 from ..run import load_tracked
 from ..storage import open_backend
-from .digits import HELD_OUT, held_out, read_ids
-from .model import Classifier, Floats
-from .notes import kept, read_notes
-from .scenario import Plan, RunFiles
+from .digits import HELD_OUT, Classifier, Floats, held_out, read_ids
+from .progress import kept, read_notes
+from .scenario import RunFiles, Scenario
 from .trial import Kill, Ran
 
 Ids = NDArray[np.int64]
@@ -34,7 +33,7 @@ class Check:
     """The folder to look into when it does not hold."""
 
 
-def judge(plan: Plan, kill: Kill, disturbed: Ran, undisturbed: Ran) -> tuple[Check, ...]:
+def judge(plan: Scenario, kill: Kill, disturbed: Ran, undisturbed: Ran) -> tuple[Check, ...]:
     """Check two runs whose workers have all ended well."""
     return (
         check_disturbance(plan, kill, disturbed, undisturbed),
@@ -46,7 +45,7 @@ def judge(plan: Plan, kill: Kill, disturbed: Ran, undisturbed: Ran) -> tuple[Che
     )
 
 
-def check_disturbance(plan: Plan, kill: Kill, disturbed: Ran, undisturbed: Ran) -> Check:
+def check_disturbance(plan: Scenario, kill: Kill, disturbed: Ran, undisturbed: Ran) -> Check:
     """Whether what was to be shown was to be seen: a kill in one run, and none in the other."""
     survived = [incident for incident in disturbed.incidents if incident.is_over]
     is_wanted = kill is not Kill.NONE
@@ -58,7 +57,7 @@ def check_disturbance(plan: Plan, kill: Kill, disturbed: Ran, undisturbed: Ran) 
     return Check("disturbance", passed, text, plan.disturbed.logs)
 
 
-def check_samples(plan: Plan, files: RunFiles) -> Check:
+def check_samples(plan: Scenario, files: RunFiles) -> Check:
     """Compare the ids that the workers noted with those in the dataset's files."""
     steps = kept(read_notes(files.notes))
     used: list[list[int]] = [[] for _ in range(plan.epochs)]
@@ -83,7 +82,7 @@ def _compare(used: Ids, expected: Ids) -> tuple[int, int]:
     return lost, int((counts - np.isin(ids, expected)).sum())
 
 
-def check_coverage(plan: Plan, ran: Ran) -> Check:
+def check_coverage(plan: Scenario, ran: Ran) -> Check:
     """What the coordinator can prove by the digests that the loaders sent to it."""
     lost = sum(epoch.missing for epoch in ran.coverage)
     repeated = sum(epoch.repeated for epoch in ran.coverage)
@@ -112,7 +111,7 @@ def check_checkpoints(files: RunFiles) -> Check:
     return Check("checkpoints", bool(verdicts) and not damaged, text, files.checkpoints)
 
 
-def check_weights(plan: Plan) -> Check:
+def check_weights(plan: Scenario) -> Check:
     """Compare what all workers of both runs have in the end, bit for bit."""
     where = plan.disturbed.root
     try:
@@ -131,7 +130,7 @@ def check_weights(plan: Plan) -> Check:
     return Check("weights", True, text, where)
 
 
-def _final_weights(plan: Plan, files: RunFiles) -> list[tuple[str, Floats]]:
+def _final_weights(plan: Scenario, files: RunFiles) -> list[tuple[str, Floats]]:
     """What each worker had in the end, and what the last checkpoint has."""
     paths = [files.root / f"weights-{rank}.npy" for rank in range(plan.workers)]
     found: list[tuple[str, Floats]] = [(str(path), np.load(path)) for path in paths]
@@ -143,7 +142,7 @@ def _saved_weights(files: RunFiles) -> Floats:
     return weights
 
 
-def check_learning(plan: Plan) -> Check:
+def check_learning(plan: Scenario) -> Check:
     """Judge the last checkpoint's model by pictures that nobody was trained on."""
     judged = held_out(plan.seed)
     before = Classifier.initial(plan.hidden, plan.seed).score(judged).accuracy

@@ -18,7 +18,7 @@ STEPS_LEAST = 200
 SAVES = 24
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """The demonstration's size; every worker reads the same one."""
 
     root: str
@@ -103,9 +103,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         self.path.write_bytes(msgspec.json.format(msgspec.json.encode(self)))
 
     @staticmethod
-    def read(path: str | Path) -> Plan:
+    def read(path: str | Path) -> Scenario:
         """The plan that `prepare` wrote."""
-        return msgspec.json.decode(Path(path).read_bytes(), type=Plan)
+        return msgspec.json.decode(Path(path).read_bytes(), type=Scenario)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,10 @@ from ..client import DatasetRegistry, Observer
 from ..display import count, duration
 from ..errors import ConnectionError
 from ..types import EpochCoverage
-from .incidents import Incident
-from .launcher import Launcher
-from .notes import Follower
-from .processes import DemoCoordinator, DemoWorker
-from .progress import JobWatch, Members, RunSnapshot
-from .scenario import DATASET, Plan, RunFiles
-from .timeline import Audience, Chronicle
+from .launcher import DemoCoordinator, DemoWorker, Launcher
+from .progress import Follower, JobWatch, Members, RunSnapshot
+from .scenario import DATASET, RunFiles, Scenario
+from .timeline import Incident, Listener, Timeline
 
 LOOK_SECONDS = 0.1
 PATIENCE = 0.2
@@ -46,13 +43,13 @@ class Trial:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Scenario,
         files: RunFiles,
         title: str,
         *,
         kill: Kill,
         coordinator: DemoCoordinator,
-        audience: Audience,
+        audience: Listener,
         began: float,
     ) -> None:
         """``began`` is the time, in seconds since 1970, that is shown as 0."""
@@ -61,7 +58,7 @@ class Trial:
         self._coordinator = coordinator
         self._audience = audience
         self._began = began
-        self._chronicle = Chronicle(plan.workers, audience, began)
+        self._chronicle = Timeline(plan.workers, audience, began)
         self._follower = Follower(files.notes)
         self._members = Members()
 

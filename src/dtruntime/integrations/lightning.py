@@ -19,7 +19,7 @@ from pytorch_lightning.plugins.io import CheckpointIO
 from ..checkpoint import CheckpointManager
 from ..checkpoint.access import access
 from ..errors import CheckpointNotFoundError
-from .worker_session import Member
+from .worker_session import WorkerSession
 
 _ALL = 1_000_000
 """Lightning's own callbacks say which checkpoints to remove."""
@@ -106,7 +106,7 @@ class StrataCallback(Callback):  # type: ignore[misc]
         preemption_file: str | os.PathLike[str] | None = None,
         handle_signals: bool = True,
     ) -> None:
-        self._member = Member(
+        self._member = WorkerSession(
             coordinator_url, job, preemption_file=preemption_file, handle_signals=handle_signals
         )
         self._began = False

@@ -30,7 +30,7 @@ class Wish:
     stop: bool = False
 
 
-class Member:
+class WorkerSession:
     """Reports how far a worker is, and says what an operator or a notice asks of it.
 
     The ranks belong to a launcher that restarts all of them together: when one has to go, all of

@@ -131,7 +131,7 @@ class TrainingLoop:
         self._broken = None
         if parts.agreements is not None:
             parts.agreements.begin(crew)
-        log.info("run.loop", step=self.step, workers=crew.size, place=crew.index)
+        log.info("run.training", step=self.step, workers=crew.size, place=crew.index)
 
     def regroup(self, reason: str, *, is_failure: bool = True) -> None:
         """Come together again and go back to the last checkpoint."""

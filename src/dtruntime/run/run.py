@@ -279,7 +279,7 @@ class Run:
         if worker is not None:
             worker.leave(reason, self._notices.seconds_left(GOODBYE_SECONDS))
 
-    # TrainingLoop
+    # Training
 
     def __iter__(self) -> Iterator[Any]:
         """Batches up to the end of the last epoch.

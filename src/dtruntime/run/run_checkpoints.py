@@ -106,7 +106,7 @@ class CrewCommits:
 
 
 class RunCheckpoints:
-    """RunCheckpoints and restores a run.
+    """Saves and restores a run.
 
     The crew's first rank saves what is the same on all of them, and every rank its random numbers
     and its position in the data. Of sharded models every rank saves its share.

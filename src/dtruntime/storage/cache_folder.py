@@ -21,7 +21,7 @@ from operator import attrgetter
 from ..telemetry import EventLog
 from .data_files import FileStat
 
-log = EventLog("storage.disk_cache")
+log = EventLog("storage.cache")
 
 LAYOUT = "strata-shards-v1"
 PARTIAL_SECONDS = 600

@@ -14,7 +14,7 @@ from . import byte_source
 from .cache_folder import HEADER_BYTES, CacheFolder, delete_entry, is_entry, key_of, taken
 from .data_files import FileStat, absolute, is_remote
 
-log = EventLog("storage.disk_cache")
+log = EventLog("storage.cache")
 
 DEFAULT_LIMIT_BYTES = 64 * 2**30
 REST_SECONDS = 60.0

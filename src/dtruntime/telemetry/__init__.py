@@ -1,4 +1,8 @@
-"""What the process says of itself: a structured log, measurements, and spans (`tracing`)."""
+"""What the process says of itself; read ``logs`` first.
+
+An *event* is a line of the structured log (``logs``), a *histogram* counts what the hot paths
+measure (``histogram``), a *span* is a traced operation (``tracing``; ``otlp`` sends them).
+"""
 
 from .histogram import LATENCY_BOUNDS, Histogram, MethodStats, quantile
 from .logs import ROOT, EventLog, configure_logging, level_from_environment

@@ -1,13 +1,23 @@
 """Tools for testing programs that use Strata: real processes, killed, paused and cut off.
 
-``StorageConformance`` needs pytest, and is loaded when it is asked for.
+Read ``coordinator_process`` and ``worker_process`` first. ``proxy`` breaks connections,
+``backends`` records and breaks storage, ``waiting`` replaces sleeps; ``machine_invariants`` says
+what holds in every state of the coordinator's machine. ``StorageConformance`` (in ``conformance``)
+needs pytest, and is loaded when it is asked for.
 """
 
 from typing import TYPE_CHECKING
 
-from .backends import Call, RecordingBackend, WrappedBackend, WrappedWriter
+from .backends import (
+    Call,
+    Fault,
+    FaultRates,
+    FaultyBackend,
+    RecordingBackend,
+    WrappedBackend,
+    WrappedWriter,
+)
 from .coordinator_process import LocalCoordinator
-from .faults import Fault, FaultRates, FaultyBackend
 from .proxy import TcpProxy
 from .waiting import eventually, eventually_async
 from .worker_process import WorkerProcess

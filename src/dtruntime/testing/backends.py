@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from .._buffers import Views, size_of
+from .._buffers import Views, cut, size_of
+from ..errors import StorageError, StorageThrottledError
 from ..storage import StorageBackend, StoredFile, StreamWriter
 from ..storage.backend import Failures, Names, Pieces, Range
 
@@ -188,3 +192,209 @@ class _RecordingWriter(WrappedWriter):
     def _abort(self) -> None:
         self._backend.record("writer.abort", self.name)
         super()._abort()
+
+
+@dataclass(frozen=True, slots=True)
+class FaultRates:
+    """How likely each fault is, per operation, between 0 and 1."""
+
+    throttle: float = 0.0
+    """``StorageThrottledError``, and nothing happened."""
+    disconnect: float = 0.0
+    """``StorageError``, and nothing happened."""
+    lost_reply: float = 0.0
+    """``StorageError``, although what was asked for has happened."""
+    partial_write: float = 0.0
+    """``StorageError`` after some bytes of a write; nothing of it can be seen."""
+    torn_write: float = 0.0
+    """``StorageError`` after some bytes of a write, which stay visible under its name: what no
+    backend should do, and a broken disk or file system does."""
+    latency: float = 0.0
+    """The operation takes ``latency_seconds`` longer."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is a probability, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault that was made."""
+
+    kind: str
+    """A field of :class:`FaultRates`."""
+    operation: str
+    """As in :class:`Call`."""
+    name: str
+    number: int
+    """Of how many such operations on this name it was the last, from 1 on."""
+
+
+Faults: TypeAlias = list[Fault]
+
+_WRITES = frozenset({"write", "create", "writer.finish"})
+_UNSAFE = {"partial_write", "torn_write"}
+
+
+class FaultyBackend(WrappedBackend):
+    """Makes faults at random, but the same for the same seed.
+
+    Whether the n-th operation of a kind on a name fails depends on the seed, the kind, the name
+    and n alone, not on what other threads do meanwhile. ``only(operation, name)`` limits faults to
+    what it is true for, ``limit`` their number. Set ``armed`` to False to let everything pass.
+    """
+
+    def __init__(
+        self,
+        inner: StorageBackend,
+        seed: int = 0,
+        rates: FaultRates | None = None,
+        *,
+        latency_seconds: float = 0.01,
+        only: Callable[[str, str], bool] | None = None,
+        limit: int | None = None,
+    ) -> None:
+        super().__init__(inner)
+        self.seed = seed
+        self.rates = rates or FaultRates(throttle=0.1, disconnect=0.1)
+        self.armed = True
+        self._latency_seconds = latency_seconds
+        self._only = only
+        self._left = limit
+        self._lock = threading.Lock()
+        self._numbers: Counter[tuple[str, str]] = Counter()
+        self._faults: Faults = []
+
+    @property
+    def faults(self) -> Faults:
+        """Those that were made so far, in order."""
+        with self._lock:
+            return self._faults.copy()
+
+    def draw(self, operation: str, name: str) -> tuple[str, float]:
+        """Decide which fault the next operation gets, "" for none, and a number from 0 to 1."""
+        with self._lock:
+            self._numbers[operation, name] += 1
+            number = self._numbers[operation, name]
+            source = random.Random(f"{self.seed}/{operation}/{name}/{number}")
+            kind, share = self._kind(source.random(), operation), source.random()
+            if not kind or not self.armed or self._left == 0:
+                return "", share
+            if self._only is not None and not self._only(operation, name):
+                return "", share
+            if self._left is not None:
+                self._left -= 1
+            self._faults.append(Fault(kind, operation, name, number))
+        return kind, share
+
+    def _kind(self, chance: float, operation: str) -> str:
+        for kind in FaultRates.__slots__:
+            if kind in _UNSAFE and operation not in _WRITES:
+                continue
+            chance -= getattr(self.rates, kind)
+            if chance < 0:
+                return kind
+        return ""
+
+    @contextmanager
+    def failing(self, operation: str, name: str) -> Iterator[tuple[str, float]]:
+        """Make faults before and after an operation; yields those that happen during a write."""
+        kind, share = self.draw(operation, name)
+        what = f"{operation} of {self.location(name)}"
+        if kind == "throttle":
+            raise StorageThrottledError(f"cannot {what}: 503 Slow Down, made on purpose")
+        if kind == "disconnect":
+            raise StorageError(f"cannot {what}: the connection was reset, on purpose")
+        if kind == "latency":
+            time.sleep(self._latency_seconds)
+        yield (kind, share)
+        if kind == "lost_reply":
+            raise StorageError(f"cannot {what}: the answer was lost, on purpose")
+
+    def _read(self, name: str) -> bytes:
+        with self.failing("read", name):
+            return super()._read(name)
+
+    def _read_ranges(self, name: str, ranges: Sequence[Range]) -> Pieces:
+        with self.failing("read_ranges", name):
+            return super()._read_ranges(name, ranges)
+
+    def _read_into(self, name: str, offset: int, views: Views) -> None:
+        with self.failing("read_into", name):
+            super()._read_into(name, offset, views)
+
+    def _write(self, name: str, views: Views) -> None:
+        with self.failing("write", name) as (kind, share):
+            self._break_off(kind, share, name, views)
+            super()._write(name, views)
+
+    def _create(self, name: str, views: Views) -> bool:
+        with self.failing("create", name) as (kind, share):
+            self._break_off(kind, share, name, views)
+            return super()._create(name, views)
+
+    def _break_off(self, kind: str, share: float, name: str, views: Views) -> None:
+        if kind not in _UNSAFE:
+            return
+        some = cut(views, 0, int(share * size_of(views)))
+        if kind == "torn_write":
+            self.inner.write(name, some)
+        else:
+            writer = self.inner.writer(name)
+            for view in some:
+                writer.write(view)
+            writer.abort()
+        raise StorageError(
+            f"cannot write {self.location(name)}: broken off after {size_of(some)} bytes, "
+            "on purpose"
+        )
+
+    def _writer(self, name: str) -> StreamWriter:
+        with self.failing("writer", name):
+            return _FaultyWriter(self.inner.writer(name), self)
+
+    def _delete(self, name: str) -> None:
+        with self.failing("delete", name):
+            super()._delete(name)
+
+    def _delete_many(self, names: Names) -> Failures:
+        failures: Failures = []
+        for name in names:
+            try:
+                self._delete(name)
+            except StorageError as exc:
+                failures.append((name, exc))
+        return failures
+
+    def _stat(self, name: str) -> StoredFile:
+        with self.failing("stat", name):
+            return super()._stat(name)
+
+    def _list(self, prefix: str) -> Iterator[StoredFile]:
+        """Fails at the beginning, or, when the reply is lost, after some of the files."""
+        with self.failing("list", prefix) as (kind, share):
+            found = list(super()._list(prefix))
+            yield from found[: int(share * len(found))] if kind == "lost_reply" else found
+
+
+class _FaultyWriter(WrappedWriter):
+    def __init__(self, inner: StreamWriter, backend: FaultyBackend) -> None:
+        super().__init__(inner)
+        self._backend = backend
+        self._pieces = bytearray()
+
+    def _write(self, view: memoryview) -> None:
+        with self._backend.failing("writer.write", self.name):
+            super()._write(view)
+            if self._backend.rates.torn_write:
+                self._pieces += view
+
+    def _finish(self) -> None:
+        with self._backend.failing("writer.finish", self.name) as (kind, share):
+            if kind in _UNSAFE:
+                if kind == "torn_write":
+                    torn = self._pieces[: int(share * len(self._pieces))]
+                    self._backend.inner.write(self.name, torn)
+                raise StorageError(f"cannot write {self.location}: broken off, on purpose")
+            super()._finish()

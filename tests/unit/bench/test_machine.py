@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 from dtruntime import __version__
-from dtruntime.bench.machine import describe, is_busy
+from dtruntime.bench.report import describe, is_busy
 
 
 def test_machine_is_this_one() -> None:

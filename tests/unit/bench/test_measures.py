@@ -2,7 +2,7 @@
 
 import pytest
 
-from dtruntime.bench.measures import Series, percentile, results
+from dtruntime.bench.report import Series, percentile, results
 
 
 def test_rate_is_compared_with_the_limit_of_the_same_round() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dtruntime.bench.places import new_place
-from dtruntime.bench.states import State
+from dtruntime.bench.checkpoint_throughput import State
+from dtruntime.bench.raw_storage import new_place
 from dtruntime.errors import ConfigError, StorageError, StrataError
 
 SIZE = 5 * 2**20

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
-from dtruntime.bench.machine import Machine, describe
-from dtruntime.bench.measures import Section, Series, results
+from dtruntime.bench.report import MachineInfo, Section, Series, describe, results
 from dtruntime.bench.tables import machine_view, section_view, skipped_view
 
 
@@ -19,11 +18,11 @@ def text_of(view: RenderableType) -> str:
 
 
 @pytest.fixture(scope="module")
-def machine() -> Machine:
+def machine() -> MachineInfo:
     return describe()
 
 
-def test_busy_machine_is_warned_of(machine: Machine) -> None:
+def test_busy_machine_is_warned_of(machine: MachineInfo) -> None:
     idle = msgspec.structs.replace(machine, load_average=[0.0, 0.0, 0.0], busy=False)
     busy = msgspec.structs.replace(machine, load_average=[7.5, 0.0, 0.0], busy=True)
     assert "busy" not in text_of(machine_view(idle))

@@ -125,7 +125,7 @@ def test_container_used_twice_is_no_cycle():
 
 
 def test_state_that_doubles_at_every_level_is_refused_before_memory_runs_out(monkeypatch):
-    monkeypatch.setattr("dtruntime.checkpoint.state_dict.flatten.MAX_NODES", 10_000)
+    monkeypatch.setattr("dtruntime.checkpoint.state_dict.flattening.MAX_NODES", 10_000)
     state = []
     for _ in range(60):
         state = [state, state]

@@ -4,10 +4,7 @@ import pytest
 from rich.console import Console
 
 from dtruntime.cli.status_report import CoordinatorReport
-from dtruntime.cli.status_watch import SORTS, TopState
-from dtruntime.cli.top_keys import named
-from dtruntime.cli.top_polling import StatusFrame
-from dtruntime.cli.top_view import sparkline, top_view
+from dtruntime.cli.status_watch import SORTS, StatusFrame, WatchState, named, sparkline, top_view
 from dtruntime.rpc.gen import coordinator_pb2 as pb
 from dtruntime.types import (
     BarrierStatus,
@@ -46,7 +43,7 @@ def look(shown: JobStatus | None, at: float = 0.0, **changes: object) -> StatusF
     return StatusFrame(COORDINATOR, shown, **{**values, **changes})  # type: ignore[arg-type]
 
 
-def drawn(state: TopState, width: int = 120, height: int | None = 30) -> list[str]:
+def drawn(state: WatchState, width: int = 120, height: int | None = 30) -> list[str]:
     console = Console(width=width, height=height, color_system=None)
     with console.capture() as capture:
         console.print(top_view(state, width, height))
@@ -56,7 +53,7 @@ def drawn(state: TopState, width: int = 120, height: int | None = 30) -> list[st
 @pytest.mark.parametrize("number", [8, 1000])
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 60), (40, 12)])
 def test_picture_fits_the_terminal(number: int, width: int, height: int) -> None:
-    lines = drawn(TopState(look(job(*map(worker, range(number))))), width, height)
+    lines = drawn(WatchState(look(job(*map(worker, range(number))))), width, height)
 
     assert len(lines) == height
     assert all(len(line) <= width for line in lines)
@@ -65,7 +62,7 @@ def test_picture_fits_the_terminal(number: int, width: int, height: int) -> None
 
 
 def test_everything_is_shown_where_nothing_bounds_it() -> None:
-    text = "\n".join(drawn(TopState(look(job(*map(worker, range(300))))), height=None))
+    text = "\n".join(drawn(WatchState(look(job(*map(worker, range(300))))), height=None))
 
     assert "worker-299" in text
     assert "worker-9 (rank ?) was lost" in text
@@ -73,14 +70,14 @@ def test_everything_is_shown_where_nothing_bounds_it() -> None:
 
 def test_barrier_names_who_is_missing() -> None:
     barrier = BarrierStatus("epoch-1", 1, 1, 2, 9.0, {"worker-1": 4})
-    text = "\n".join(drawn(TopState(look(job(worker(0), worker(1), barriers=(barrier,))))))
+    text = "\n".join(drawn(WatchState(look(job(worker(0), worker(1), barriers=(barrier,))))))
 
     assert "epoch-1: 1 of 2 arrived" in text
     assert "worker-1 (step 4)" in text
 
 
 def test_scrolling_stays_within_the_list() -> None:
-    state = TopState(look(job(*map(worker, range(100)))), "rank")
+    state = WatchState(look(job(*map(worker, range(100)))), "rank")
     drawn(state)
     page = state.page
     assert 4 <= page < 100
@@ -104,7 +101,7 @@ def test_sorting_goes_through_all_orders() -> None:
         worker(1, step=3, heartbeat_age=2.0),
         worker(2, step=4, membership=Membership.DEAD),
     ]
-    state = TopState(look(job(*workers)))
+    state = WatchState(look(job(*workers)))
     first = {}
     for _ in SORTS:
         first[state.sort] = state.rows()[0].worker.rank
@@ -115,7 +112,7 @@ def test_sorting_goes_through_all_orders() -> None:
 
 
 def test_pause_keeps_the_picture_until_it_ends() -> None:
-    state = TopState(look(job(worker(0, step=1))))
+    state = WatchState(look(job(worker(0, step=1))))
     state.press("pause")
     state.see(look(job(worker(0, step=2)), at=1.0))
     assert "PAUSED" in drawn(state)[-1]
@@ -127,7 +124,7 @@ def test_pause_keeps_the_picture_until_it_ends() -> None:
 
 
 def test_pace_is_that_of_the_rank_in_the_middle() -> None:
-    state = TopState(look(job(worker(0, 10), worker(1, 10), worker(2, 10))))
+    state = WatchState(look(job(worker(0, 10), worker(1, 10), worker(2, 10))))
     state.see(look(job(worker(0, 10), worker(1, 14), worker(2, 90)), at=2.0))
 
     assert list(state.pace.values) == [2.0]
@@ -135,14 +132,14 @@ def test_pace_is_that_of_the_rank_in_the_middle() -> None:
 
 
 def test_pace_does_not_count_a_replacement_as_progress() -> None:
-    state = TopState(look(job(worker(0, 10))))
+    state = WatchState(look(job(worker(0, 10))))
     state.see(look(job(worker(0, 99, incarnation=7)), at=2.0))
 
     assert not state.pace.values
 
 
 def test_pace_between_heartbeats_is_that_of_the_heartbeats() -> None:
-    state = TopState(look(job(worker(0, 0, heartbeat_age=0.0))))
+    state = WatchState(look(job(worker(0, 0, heartbeat_age=0.0))))
     for second in range(1, 21):
         heard = second - second % 5
         state.see(look(job(worker(0, heard * 4, heartbeat_age=second - heard)), at=second))
@@ -151,7 +148,7 @@ def test_pace_between_heartbeats_is_that_of_the_heartbeats() -> None:
 
 
 def test_pace_ends_when_nobody_takes_steps_any_more() -> None:
-    state = TopState(look(job(worker(0, 10))))
+    state = WatchState(look(job(worker(0, 10))))
     state.see(look(job(worker(0, 14)), at=2.0))
     for at in (3.0, 4.0):
         state.see(look(job(worker(0, 14, membership=Membership.LEFT)), at=at))
@@ -161,7 +158,7 @@ def test_pace_ends_when_nobody_takes_steps_any_more() -> None:
 
 
 def test_silent_worker_has_no_pace() -> None:
-    state = TopState(look(job(worker(0, 10, heartbeat_age=0.0))))
+    state = WatchState(look(job(worker(0, 10, heartbeat_age=0.0))))
     for second in range(1, 16):
         state.see(look(job(worker(0, 14, heartbeat_age=second - 1)), at=second))
 
@@ -170,7 +167,7 @@ def test_silent_worker_has_no_pace() -> None:
 
 
 def test_next_job_waits_for_a_look_at_it() -> None:
-    state = TopState(look(job(worker(0))))
+    state = WatchState(look(job(worker(0))))
     state.press("next job")
     assert state.job_name == "zebra"
     state.see(look(job(worker(0)), at=1.0))
@@ -182,14 +179,14 @@ def test_next_job_waits_for_a_look_at_it() -> None:
 
 
 def test_absent_coordinator_is_said_above_its_last_state() -> None:
-    text = "\n".join(drawn(TopState(look(job(worker(0)), stale_since=0.0))))
+    text = "\n".join(drawn(WatchState(look(job(worker(0)), stale_since=0.0))))
 
     assert "has not answered for" in text
     assert "worker-0" in text
 
 
 def test_coordinator_without_jobs_says_how_one_begins() -> None:
-    assert any("no jobs yet" in line for line in drawn(TopState(look(None))))
+    assert any("no jobs yet" in line for line in drawn(WatchState(look(None))))
 
 
 @pytest.mark.parametrize(
@@ -215,11 +212,11 @@ def test_newest_checkpoints_are_shown_where_there_is_room() -> None:
         )
     ]
     shown = job(*map(worker, range(64)), checkpoints=tuple(saved), latest_checkpoint=saved[0])
-    lines = [line for line in drawn(TopState(look(shown)), height=40) if " step " in line[:20]]
+    lines = [line for line in drawn(WatchState(look(shown)), height=40) if " step " in line[:20]]
     assert [line.split(",")[0].split()[-1] for line in lines] == ["500", "400", "300", "200"]
     assert "verified" not in lines[0]
     assert "verified" in lines[1]
     assert "DAMAGED" in lines[2]
     assert "dropped next" in lines[3]
-    small = drawn(TopState(look(shown)), height=24)
+    small = drawn(WatchState(look(shown)), height=24)
     assert len([line for line in small if " step " in line[:20]]) == 1

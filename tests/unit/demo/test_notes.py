@@ -2,7 +2,7 @@
 
 import msgspec
 
-from dtruntime.demo.notes import Follower, StepNote, kept, read_notes
+from dtruntime.demo.progress import Follower, StepNote, kept, read_notes
 
 
 def note(step, generation, rank=0, ids=(), at=0.0):

@@ -5,13 +5,12 @@ import io
 import pytest
 from rich.console import Console
 
-from dtruntime.demo.notes import StepMark
-from dtruntime.demo.picture import picture
-from dtruntime.demo.progress import Members, RunSnapshot, StepTally
-from dtruntime.demo.scenario import Plan
+from dtruntime.demo.progress import Members, RunSnapshot, StepMark, StepTally
+from dtruntime.demo.scenario import Scenario
+from dtruntime.demo.terminal_view import picture
 from dtruntime.types import Membership, WorkerState, WorkerStatus
 
-PLAN = Plan(root="/nowhere", epochs=1000)
+PLAN = Scenario(root="/nowhere", epochs=1000)
 
 
 def draw(scene: RunSnapshot) -> list[str]:

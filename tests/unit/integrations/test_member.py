@@ -3,11 +3,11 @@
 import pytest
 
 from dtruntime.errors import ConfigError
-from dtruntime.integrations.worker_session import Member
+from dtruntime.integrations.worker_session import WorkerSession
 
 
 def test_environment_is_read_when_training_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    member = Member(handle_signals=False)
+    member = WorkerSession(handle_signals=False)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="COORDINATOR_URL"):
@@ -16,6 +16,6 @@ def test_environment_is_read_when_training_begins(monkeypatch: pytest.MonkeyPatc
 
 def test_wrong_arguments_are_refused_when_they_are_given() -> None:
     with pytest.raises(ConfigError, match="TLS"):
-        Member("https://somewhere:50051")
+        WorkerSession("https://somewhere:50051")
     with pytest.raises(ValueError, match="job"):
-        Member(job="no\njob")
+        WorkerSession(job="no\njob")

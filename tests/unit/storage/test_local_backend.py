@@ -17,7 +17,7 @@ from dtruntime.errors import StorageError, StoragePermissionError
 from dtruntime.storage import LocalBackend
 from dtruntime.storage.backend import PARTIAL
 from dtruntime.storage.local_disk import direct_io
-from dtruntime.testing.conformance_streams import noise
+from dtruntime.testing.conformance import noise
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount file systems")
 

@@ -100,7 +100,7 @@ class SaveRequest:
 
 
 class Committer(ABC):
-    """Committer parts."""
+    """Commits parts."""
 
     retention: Retention | None = None
     """What is kept of the commits; the coordinator shows what will be dropped."""

@@ -36,7 +36,7 @@ class _Pack:
 def copy_checkpoint(
     source: CheckpointStore, target: CheckpointStore, entry: CatalogEntry, *, late: bool
 ) -> Manifest:
-    """CheckpointCopy what the target does not have of a checkpoint, the manifest last: that is the commit.
+    """Copy what the target does not have of a checkpoint, the manifest last: that is the commit.
 
     Chunks are checked against their digests on the way. The copy has the same sequence; where the
     target has one that is as high it gets the next one, so that it is the newest there, unless it

@@ -105,7 +105,7 @@ class UploadQueue:
             return self._waiting.get(checkpoint_id)
 
     def add(self, entry: CatalogEntry, checkpoint_id: str) -> CheckpointUpload:
-        """CheckpointUpload a checkpoint behind the others, if that is not under way."""
+        """Upload a checkpoint behind the others, if that is not under way."""
         with self._changed:
             if checkpoint_id in self._waiting:
                 return self._waiting[checkpoint_id]

@@ -115,7 +115,7 @@ class Uploader:
             self._is_marked = True
 
     def committed(self, manifest: Manifest) -> None:
-        """CheckpointUpload a checkpoint of the local tier if it is due, after those before it."""
+        """Upload a checkpoint of the local tier if it is due, after those before it."""
         self._copies = True
         if self._seen is None:
             self._first_own = min(self._first_own or manifest.sequence, manifest.sequence)
@@ -178,7 +178,7 @@ class Uploader:
         self.wait(time_left(deadline))
 
     def close(self) -> None:
-        """CheckpointUpload what is due and the newest, and end; raises when that does not succeed."""
+        """Upload what is due and the newest, and end; raises when that does not succeed."""
         try:
             if self._copies:
                 self.flush()
@@ -213,7 +213,7 @@ class Uploader:
             return None
 
     def _see_to_new_ones(self, *, newest: bool = False) -> None:
-        """CheckpointUpload those of the local checkpoints that were not seen yet and are due."""
+        """Upload those of the local checkpoints that were not seen yet and are due."""
         with self._looking:
             seen = self._seen or 0
             fresh = [entry for entry in self._local.catalog.entries() if entry.sequence > seen]

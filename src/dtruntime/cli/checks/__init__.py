@@ -1,1 +1,4 @@
-"""What ``strata doctor`` looks at: the environment, the way to the coordinator, the machine."""
+"""What ``strata doctor`` looks at; read ``finding`` first, then ``network``.
+
+A *finding* is the result of one check: a verdict, what was seen, and the remedy.
+"""

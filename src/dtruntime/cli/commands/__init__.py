@@ -1,1 +1,4 @@
-"""One module for each command, named after it; read ``status`` first."""
+"""One module for each command, named after it; read ``status`` first.
+
+`add_parser` declares the command's options, ``run`` does it and returns the exit code.
+"""

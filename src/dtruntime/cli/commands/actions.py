@@ -18,7 +18,7 @@ from ...config import DEFAULT_URL
 from ...display import duration, json_text, open_console
 from ...errors import ConfigError
 from ...types import ACTION_KINDS, Action
-from ..logs import log_only_when_asked
+from ..invocation import log_only_when_asked
 from .jobs import one_job
 from .status import coordinator_url
 

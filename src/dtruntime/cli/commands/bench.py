@@ -17,12 +17,10 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from ...display import json_text, open_console, plain
 from ...errors import ConfigError, StrataError
 from ...rpc.channel import target_of
-from ..invocation import whole_between
-from ..logs import log_only_when_asked
-from ..signals import ending_on_signals
+from ..invocation import ending_on_signals, log_only_when_asked, whole_between
 
 if TYPE_CHECKING:
-    from ...bench.measures import Section, Tell
+    from ...bench.report import Section, Tell
 
 Part: TypeAlias = "Callable[[argparse.Namespace, Tell], Section]"
 """Measures what the options say."""
@@ -166,8 +164,7 @@ def _run(
 ) -> int:
     """Measure parts one after the other, and show each as soon as it is there."""
     # Here, since no other command should pay for loading numpy and what is measured.
-    from ...bench.machine import describe
-    from ...bench.report import BenchReport
+    from ...bench.report import BenchReport, describe
     from ...bench.tables import machine_view, section_view, skipped_view
 
     log_only_when_asked()

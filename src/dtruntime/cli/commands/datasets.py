@@ -26,7 +26,7 @@ from ...sharding.coverage_digest import Counted
 from ...types import FORMATS
 from ..datasets_report import find_job, read_dataset, read_list, read_plan
 from ..datasets_view import dataset_view, list_view, plan_view
-from ..logs import log_only_when_asked
+from ..invocation import log_only_when_asked
 from .jobs import RemovalReport, print_removal
 from .status import coordinator_url
 

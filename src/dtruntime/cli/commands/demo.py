@@ -15,9 +15,7 @@ from typing import Any
 from ...config import ENVIRONMENT
 from ...display import open_console
 from ...errors import StrataError
-from ..invocation import whole_between
-from ..logs import log_only_when_asked
-from ..signals import ending_on_signals
+from ..invocation import ending_on_signals, log_only_when_asked, whole_between
 
 KEPT_FOLDER = ".strata-demo"
 LAUNCHER_VARIABLES = (
@@ -84,9 +82,9 @@ def run(options: argparse.Namespace) -> int:
 
     require_pyarrow()
     from ...demo.demonstration import Demonstration
-    from ...demo.processes import DemoFailed
-    from ...demo.scenario import Plan
-    from ...demo.terminal_view import View
+    from ...demo.launcher import DemoFailed
+    from ...demo.scenario import Scenario
+    from ...demo.terminal_view import TerminalView
     from ...demo.trial import Kill
 
     log_only_when_asked()
@@ -94,14 +92,14 @@ def run(options: argparse.Namespace) -> int:
     console = open_console(colour=not options.plain)
     stay: bool | None = options.stay
     with ending_on_signals(), _workspace(options.keep) as root:
-        plan = Plan(
+        plan = Scenario(
             root=str(root),
             workers=options.workers,
             epochs=options.epochs,
             seed=options.seed,
             total_samples=options.samples,
         )
-        view = View(console, plain=options.plain or not console.is_terminal)
+        view = TerminalView(console, plain=options.plain or not console.is_terminal)
         view.began(plan)
         try:
             with Demonstration(plan, Kill(options.kill), view) as demonstration:

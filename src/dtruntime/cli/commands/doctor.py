@@ -17,12 +17,11 @@ from rich.text import Text
 from ...config import DEFAULT_URL, Config, CoordinatorConfig
 from ...display import count, json_text, open_console
 from ...errors import ConfigError
-from ..checks.environment import check_packages
+from ..checks.environment import check_packages, check_variables
 from ..checks.finding import Finding
 from ..checks.network import NetworkCheck
 from ..checks.system import check_machine
-from ..checks.variables import check_variables
-from ..logs import log_only_when_asked
+from ..invocation import log_only_when_asked
 from .status import coordinator_url
 
 SCHEMA = 1

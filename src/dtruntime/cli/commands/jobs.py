@@ -17,7 +17,7 @@ from ...client import Observer
 from ...config import DEFAULT_URL
 from ...display import count, duration, json_text, open_console
 from ...errors import StrataError
-from ..logs import log_only_when_asked
+from ..invocation import log_only_when_asked
 from ..status_report import read_status
 from ..status_view import status_view
 from .status import coordinator_url

@@ -12,8 +12,7 @@ from ...display import plain
 from ...errors import StrataError
 from ...retention import FINISHED_KEY
 from ...types import JobStatus, Membership, WorkerStatus
-from ..invocation import whole_between
-from ..logs import log_only_when_asked
+from ..invocation import log_only_when_asked, whole_between
 from .jobs import one_job
 from .status import coordinator_url
 

@@ -14,7 +14,7 @@ from ...client import Observer
 from ...config import DEFAULT_URL
 from ...display import json_text, open_console
 from ...errors import ConnectionError
-from ..logs import log_only_when_asked
+from ..invocation import log_only_when_asked
 from ..status_report import StatusReport, read_status
 from ..status_view import status_view
 

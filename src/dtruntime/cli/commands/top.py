@@ -13,11 +13,8 @@ from rich.live import Live
 from ...client import Observer
 from ...config import DEFAULT_URL
 from ...display import open_console
-from ..logs import log_only_when_asked
-from ..status_watch import SORTS, TopState
-from ..top_keys import Keys
-from ..top_polling import Poller, read_frame
-from ..top_view import top_view
+from ..invocation import log_only_when_asked
+from ..status_watch import SORTS, Keys, Poller, WatchState, read_frame, top_view
 from .status import coordinator_url
 
 FRAME_SECONDS = 0.5
@@ -51,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     console = open_console()
     with Observer(url) as observer:
         look = read_frame(observer, url, options.job)
-        state = TopState(look, options.sort)
+        state = WatchState(look, options.sort)
         if options.once or not (console.is_terminal and sys.stdin.isatty()):
             height = console.height if console.is_terminal else None
             console.print(top_view(state, console.width, height))
@@ -60,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _watch(poller: Poller, state: TopState, console: Console) -> None:
+def _watch(poller: Poller, state: WatchState, console: Console) -> None:
     """Draw until q or Ctrl-C."""
     with (
         contextlib.suppress(KeyboardInterrupt),

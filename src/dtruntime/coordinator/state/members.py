@@ -220,7 +220,7 @@ TIMES_KEPT = 64
 
 
 class MemberLosses:
-    """MemberLosses in order; of those that are forgotten, or were before a restart, only how recent."""
+    """Losses in order; of those that are forgotten, or were before a restart, only how recent."""
 
     def __init__(self, newest_generation: int, heard: int, lost_at: tuple[float, ...] = ()) -> None:
         self.newest_generation = newest_generation
@@ -253,7 +253,7 @@ class MemberLosses:
         self._forgotten_why = "the coordinator has lost its state"
 
     def since(self, generation: int, incarnation: int, until: int | None = None) -> list[Lost]:
-        """MemberLosses after ``generation`` and not after ``until`` of members that one knew.
+        """Losses after ``generation`` and not after ``until`` of members that one knew.
 
         A member that was last heard before ``incarnation`` registered was never its companion.
         What is forgotten counts as known to all who could have known it.

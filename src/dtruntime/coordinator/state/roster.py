@@ -149,7 +149,7 @@ class Roster:
     def untold(
         self, member: Member, told_generation: int, until: int | None = None
     ) -> tuple[Lost, ...]:
-        """MemberLosses since ``told_generation`` that concern ``member``; 0 checks nothing."""
+        """Losses since ``told_generation`` that concern ``member``; 0 checks nothing."""
         if not told_generation:
             return ()
         return tuple(self.losses.since(told_generation, member.incarnation, until))

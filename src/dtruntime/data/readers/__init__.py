@@ -26,8 +26,6 @@ from .parquet import ParquetReader
 from .tfrecord import TfrecordReader
 
 __all__ = [
-    "RowBlock",
-    "RowBlocks",
     "CsvOptions",
     "CsvReader",
     "FileIndex",
@@ -36,6 +34,8 @@ __all__ = [
     "ParquetOptions",
     "ParquetReader",
     "Reader",
+    "RowBlock",
+    "RowBlocks",
     "SchemaConflict",
     "TfrecordOptions",
     "TfrecordReader",

@@ -29,7 +29,7 @@ from .atomic_file import Folders, PartialFile, refuse_link, sweep_folder
 from .direct_io import DIRECT_FROM, DirectRefusedError, bounce_blocks, set_direct, write_views
 from .local_stream import LocalStreamWriter
 
-log = EventLog("storage.local_disk.local_backend")
+log = EventLog("storage.local")
 
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _READ_PART = 4 * 2**20

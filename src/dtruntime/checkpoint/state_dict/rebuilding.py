@@ -184,7 +184,7 @@ class Rebuild:
         return empty.restore(entry)
 
 
-log = EventLog("checkpoint.state_dict")
+log = EventLog("checkpoint.trees")
 
 MapLocation: TypeAlias = "str | Mapping[str, Any] | Any | None"
 """None, a device or its name, or a mapping from the devices of saved arrays to such."""
