@@ -2,7 +2,9 @@
 
 import gc
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable
+from random import Random
 
 import msgspec
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from dtruntime.coordinator.state import RECORD_TYPES, Machine
 from dtruntime.coordinator.state import commands as c
 from dtruntime.coordinator.state import datasets as datasets_module
+from dtruntime.coordinator.state import journal as journal_module
 from dtruntime.coordinator.state import machine as machine_module
 from dtruntime.coordinator.state.barriers import ROUNDS_KEPT
 from dtruntime.coordinator.state.datasets import Dataset, DealtDatasets
@@ -174,6 +177,46 @@ def test_flood_of_one_kind_leaves_the_other_events_of_its_job() -> None:
     assert kept[0] == saved
     assert len(kept) == 20
     assert kept[-1].id == journal.last_id == 1001
+
+
+def test_longest_history_gives_way_and_of_equal_ones_the_oldest() -> None:
+    seed = 20
+    print(f"seed {seed}")
+    random = Random(seed)
+    journal, kept = Journal(length=300, per_job=40), list[Event]()
+    for _ in range(5000):
+        job = f"job-{int(random.paretovariate(0.6)) % 400}"
+        event, forgotten = journal.append(0.0, job, "k", {})
+        kept.append(event)
+        lengths = Counter(event.job for event in kept)
+        longest = min(kept, key=lambda event: (-lengths[event.job], event.id)).job
+        gives = job if lengths[job] > 40 else longest if len(kept) > 300 else None
+        gone = next((event for event in kept if event.job == gives), None)
+        assert forgotten == (() if gone is None else (gone.id,))
+        kept = [event for event in kept if event is not gone]
+    assert journal.after(0) == kept
+
+
+def test_who_gives_way_is_found_without_looking_at_every_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = 0
+    rank = journal_module._Entries.rank.fget
+    assert rank is not None
+
+    def count(entries: journal_module._Entries) -> tuple[int, int]:
+        nonlocal looks
+        looks += 1
+        return rank(entries)
+
+    journal = Journal(length=4000)
+    for number in range(4000):
+        journal.append(0.0, f"job-{number // 2}", "k", {})
+    monkeypatch.setattr(journal_module._Entries, "rank", property(count))
+    for number in range(1000):
+        journal.append(0.0, f"name-{number}", "k", {})
+    assert looks < 10 * 1000
+    assert len(journal._ranks) <= 2 * len(journal._jobs) + journal_module.RANKS_SLACK
 
 
 def test_what_made_room_is_told_once_also_after_a_restart() -> None:

@@ -14,6 +14,8 @@ JOURNAL_LENGTH = 20_000
 """So many events are kept in all."""
 JOB_EVENTS_KEPT = 10_000
 """And so many of one job."""
+RANKS_SLACK = 1024
+"""How many outdated ranks of jobs may be kept beyond one for each, before they are dropped."""
 ALARMS: Mapping[str, Literal["warning", "error"]] = {
     "worker.dead": "error",
     "worker.slow": "warning",
@@ -31,19 +33,21 @@ ALARMS: Mapping[str, Literal["warning", "error"]] = {
 class _Entries:
     """The numbers of one job's events, by kind."""
 
-    __slots__ = ("count", "kinds")
+    __slots__ = ("count", "kinds", "oldest")
 
     def __init__(self) -> None:
         self.count = 0
+        self.oldest = 0
         self.kinds: dict[str, deque[int]] = {}
 
     @property
     def rank(self) -> tuple[int, int]:
         """Who has the lowest gives way: the longest history, and of equal ones the oldest."""
-        return -self.count, min(numbers[0] for numbers in self.kinds.values())
+        return -self.count, self.oldest
 
     def add(self, event: Event) -> None:
         self.kinds.setdefault(event.kind, deque()).append(event.id)
+        self.oldest = self.oldest if self.count else event.id
         self.count += 1
 
     def take_oldest(self) -> int:
@@ -53,6 +57,7 @@ class _Entries:
         if not self.kinds[kind]:
             del self.kinds[kind]
         self.count -= 1
+        self.oldest = min((numbers[0] for numbers in self.kinds.values()), default=0)
         return oldest
 
 
@@ -75,6 +80,8 @@ class Journal:
         self._events: dict[int, Event] = {}
         """By number, ascending."""
         self._jobs: dict[str, _Entries] = {}
+        self._ranks: list[tuple[tuple[int, int], str]] = []
+        """A heap of the jobs by rank; ranks that a job had before are still there."""
         self._next_id = 1
         self._forgotten: list[int] = []
         """Numbers of events that were kept and that nobody has been told of."""
@@ -107,24 +114,34 @@ class Journal:
         self._events[event.id] = event
         entries = self._jobs.setdefault(event.job, _Entries())
         entries.add(event)
+        self._rank(event.job, entries)
         if entries.count > self._per_job:
             self._forget(event.job)
         elif len(self._events) > self._length:
-            self._make_room()
+            self._forget(self._longest())
 
-    def _make_room(self) -> None:
-        """Take from the longest histories, some at once since looking for them takes time."""
-        largest = [(entries.rank, job) for job, entries in self._jobs.items()]
-        heapq.heapify(largest)
-        for _ in range(max(1, self._length // 200)):
-            job = heapq.heappop(largest)[1]
-            self._forget(job)
-            if job in self._jobs:
-                heapq.heappush(largest, (self._jobs[job].rank, job))
+    def _rank(self, job: str, entries: _Entries) -> None:
+        """Note a job's rank, and now and then drop those that are outdated."""
+        heapq.heappush(self._ranks, (entries.rank, job))
+        if len(self._ranks) > 2 * len(self._jobs) + RANKS_SLACK:
+            self._ranks = [(entries.rank, job) for job, entries in self._jobs.items()]
+            heapq.heapify(self._ranks)
+
+    def _longest(self) -> str:
+        """The job whose turn it is to give way."""
+        while True:
+            rank, job = self._ranks[0]
+            entries = self._jobs.get(job)
+            if entries is not None and entries.rank == rank:
+                return job
+            heapq.heappop(self._ranks)
 
     def _forget(self, job: str) -> None:
-        oldest = self._jobs[job].take_oldest()
+        entries = self._jobs[job]
+        oldest = entries.take_oldest()
         del self._events[oldest]
         self._forgotten.append(oldest)
-        if not self._jobs[job].count:
+        if entries.count:
+            self._rank(job, entries)
+        else:
             del self._jobs[job]
