@@ -289,6 +289,33 @@ def test_job_that_nobody_misses_gives_way_to_a_new_one(
     assert set(bench.machine.jobs) == {"data", "saved", "live", "name-2", "name-3"}
 
 
+def test_jobs_that_give_way_are_looked_for_a_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine_module, "JOBS_LIMIT", 400)
+    monkeypatch.setattr(machine_module, "JOBS_FORGOTTEN", 40)
+    monkeypatch.setattr(machine_module, "JOBS_LOOKED_AT", 40)
+    bench, looks = Bench(checked=False), 0
+    is_forgettable = machine_module.Job.is_forgettable.fget
+    assert is_forgettable is not None
+
+    def count(job: machine_module.Job) -> bool:
+        nonlocal looks
+        looks += 1
+        return is_forgettable(job)
+
+    def new_name(number: int) -> int:
+        before, bench.now = looks, bench.now + 1.0
+        bench.leave(bench.register(job=f"name-{number}"))
+        return looks - before
+
+    monkeypatch.setattr(machine_module.Job, "is_forgettable", property(count))
+    most = max(new_name(number) for number in range(1000))
+    assert most <= 40 + 10
+    forgotten = [event.job for event in bench.events if event.kind == "job.forgotten"]
+    assert forgotten == [f"name-{number}" for number in range(600)]
+
+
 def test_refused_registration_forgets_no_job(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_module, "JOBS_LIMIT", 1)
     bench.leave(bench.register(job="old"))

@@ -54,6 +54,8 @@ from .stragglers import Stragglers
 JOBS_LIMIT = 10_000
 JOBS_FORGOTTEN = 256
 """How many jobs that may be forgotten are looked for at once."""
+JOBS_LOOKED_AT = 128
+"""How many jobs one new name looks at, so that those are found by the time they are needed."""
 STALL = 1.0
 """A tick this late, in seconds, means that the coordinator itself stood still."""
 STALLS_KEPT = 1024
@@ -140,6 +142,9 @@ class Machine:
         self._dealt = DealtDatasets()
         self._forgettable: list[Job] = []
         """Those that were idle longest, the last one first."""
+        self._idle: list[tuple[float, Job]] = []
+        self._unseen: list[str] = []
+        """Of the next such search: what it has found, and where it has not looked."""
         self.jobs: dict[str, Job] = {}
         self.removed: RemovedRecord | None = None
         """What jobs go on above; None: none was ever removed."""
@@ -549,6 +554,8 @@ class Machine:
             if forgotten is not None:
                 self._forget_job(forgotten)
                 self._out.emit(forgotten.name, "job.forgotten", in_favour_of=job.name)
+        if job.name not in self.jobs and len(self.jobs) >= JOBS_LIMIT - JOBS_FORGOTTEN:
+            self._look_ahead()
         self.jobs[job.name] = job
 
     def _least_missed(self) -> Job | None:
@@ -559,11 +566,25 @@ class Machine:
                 if self.jobs.get(job.name) is job and job.is_forgettable:
                     return job
                 self._forgettable.pop()
-            # Looking at all jobs takes milliseconds: as many as may be needed soon are found.
-            idle = [job for job in self.jobs.values() if job.is_forgettable]
-            idle.sort(key=lambda job: job.heard_at)
-            self._forgettable = idle[:JOBS_FORGOTTEN][::-1]
+            self._unseen, self._idle = list(self.jobs), []
+            self._look_for_idle(len(self._unseen))
         return None
+
+    def _look_ahead(self) -> None:
+        """Look at some jobs: at all of them would take as long as hundreds of calls."""
+        if self._unseen:
+            self._look_for_idle(JOBS_LOOKED_AT)
+        elif len(self._forgettable) <= JOBS_FORGOTTEN // 2:
+            self._unseen = list(self.jobs)
+
+    def _look_for_idle(self, count: int) -> None:
+        known = (self.jobs.get(name) for name in self._unseen[-count:])
+        self._idle += [(job.heard_at, job) for job in known if job and job.is_forgettable]
+        del self._unseen[-count:]
+        if not self._unseen:
+            longest = heapq.nsmallest(JOBS_FORGOTTEN, self._idle, key=lambda idle: idle[0])
+            self._forgettable = [job for _, job in reversed(longest)]
+            self._idle = []
 
     def _spread_loss(self, job: Job, lost: list[Lost]) -> None:
         if lost:
