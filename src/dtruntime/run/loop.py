@@ -196,7 +196,7 @@ class TrainingLoop:
         self._note()
         if due:
             self._obey(due)
-        elif self._is_time_to_save():
+        elif not self._is_last() and self._is_time_to_save():
             self._save()
         parts.saves.check()
         if not self.ending and parts.formation.has_lost(self.crew):
@@ -222,6 +222,10 @@ class TrainingLoop:
         assert self._worker is not None
         reason = f"the membership changed (generation {self._worker.generation})"
         return Regroup(reason, is_failure=is_failure)
+
+    def _is_last(self) -> bool:
+        """Whether this step is known to be the last, which `finish` saves."""
+        return self._options.is_over(self.step) or self.step == self._steps
 
     def _is_time_to_save(self) -> bool:
         if self.parts.manager.should_save(self.step):

@@ -141,6 +141,19 @@ def test_max_steps_and_no_data(tmp_path):
     assert again.state["total"] == sum(range(12))
 
 
+@pytest.mark.parametrize("options", [{}, {"max_steps": 30}])
+def test_last_step_is_saved_once_as_the_end(tmp_path, options):
+    walk = Walk()
+    train(make(tmp_path, walk, save_steps=10, **options), walk)
+    steps = list(range(0, options.get("max_steps", 40) + 1, 10))
+    with CheckpointManager(tmp_path, keep_count=3) as manager:
+        assert manager.steps() == steps[-len(manager.steps()) :]
+        kept = manager.checkpoints()
+        assert [info.step for info in kept if info.metadata] == steps[-1:]
+        assert len(kept) == len({info.step for info in kept}) > 1
+        assert np.array_equal(load_tracked(tmp_path, "walk")["walk"]["place"], walk.place)
+
+
 def test_batches_of_ones_own_are_read_up_to_the_position(tmp_path):
     batches = [np.full(3, i) for i in range(10)]
     with Run(tmp_path, batches, epochs=2) as run:
