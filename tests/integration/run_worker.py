@@ -33,7 +33,8 @@ def main() -> None:
     folder = sys.argv[1]
     given = dict(argument.split("=") for argument in sys.argv[2:])
     configure_logging()
-    step_agreement.ASK_SECONDS = float(given.get("ask_seconds", step_agreement.ASK_SECONDS))
+    if "ask_seconds" in given:
+        step_agreement.ASK_SECONDS = float(given["ask_seconds"])
     hold = int(given.get("hold", 0))
     model = Sum()
     run = Run(

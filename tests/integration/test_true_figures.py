@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -71,6 +72,10 @@ class Job:
 
     def seen(self) -> Any:
         return self._api.ask("/api/dashboard", job=self.name).json()
+
+    def points(self) -> list[Any]:
+        found: list[Any] = self._api.ask("/api/history", job=self.name).json()["points"]
+        return found
 
     def task(self) -> Any:
         (task,) = self.seen()["tasks"]
@@ -242,6 +247,72 @@ def test_program_that_finished_alone_reads_as_finished_on_several_workers(
         finish(run, 1, folder, WORLD_SIZE="4")
     reads_as_finished(run, 2)
     assert "yet" not in run.status()
+
+
+REPORTING_RUN = """
+import sys
+import time
+from dtruntime import Run
+
+with Run(sys.argv[1], data=400, batch_size=20, epochs=2, save_steps=10) as run:
+    for batch in run:
+        run.report(loss=1 / (run.step + 1))
+        time.sleep(0.05)
+print(run.ending, run.step, flush=True)
+"""
+
+
+def test_figures_of_a_finished_run_are_those_of_its_end(run: Job, tmp_path: Path) -> None:
+    with run.workers(1, REPORTING_RUN, tmp_path / "run") as (worker,):
+        worker.expect("finished 40")
+        worker.wait()
+    run.until_nobody_is_live()
+    over = time.time()
+    curve = eventually(lambda: p if (p := run.points())[-1]["at"] > over else None)
+    task, metrics = run.task(), run.seen()["metrics"]
+    completed = re.search(r"\d+ epochs? completed", run.status())
+    assert {
+        "step": task["step"],
+        "progress": task["progress"],
+        "samples a second": metrics["samples_per_second"],
+        "loss now": curve[-1]["loss"],
+        "completed": completed and completed[0],
+    } == {
+        "step": 40,
+        "progress": 1.0,
+        "samples a second": None,
+        "loss now": None,
+        "completed": "2 epochs completed",
+    }
+
+
+ONE_BARRIER = """
+import time
+from dtruntime import TrainingOrchestrator
+
+with TrainingOrchestrator() as worker:
+    worker.register()
+    print("registered", flush=True)
+    input()
+    began = time.perf_counter()
+    worker.barrier("once")
+    print("took", (time.perf_counter() - began) * 1000, flush=True)
+    input()
+"""
+
+
+def test_quantiles_of_one_barrier_are_its_duration(run: Job) -> None:
+    with run.workers(2, ONE_BARRIER) as workers:
+        for worker in workers:
+            worker.expect("registered")
+            worker.send("go")
+        took = max(float(worker.expect("took ").split()[1]) for worker in workers)
+        shown = eventually(lambda: m if (m := run.seen()["metrics"])["barrier_p50_ms"] else None)
+        assert shown["barrier_p50_ms"] == shown["barrier_p99_ms"]
+        assert 0 < shown["barrier_p50_ms"] <= took
+        for worker in workers:
+            worker.send("go")
+            worker.wait()
 
 
 # An epoch that nobody reads
