@@ -148,6 +148,13 @@ class StepAgreements:
     def end(self) -> None:
         """Nobody trains for now: nothing is agreed on."""
         self._crew = None
+        io.submit(self._cancel())
+
+    async def _cancel(self) -> None:
+        """Others of a crew that is no more may never come to what this worker waits for."""
+        for task in (*self._under_way.values(), self._letting_in):
+            if task is not None:
+                task.cancel()
 
     async def _catch_up(self, crew: Crew) -> None:
         """Ask what is wanted: what the last heartbeat named may have been done since.
@@ -161,13 +168,13 @@ class StepAgreements:
                 for action in self._orchestrator.actions:
                     if self._gate.has_done(action):
                         await self._orchestrator.complete_action_async(action.action_id, "done")
-                self._heard()
-                return
+                break
             except ConnectionError:
                 await asyncio.sleep(WATCH_SECONDS)
             except StrataError as exc:
                 log.info("run.no_heartbeat", reason=str(exc))
-                return
+                break
+        self._heard()
 
     def _heard(self) -> None:
         crew = self._crew
