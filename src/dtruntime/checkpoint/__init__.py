@@ -1,4 +1,10 @@
-"""Checkpoints: saved without stalling training, committed whole, checked when loaded."""
+"""Checkpoints: saved without stalling training, committed whole, checked when loaded.
+
+Read ``manager`` first, then ``save`` and ``load``. A checkpoint consists of one part for each rank
+(``file_format``), whose state dict is a skeleton and buffers (``state_dict``); ``store`` knows
+which are committed, ``upload`` copies them from a local tier, and ``dcp``, ``jax`` and
+``safetensors`` are the other ways in and out.
+"""
 
 from __future__ import annotations
 

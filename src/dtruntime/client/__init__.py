@@ -1,4 +1,4 @@
-"""A training process's membership in a job, and its datasets. Read `orchestrator` first."""
+"""A training process's membership in a job, and its datasets. Read ``orchestrator`` first."""
 
 from .datasets import DatasetRegistry
 from .observer import Observer

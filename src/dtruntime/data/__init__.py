@@ -3,7 +3,7 @@
 A *dataset* is files; its *index* says where each sample lies; *shards* are runs of samples that
 are read at once; *order* says in which sequence, and by which rank, they are read; a *source*
 reads shards; a *block* is samples by column; a *batch* is what the training loop gets. Read
-`loader.py` first, then `epoch_reader.py` (which samples, in which order) and `prefetch.py`
+``loader`` first, then ``epoch_reader`` (which samples, in which order) and ``prefetch``
 (fetching them ahead).
 """
 

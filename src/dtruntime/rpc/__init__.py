@@ -1,1 +1,1 @@
-"""The wire, and the only place that knows protobuf. Read `methods` first."""
+"""The wire, and the only place that knows protobuf. Read ``methods`` first."""

@@ -363,10 +363,10 @@ def worker(job: Job, rank: int, member: Member | None, now: float) -> pb.WorkerS
             status.step_seconds = beat.step_seconds
         status.resources.CopyFrom(report.resources)
         status.metrics.update(report.metrics)
-    slowness = job.speeds.slowness(member)
+    slowness = job.stragglers.slowness(member)
     if slowness is not None:
         status.slowness = slowness
-    status.is_straggler = job.speeds.is_straggler(member)
+    status.is_straggler = job.stragglers.is_straggler(member)
     return status
 
 

@@ -2,7 +2,7 @@
 
 The *crew* are the ranks that train together; a *rendezvous* decides who they are; *formation* puts
 them into the same state; the *step gate* lets all do something after the same step; a *stream*
-gives batches. Read `run.py` first, then `loop.py` and `formation.py`.
+gives batches. Read ``run`` first, then ``loop`` and ``formation``.
 """
 
 from .crew import Crew

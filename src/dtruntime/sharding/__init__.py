@@ -4,7 +4,7 @@ A *slot* is a numbered place that a worker takes; *dead* slots have nobody. :cla
 deals a dataset's shards to slots, :class:`FileTable` its whole files; :class:`Permutation` orders
 them for an epoch; :func:`plan_change` says beforehand what a change of membership moves;
 :class:`ShardManager` and :class:`ConsistentHash` serve workers known by name where there is no
-coordinator. Read `assignment.py` first.
+coordinator. Read ``assignment`` first.
 """
 
 from .assignment import FileTable, SlotTable

@@ -1,7 +1,7 @@
 """Where bytes are kept: local files, and objects in S3, Google Cloud Storage and Azure.
 
-Read `backend` first (`StorageBackend`, the contract), then `urls` (`open_backend`). `data_files`
-names and `byte_source` reads training data, which `disk_cache` keeps.
+Read ``backend`` first (`StorageBackend`, the contract), then ``urls`` (`open_backend`). Training
+data is named by ``data_files``, read by ``byte_source`` and kept by ``disk_cache``.
 """
 
 from .backend import StorageBackend, StoredFile, StreamWriter

@@ -104,7 +104,7 @@ def snapshot(machine: Machine) -> dict[str, Any]:
         state[f"members of {name}"] = [
             (m.incarnation, m.last_seen, m.heard, m.epoch, m.pulse) for m in members
         ]
-        state[f"stragglers of {name}"] = set(job.speeds.stragglers)
+        state[f"stragglers of {name}"] = set(job.stragglers.slow)
         state[f"rounds of {name}"] = {
             key: (round_.number, set(round_.expected), _arrivals(round_), dict(round_.payloads))
             for key, round_ in job.barriers.open.items()
@@ -264,7 +264,7 @@ def _actions(job: Job) -> Iterator[str]:
 
 
 def _speeds(job: Job) -> Iterator[str]:
-    for incarnation, member in job.speeds.stragglers.items():
+    for incarnation, member in job.stragglers.slow.items():
         if member.incarnation != incarnation or not (member.pulse and member.pulse.step_seconds):
             yield f"{member.worker_id} is slow and has reported nothing"
 

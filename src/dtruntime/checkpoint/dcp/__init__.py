@@ -6,7 +6,8 @@
     dcp.load(state, storage_reader=StrataReader("checkpoints"))
 
 Sharded tensors (FSDP, DTensor) are split and resharded by torch's own planners. `save_sharded`
-leaves writing and the commit to a manager, in the background.
+leaves writing and the commit to a manager, in the background. Read ``sharded_states`` first, then
+``writer`` and ``reader``.
 """
 
 from .reader import StrataReader

@@ -1,5 +1,6 @@
 """What the files of a checkpoint say.
 
-A part is what one rank saved: a stream of bytes cut into chunks, which lie in packs; the manifest
-names the parts. Read `manifest` first.
+Read ``manifest`` first. A part is what one rank saved: a stream of bytes that is cut into chunks
+(``chunking``), which are encoded (``codecs``) and lie in packs; those of earlier checkpoints are
+found by ``chunk_index``.
 """

@@ -1,3 +1,5 @@
-"""Loads: which checkpoint (`checkpoint_loader`), and its bytes, checked (`pack_reader`);
-`array_slices` reads boxes of arrays, `verify` everything.
+"""Loads committed checkpoints, and checks every chunk.
+
+Read ``checkpoint_loader`` first (which checkpoint), then ``pack_reader`` (its bytes);
+``array_slices`` reads boxes of arrays, ``verify`` everything.
 """

@@ -1,7 +1,7 @@
 """State dicts as JSON (the skeleton) and flat memory (the buffers), and back; never by pickle.
 
-Read ``flattening`` first, then ``skeleton`` and ``rebuilding``; ``*_arrays``, ``torch_tensors`` and
-``python_bytes`` know one library's values each.
+Read ``flattening`` first, then ``skeleton`` and ``rebuilding``. The values of one library each are
+known to ``numpy_arrays``, ``torch_tensors``, ``jax_arrays`` and ``python_bytes``.
 """
 
 from .buffers import Buffer

@@ -1,5 +1,6 @@
-"""One place with checkpoints. Read ``checkpoint_store`` first.
+"""One place with checkpoints.
 
-Which are committed (``catalog``), who writes (``writer_lock``), what goes (``cleanup``), what the
-coordinator is told (``condition_reports``), and places in two ``tiers``.
+Read ``checkpoint_store`` first, then ``catalog`` (what is committed). ``writer_lock`` tells live
+writers from dead ones, ``cleanup`` applies retention, ``condition_reports`` tells the coordinator,
+and ``tiers`` makes one list of two places.
 """

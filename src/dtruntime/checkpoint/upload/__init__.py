@@ -1,4 +1,4 @@
 """Copies committed checkpoints from the local tier to the main storage.
 
-Read `uploader` first.
+Read ``uploader`` first.
 """

@@ -1,1 +1,1 @@
-"""HTTP API, event stream, metrics and dashboard of a coordinator. Read `routes` first."""
+"""HTTP API, event stream, metrics and dashboard of a coordinator. Read ``routes`` first."""

@@ -119,7 +119,7 @@ class Endpoints:
                 f"there is no worker {worker_id[:200]!r} in job {job.name if job else ''!r}: "
                 "/api/workers lists them",
             )
-        crew = WorkersSnapshot([see(job, member)], job.speeds.median, self._service.clock())
+        crew = WorkersSnapshot([see(job, member)], job.stragglers.median, self._service.clock())
         return Answer.json(crew.show(crew.members)[0])
 
     async def datasets(self, query: q.PageQuery, request: Request) -> Answer:

@@ -1,4 +1,4 @@
-"""The pure state machine: commands in, replies and effects out. Read `machine` first."""
+"""The pure state machine: commands in, replies and effects out. Read ``machine`` first."""
 
 from .commands import HELD, Refused, Reply
 from .machine import Job, Machine

@@ -88,7 +88,7 @@ class Job:
         self.epochs = Epochs(self.roster, self.datasets)
         self.coverages = Coverages(self.roster, self.datasets)
         self.actions = Actions(self.roster)
-        self.speeds = Stragglers(self.roster)
+        self.stragglers = Stragglers(self.roster)
 
     @property
     def is_forgettable(self) -> bool:
@@ -269,7 +269,7 @@ class Machine:
         member.beat_at = self._out.now
         job.heartbeats += 1
         if command.step_seconds:
-            job.speeds.reported = True
+            job.stragglers.reported = True
         if command.epoch != member.epoch:
             job.roster.see_epoch(member, command.epoch, self._out)
         return job.roster.pulse()
@@ -511,8 +511,8 @@ class Machine:
             return
         self._measured_at = now
         for job in self.jobs.values():
-            if job.speeds.reported:
-                job.speeds.measure(now - self.heartbeat_timeout, self._out)
+            if job.stragglers.reported:
+                job.stragglers.measure(now - self.heartbeat_timeout, self._out)
 
     def _wait(self, timeout: float, call: int, job: str) -> None:
         heapq.heappush(self._waits, (self._out.now + timeout, call, job))

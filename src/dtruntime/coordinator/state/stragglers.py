@@ -26,7 +26,7 @@ class Stragglers:
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
-        self.stragglers: dict[int, Member] = {}
+        self.slow: dict[int, Member] = {}
         """By incarnation."""
         self.median = 0.0
         """0: nobody has reported."""
@@ -35,12 +35,12 @@ class Stragglers:
 
     def is_straggler(self, member: Member) -> bool:
         """Whether a member was slow when it was last measured."""
-        return member.live and member.incarnation in self.stragglers
+        return member.live and member.incarnation in self.slow
 
     def slowness(self, member: Member) -> float | None:
         """A member's step time as a multiple of the median; none if it reports none."""
         seconds = member.pulse.step_seconds if member.pulse else 0.0
-        return seconds / self.median if seconds and self.median and member.live else None
+        return slowness(seconds, self.median, live=member.live)
 
     def measure(self, since: float, out: Outbox) -> None:
         """Find those who are slow among the members whose last heartbeat came after ``since``."""
@@ -56,16 +56,16 @@ class Stragglers:
         times = np.array([m.pulse.step_seconds for m in members if m.pulse is not None])
         self.median = float(np.median(times)) if members else 0.0
         scores = _scores(times, self.median)
-        was = np.array([m.incarnation in self.stragglers for m in members], dtype=bool)
+        was = np.array([m.incarnation in self.slow for m in members], dtype=bool)
         begins = ~was & (scores > SLOW_SCORE) & (times > SLOW_RATIO * self.median)
         stays = was & (scores >= RECOVERED_SCORE)
-        slow = {members[i].incarnation: members[i] for i in np.flatnonzero(begins | stays)}
-        for incarnation, member in self.stragglers.items():
-            if incarnation not in slow and member.live:
+        found = {members[i].incarnation: members[i] for i in np.flatnonzero(begins | stays)}
+        for incarnation, member in self.slow.items():
+            if incarnation not in found and member.live:
                 self._tell("worker.recovered_speed", member, out)
         for index in np.flatnonzero(begins):
             self._tell("worker.slow", members[index], out)
-        self.stragglers = slow
+        self.slow = found
 
     def _tell(self, kind: str, member: Member, out: Outbox) -> None:
         seconds = member.pulse.step_seconds if member.pulse else 0.0
@@ -77,6 +77,11 @@ class Stragglers:
             step_seconds=f"{seconds:.6g}",
             median_seconds=f"{self.median:.6g}",
         )
+
+
+def slowness(step_seconds: float | None, median: float, *, live: bool) -> float | None:
+    """A step time as a multiple of the median; none where either is not known."""
+    return step_seconds / median if step_seconds and median and live else None
 
 
 def _scores(times: NDArray[np.float64], median: float) -> NDArray[np.float64]:

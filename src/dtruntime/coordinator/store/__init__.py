@@ -1,4 +1,4 @@
-"""The coordinator's state on disk. Read `sqlite` first: it writes and loads records."""
+"""The coordinator's state on disk. Read ``sqlite`` first: it writes and loads records."""
 
 from .sqlite import SqliteStore
 

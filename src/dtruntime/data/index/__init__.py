@@ -1,7 +1,7 @@
 """Indexes: which samples a dataset has, in which files they lie, and how it is cut into shards.
 
-`dataset_index.py` is the index and its JSON form; `build.py` makes one of files and keeps it on
-disk; `partition.py` cuts it into shards. Read `dataset_index.py` first.
+``dataset_index`` is the index and its JSON form; ``build`` makes one of files and keeps it on
+disk; ``partition`` cuts it into shards. Read ``dataset_index`` first.
 """
 
 from .build import IndexProgress, build_index

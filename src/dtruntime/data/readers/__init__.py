@@ -1,7 +1,7 @@
 """Readers: one for each file format, behind one interface.
 
 A *row block* is what a file can be read by: a row group of parquet, a stretch of records of CSV
-and TFRecord. Read `format_reader.py` first, then `parquet.py`.
+and TFRecord. Read ``format_reader`` first, then ``parquet``.
 """
 
 from __future__ import annotations

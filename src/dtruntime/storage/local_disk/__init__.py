@@ -1,4 +1,4 @@
-"""Files of this machine: `LocalBackend`, atomic files, direct I/O.
+"""Files of this machine: the backend, atomic files, direct I/O.
 
-Read `local_backend` first.
+Read ``local_backend`` first.
 """

@@ -1,3 +1,5 @@
-"""Objects in a bucket, by obstore: the client, the backends of S3, Google Cloud Storage and Azure,
-multipart uploads. Read `client` first.
+"""Objects in a bucket, by obstore.
+
+Read ``client`` first (URLs, credentials, listings), then ``object_backend`` (S3, Google Cloud
+Storage, Azure); ``object_stream`` sends multipart uploads.
 """

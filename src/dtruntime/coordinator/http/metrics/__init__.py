@@ -1,1 +1,1 @@
-"""What is measured each second, and its time series. Read `sampler` first."""
+"""What is measured each second, and its time series. Read ``sampler`` first."""

@@ -133,7 +133,7 @@ class JobMetrics:
             barriers_measured=barriers.values,
             assignment_ms=milliseconds(assignment_seconds),
             heartbeat_age_max_seconds=None if oldest is None else max(0.0, now - oldest),
-            stragglers=sum(member.live for member in job.speeds.stragglers.values()),
+            stragglers=sum(member.live for member in job.stragglers.slow.values()),
             losses_last_hour=losses_last_hour(job, now),
             recoveries_last_hour=self.recoveries.done_since(now - HOUR),
             last_recovery_seconds=self.recoveries.last_seconds,

@@ -1,1 +1,1 @@
-"""A job at one moment, as the dashboard shows it. Read `job` first."""
+"""A job at one moment, as the dashboard shows it. Read ``job`` first."""

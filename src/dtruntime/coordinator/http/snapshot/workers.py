@@ -14,6 +14,7 @@ from ...state import Job
 from ...state.commands import Heartbeat
 from ...state.members import Member
 from ...state.records import WorkerRecord
+from ...state.stragglers import slowness
 from ..views import Gpu, Worker
 
 Sort = Literal[
@@ -64,7 +65,7 @@ class WorkersSnapshot(NamedTuple):
 
 def read_workers(job: Job, now: float) -> WorkersSnapshot:
     """Take what is known of all members of a job."""
-    roster, slow = job.roster, job.speeds.stragglers
+    roster, slow = job.roster, job.stragglers.slow
     by_id = roster.by_id
     members = [
         SeenWorker(m.record, m.pulse, m.last_seen, m.live and m.incarnation in slow)
@@ -73,12 +74,12 @@ def read_workers(job: Job, now: float) -> WorkersSnapshot:
     if len(members) > len(by_id):
         # A rank's last holder may hold another rank by now.
         members = [m for m in members if by_id[m.record.worker_id].record is m.record]
-    return WorkersSnapshot(members, job.speeds.median, now)
+    return WorkersSnapshot(members, job.stragglers.median, now)
 
 
 def see(job: Job, member: Member) -> SeenWorker:
     """Take what is known of one member."""
-    straggles = job.speeds.is_straggler(member)
+    straggles = job.stragglers.is_straggler(member)
     return SeenWorker(member.record, member.pulse, member.last_seen, straggles)
 
 
@@ -144,7 +145,7 @@ def _show(seen: SeenWorker, median: float, now: float) -> Worker:
         detail=record.detail,
         metrics=_finite(report.metrics),
         step_seconds=step_seconds,
-        slowness=step_seconds / median if step_seconds and median and live else None,
+        slowness=slowness(step_seconds, median, live=live),
         is_straggler=seen.is_straggler,
         cpu_percent=used.cpu_percent if used else None,
         memory_used_bytes=used.memory_used_bytes if used else None,

@@ -1,1 +1,1 @@
-"""Attempts, pending parts, commits, history of checkpoints. Read `commits` first."""
+"""Attempts, pending parts, commits, history of checkpoints. Read ``commits`` first."""

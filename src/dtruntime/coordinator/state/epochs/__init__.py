@@ -1,1 +1,1 @@
-"""Who reads which samples of an epoch: ledgers and claims. Read `ledger` first."""
+"""Who reads which samples of an epoch: ledgers and claims. Read ``ledger`` first."""

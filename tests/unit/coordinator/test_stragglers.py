@@ -15,7 +15,7 @@ def run_at(bench: Bench, members: list[c.Registered], *seconds: float) -> None:
 
 
 def slow(bench: Bench) -> list[int]:
-    return [m.rank for m in bench.roster.slots if m and bench.job.speeds.is_straggler(m)]
+    return [m.rank for m in bench.roster.slots if m and bench.job.stragglers.is_straggler(m)]
 
 
 def speed_events(bench: Bench) -> list[tuple[str, str]]:
@@ -29,7 +29,7 @@ def test_one_slow_rank_is_named_and_what_it_takes_compared(bench: Bench) -> None
     assert slow(bench) == [3]
     assert speed_events(bench) == [("worker.slow", "worker-3")]
     last = bench.roster.slots[3]
-    assert bench.job.speeds.slowness(last) == pytest.approx(2.0 / 1.01)
+    assert bench.job.stragglers.slowness(last) == pytest.approx(2.0 / 1.01)
     assert bench.events[-1].fields["median_seconds"] == "1.01"
 
 
@@ -56,7 +56,7 @@ def test_little_above_many_that_are_alike_is_not_slowness(bench: Bench) -> None:
 def test_fewer_than_three_reports_say_nothing(bench: Bench, seconds: tuple[float, ...]) -> None:
     run_at(bench, bench.world(len(seconds)), *seconds)
     assert slow(bench) == []
-    assert bench.job.speeds.median == 5.0
+    assert bench.job.stragglers.median == 5.0
 
 
 def test_many_can_be_slow_at_once(bench: Bench) -> None:
@@ -103,7 +103,7 @@ def test_new_world_begins_without_stragglers(bench: Bench) -> None:
     members = bench.world(4, attempt=1)
     assert slow(bench) == []
     run_at(bench, members, 0.0, 0.0, 0.0, 0.0)
-    assert bench.job.speeds.median == 0.0
+    assert bench.job.stragglers.median == 0.0
 
 
 def test_one_of_ten_thousand_is_found() -> None:
