@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -38,7 +38,14 @@ from .dataset_descriptions import (
     layout_of,
     move_plan,
 )
-from .registration import DatasetSpec, Progress, changed_files, index_files
+from .registration import (
+    DatasetSpec,
+    Progress,
+    RegisteredDataset,
+    changed_files,
+    index_files,
+    index_registered_files,
+)
 from .worker_config import OUTAGE_SECONDS, WorkerConfig
 
 if TYPE_CHECKING:
@@ -52,17 +59,6 @@ if TYPE_CHECKING:
 log = EventLog("datasets")
 
 R = TypeVar("R", bound=Message)
-
-
-@dataclass(frozen=True, slots=True)
-class RegisteredDataset:
-    """A dataset as a coordinator knew it."""
-
-    wanted: DatasetSpec
-    fingerprint: str
-    """Of its files; empty where nobody has seen them."""
-    state_id: str
-    """The coordinator's state that has it."""
 
 
 class DatasetRegistry:
@@ -271,7 +267,7 @@ class DatasetRegistry:
         indexed here; `ShardError` when they are not the registered ones.
         """
         info = (await self._found(dataset_id, full=True)).dataset
-        return await asyncio.to_thread(index_in, info) or await self._index_here(info)
+        return await asyncio.to_thread(index_in, info) or await index_registered_files(info)
 
     index_of = blocking(index_of_async, brief=True)
 
@@ -461,21 +457,6 @@ class DatasetRegistry:
         reply = await self._ask("GetCoverage", request, pb.CoverageList)
         return list(reply.epochs)
 
-    async def _index_here(self, info: pb.DatasetInfo) -> DatasetIndex:
-        if not info.path:
-            raise ShardError(f"dataset {info.dataset_id!r} has no files that could be indexed")
-        wanted = replace(DatasetSpec.of(info), total_samples=None)
-        index = await index_files(wanted, None)
-        assert index is not None
-        if info.HasField("layout") and index.fingerprint != info.layout.fingerprint:
-            raise await asyncio.to_thread(changed_files, wanted, info, index)
-        if index.total_samples != info.total_samples:
-            raise ShardError(
-                f"dataset {info.dataset_id!r} was registered with {info.total_samples} samples, "
-                f"but its files at {info.path} have {index.total_samples}"
-            )
-        return index
-
     async def _send(self, request: pb.DatasetInfo) -> None:
         try:
             reply = await self._channel.call(
@@ -520,9 +501,7 @@ class DatasetRegistry:
         key = self._key(info.dataset_id)
         known = self._told.get(key)
         if known is None or known.state_id != state_id:
-            self._told[key] = RegisteredDataset(
-                DatasetSpec.of(info), info.layout.fingerprint, state_id
-            )
+            self._told[key] = RegisteredDataset.of(info, state_id)
             current_orchestrator.tells(self)
 
     async def tell_again(self, worker: TrainingOrchestrator) -> None:
@@ -543,18 +522,7 @@ class DatasetRegistry:
             if told is None or told.state_id == state_id:
                 return told is not None and (await self._description(dataset_id)).found
             log.warning("dataset.told_again", dataset=dataset_id, job=self.job)
-            request = told.wanted.message(self.job, told.wanted.total_samples or 0)
-            if told.fingerprint:
-                index = await index_files(told.wanted, None)
-                if index is None or index.fingerprint != told.fingerprint:
-                    raise ShardError(
-                        f"dataset {dataset_id!r} cannot be registered again with a coordinator "
-                        f"that has lost its state: the files at {told.wanted.path} have changed "
-                        "since they were registered; begin with another dataset id, or restore "
-                        "the coordinator's state ('strata state restore COPY')"
-                    )
-                await asyncio.to_thread(add_layout, request, index)
-            await self._send(request)
+            await self._send(await told.request(self.job))
             return True
 
     def _listen_for_others(self) -> None:

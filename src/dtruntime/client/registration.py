@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .._background import abandonable
@@ -19,7 +19,7 @@ from ..storage.data_files import absolute, is_remote, look
 from ..storage.object_store.client import SCHEMES
 from ..telemetry import EventLog
 from ..types import check_flag, check_id, check_whole
-from .dataset_descriptions import index_in, options_in, options_text, unreadable_name
+from .dataset_descriptions import add_layout, index_in, options_in, options_text, unreadable_name
 
 if TYPE_CHECKING:
     from ..data.index import DatasetIndex, IndexProgress
@@ -138,6 +138,38 @@ class DatasetSpec:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class RegisteredDataset:
+    """A dataset as a coordinator has it, for the case that it loses its state."""
+
+    spec: DatasetSpec
+    fingerprint: str
+    """Of its files; empty where nobody has seen them."""
+    state_id: str
+    """The coordinator's state that has it."""
+
+    @classmethod
+    def of(cls, info: pb.DatasetInfo, state_id: str) -> RegisteredDataset:
+        """A dataset that is described, or registered, in a state of the coordinator."""
+        return cls(DatasetSpec.of(info), info.layout.fingerprint, state_id)
+
+    async def request(self, job: str) -> pb.DatasetInfo:
+        """What registers it again; `ShardError` when its files have changed since."""
+        request = self.spec.message(job, self.spec.total_samples or 0)
+        if self.fingerprint:
+            index = await index_files(self.spec, None)
+            if index is None or index.fingerprint != self.fingerprint:
+                raise ShardError(
+                    f"dataset {self.spec.dataset_id!r} cannot be registered again with a "
+                    "coordinator that has lost its state: the files at "
+                    f"{self.spec.path} have changed since they were registered; begin with "
+                    "another dataset id, or restore the coordinator's state ('strata state "
+                    "restore COPY')"
+                )
+            await asyncio.to_thread(add_layout, request, index)
+        return request
+
+
 async def index_files(wanted: DatasetSpec, progress: Progress | None) -> DatasetIndex | None:
     """Index the files; none when they cannot be seen here but the samples' number is given."""
     try:
@@ -155,6 +187,23 @@ async def index_files(wanted: DatasetSpec, progress: Progress | None) -> Dataset
             f"dataset {wanted.dataset_id!r}: total_samples is {wanted.total_samples}, but the "
             f"files at {wanted.path} have {index.total_samples} samples: correct it, or leave it "
             "out"
+        )
+    return index
+
+
+async def index_registered_files(info: pb.DatasetInfo) -> DatasetIndex:
+    """Index the files of a registered dataset; `ShardError` when they are not those."""
+    if not info.path:
+        raise ShardError(f"dataset {info.dataset_id!r} has no files that could be indexed")
+    wanted = replace(DatasetSpec.of(info), total_samples=None)
+    index = await index_files(wanted, None)
+    assert index is not None
+    if info.HasField("layout") and index.fingerprint != info.layout.fingerprint:
+        raise await asyncio.to_thread(changed_files, wanted, info, index)
+    if index.total_samples != info.total_samples:
+        raise ShardError(
+            f"dataset {info.dataset_id!r} was registered with {info.total_samples} samples, "
+            f"but its files at {info.path} have {index.total_samples}"
         )
     return index
 
