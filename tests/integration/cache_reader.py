@@ -16,15 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from dtruntime.storage import (
-    DiskCache,
-    FileStat,
-    cache_folder,
-    expand,
-)
-from dtruntime.storage import (
-    cache_folder as cache_folder_module,
-)
+from dtruntime.storage import DiskCache, FileStat, cache_folder, expand
 from tests.unit.storage.object_store import Bucket
 
 ROUNDS = 400
@@ -77,7 +69,7 @@ def main(bucket: str, folder: str, limit: str, seed: str, fate: str) -> None:
             child.join()
             sys.exit(child.exitcode)
         if fate == "die-writing":
-            cache_folder_module.os.replace = killed_at(os.replace, 20)
+            cache_folder.os.replace = killed_at(os.replace, 20)
         elif fate == "die-evicting":
             cache_folder.delete_entry = killed_at(cache_folder.delete_entry, 20)
         chance = random.Random(seed)

@@ -71,7 +71,7 @@ class Desk:
 
     def claim(self, epoch, plan, segment, upto, length, wait, offer=None):
         place = {} if offer is None else dict(zip(OFFER, offer, strict=True))
-        command = c.ClaimOutcome(
+        command = c.Claim(
             JOB,
             self.worker,
             self.incarnation,

@@ -141,8 +141,8 @@ BOUNDS = {
 
 def limits() -> dict[str, int]:
     found: dict[str, int] = {}
-    for module in pkgutil.iter_modules(state.__path__):
-        names = vars(importlib.import_module(f"{state.__name__}.{module.name}"))
+    for module in pkgutil.walk_packages(state.__path__, f"{state.__name__}."):
+        names = vars(importlib.import_module(module.name))
         found |= {name: value for name, value in names.items() if isinstance(value, int)}
     return found
 

@@ -54,7 +54,7 @@ def always_trying(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read_all(cache: DiskCache, file: FileStat) -> bytes:
-    return b"".join(disk_cache.read_range(file, at, PIECE) for at in range(0, len(CONTENT), PIECE))
+    return b"".join(cache.read_range(file, at, PIECE) for at in range(0, len(CONTENT), PIECE))
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
