@@ -121,6 +121,42 @@ def test_files_in_running_text_exist(page: Path) -> None:
     assert not missing, f"{page.name}: {missing}"
 
 
+SOURCE = ROOT / "src" / "dtruntime"
+STRUCTURE = ("docs/architecture.md", "docs/state-machine.md", "CONTRIBUTING.md")
+"""Pages about the source: paths in them are relative to it, or to the repository."""
+
+
+def missing_source(code: str) -> bool:
+    """Whether a piece of code names a file, folder or module of ours that is not there."""
+    places = (ROOT, SOURCE, ROOT / "tests" / "unit" / "coordinator")
+    if re.fullmatch(r"[\w.-]+(/[\w.-]+)*/?", code) and ("/" in code or code.endswith(".py")):
+        ours = code.endswith(".py") or any((at / code.partition("/")[0]).is_dir() for at in places)
+        return ours and not any((at / code).exists() for at in places)
+    parts = code.removeprefix("dtruntime.").split(".")
+    if not re.fullmatch(r"\w+(\.\w+)+", code) or not (SOURCE / parts[0]).is_dir():
+        return False
+    path = SOURCE.joinpath(*parts)
+    if path.is_dir() or path.with_suffix(".py").exists():
+        return False
+    return not hasattr(importlib.import_module(f"dtruntime.{'.'.join(parts[:-1])}"), parts[-1])
+
+
+@pytest.mark.parametrize("page", STRUCTURE)
+def test_sources_named_in_pages_about_the_source_exist(page: str) -> None:
+    found = (match[0].strip("`") for match in CODE.finditer((ROOT / page).read_text("utf-8")))
+    named = [code for code in found if "\n" not in code]
+    assert any(code.endswith(".py") for code in named)
+    missing = [code for code in named if missing_source(code)]
+    assert not missing, f"{page}: {missing}"
+
+
+def test_sources_that_do_not_exist_are_found() -> None:
+    missing = ("http/ports.py", "coordinator/http/ports.py", "filling.py", "coordinator/wire")
+    assert all(map(missing_source, (*missing, "coordinator.wire", "testing.StorageConformity")))
+    present = ("rpc/decode.py", "coordinator/http", "storage.urls", "testing.StorageConformance")
+    assert not any(map(missing_source, (*present, "grpc.aio", "tests/unit/docs", "worker.slow")))
+
+
 BOUNDS = {
     "jobs": ["JOBS_LIMIT"],
     "open barriers of a job": ["OPEN_LIMIT"],
