@@ -5,126 +5,66 @@ Names are imported when they are first used, so ``import dtruntime`` costs next 
 
 from __future__ import annotations
 
-import importlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ._version import __version__
-    from .checkpoint import CheckpointManager
-    from .client import DatasetRegistry, TrainingOrchestrator, WorkerConfig
-    from .config import Config
-    from .errors import (
-        CheckpointNotFoundError,
-        ConfigError,
-        ConnectionError,
-        ShardError,
-        ShardNotFoundError,
-        ShardValueError,
-        StorageError,
-        StrataError,
-        SyncError,
-    )
-    from .run import Recovery, Run, load_tracked
-    from .runtime import Runtime
-    from .sharding import MovePlan
-    from .types import (
-        BarrierStatus,
-        CheckpointInfo,
-        DatasetSummary,
-        EpochCoverage,
-        GpuUsage,
-        JobStatus,
-        Membership,
-        ResourceUsage,
-        ShardInfo,
-        WorkerState,
-        WorkerStatus,
-    )
+from . import _lazy
 
 # gRPC's own fork handlers, on by default, can hang a process that forks (as a DataLoader does)
 # and crash the child. A forked child never gets to use gRPC here, so it can do without them.
 # gRPC reads this when it is imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-_HOMES = {
-    "_version": ("__version__",),
-    "checkpoint": ("CheckpointManager",),
-    "client": ("DatasetRegistry", "TrainingOrchestrator", "WorkerConfig"),
-    "config": ("Config",),
-    "errors": (
-        "CheckpointNotFoundError",
-        "ConfigError",
-        "ConnectionError",
-        "ShardError",
-        "ShardNotFoundError",
-        "ShardValueError",
-        "StorageError",
-        "StrataError",
-        "SyncError",
-    ),
-    "run": ("Recovery", "Run", "load_tracked"),
-    "runtime": ("Runtime",),
-    "sharding": ("MovePlan",),
-    "types": (
-        "BarrierStatus",
-        "CheckpointInfo",
-        "DatasetSummary",
-        "EpochCoverage",
-        "GpuUsage",
-        "JobStatus",
-        "Membership",
-        "ResourceUsage",
-        "ShardInfo",
-        "WorkerState",
-        "WorkerStatus",
-    ),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-__all__ = [
-    "BarrierStatus",
-    "CheckpointInfo",
-    "CheckpointManager",
-    "CheckpointNotFoundError",
-    "Config",
-    "ConfigError",
-    "ConnectionError",
-    "DatasetRegistry",
-    "DatasetSummary",
-    "EpochCoverage",
-    "GpuUsage",
-    "JobStatus",
-    "Membership",
-    "MovePlan",
-    "Recovery",
-    "ResourceUsage",
-    "Run",
-    "Runtime",
-    "ShardError",
-    "ShardInfo",
-    "ShardNotFoundError",
-    "ShardValueError",
-    "StorageError",
-    "StrataError",
-    "SyncError",
-    "TrainingOrchestrator",
-    "WorkerConfig",
-    "WorkerState",
-    "WorkerStatus",
-    "__version__",
-    "load_tracked",
-]
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{home}", __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if TYPE_CHECKING:
+    from ._version import __version__ as __version__
+    from .checkpoint import CheckpointManager as CheckpointManager
+    from .client import DatasetRegistry as DatasetRegistry
+    from .client import TrainingOrchestrator as TrainingOrchestrator
+    from .client import WorkerConfig as WorkerConfig
+    from .config import Config as Config
+    from .errors import CheckpointNotFoundError as CheckpointNotFoundError
+    from .errors import ConfigError as ConfigError
+    from .errors import ConnectionError as ConnectionError
+    from .errors import ShardError as ShardError
+    from .errors import ShardNotFoundError as ShardNotFoundError
+    from .errors import ShardValueError as ShardValueError
+    from .errors import StorageError as StorageError
+    from .errors import StrataError as StrataError
+    from .errors import SyncError as SyncError
+    from .run import Recovery as Recovery
+    from .run import Run as Run
+    from .run import load_tracked as load_tracked
+    from .runtime import Runtime as Runtime
+    from .sharding import MovePlan as MovePlan
+    from .types import BarrierStatus as BarrierStatus
+    from .types import CheckpointInfo as CheckpointInfo
+    from .types import DatasetSummary as DatasetSummary
+    from .types import EpochCoverage as EpochCoverage
+    from .types import GpuUsage as GpuUsage
+    from .types import JobStatus as JobStatus
+    from .types import Membership as Membership
+    from .types import ResourceUsage as ResourceUsage
+    from .types import ShardInfo as ShardInfo
+    from .types import WorkerState as WorkerState
+    from .types import WorkerStatus as WorkerStatus
+else:
+    __getattr__, __dir__, __all__ = _lazy.exports(
+        __name__,
+        {
+            "._version": "__version__",
+            ".checkpoint": "CheckpointManager",
+            ".client": "DatasetRegistry TrainingOrchestrator WorkerConfig",
+            ".config": "Config",
+            ".errors": (
+                "CheckpointNotFoundError ConfigError ConnectionError ShardError "
+                "ShardNotFoundError ShardValueError StorageError StrataError SyncError"
+            ),
+            ".run": "Recovery Run load_tracked",
+            ".runtime": "Runtime",
+            ".sharding": "MovePlan",
+            ".types": (
+                "BarrierStatus CheckpointInfo DatasetSummary EpochCoverage GpuUsage "
+                "JobStatus Membership ResourceUsage ShardInfo WorkerState WorkerStatus"
+            ),
+        },
+    )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dtruntime import *  # noqa: F403
-    from dtruntime import __all__ as __all__
+    from dtruntime import __version__ as __version__
 else:
     import dtruntime as _dtruntime
 

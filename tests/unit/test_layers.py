@@ -190,8 +190,10 @@ def check_facade(item: Import, layers: Layers) -> str | None:
     if item.inner is None:
         foreign = item.target.partition(".")[0] not in sys.stdlib_module_names
         return "must be lazy in a re-exporting package" if foreign and not item.lazy else None
+    if item.inner == "_lazy":
+        return None  # what makes the others lazy
     if not item.lazy:
-        return "must be lazy (inside __getattr__ or under TYPE_CHECKING)"
+        return "must be lazy (in a table of _lazy.exports, with an import under TYPE_CHECKING)"
     if item.importer and not item.inner.startswith(f"{item.importer}."):
         return "a package re-exports its own modules only"
     return None

@@ -8,36 +8,24 @@ which are committed, ``upload`` copies them from a local tier, and ``dcp``, ``ja
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .. import _lazy
 
 if TYPE_CHECKING:
-    from ..retention import Retention
-    from .manager import CheckpointManager, CheckpointWriter
-    from .save.handle import Saved, SaveHandle
-    from .save.timing import SavePolicy
-
-_HOME_OF = {
-    "CheckpointManager": ".manager",
-    "CheckpointWriter": ".manager",
-    "Retention": "..retention",
-    "SaveHandle": ".save.handle",
-    "SavePolicy": ".save.timing",
-    "Saved": ".save.handle",
-}
-
-__all__ = [
-    "CheckpointManager",
-    "CheckpointWriter",
-    "Retention",
-    "SaveHandle",
-    "SavePolicy",
-    "Saved",
-]
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(home, __name__), name)
+    from ..retention import Retention as Retention
+    from .manager import CheckpointManager as CheckpointManager
+    from .manager import CheckpointWriter as CheckpointWriter
+    from .save.handle import Saved as Saved
+    from .save.handle import SaveHandle as SaveHandle
+    from .save.timing import SavePolicy as SavePolicy
+else:
+    __getattr__, __dir__, __all__ = _lazy.exports(
+        __name__,
+        {
+            "..retention": "Retention",
+            ".manager": "CheckpointManager CheckpointWriter",
+            ".save.handle": "SaveHandle Saved",
+            ".save.timing": "SavePolicy",
+        },
+    )

@@ -6,17 +6,16 @@ what they changed. ``transport`` is gRPC, ``http`` the dashboard's side, ``serve
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .. import _lazy
 
 if TYPE_CHECKING:
-    from .service import CoordinatorService
-
-__all__ = ["CoordinatorService"]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "CoordinatorService":
-        from .service import CoordinatorService
-
-        return CoordinatorService
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .service import CoordinatorService as CoordinatorService
+else:
+    __getattr__, __dir__, __all__ = _lazy.exports(
+        __name__,
+        {
+            ".service": "CoordinatorService",
+        },
+    )

@@ -9,90 +9,57 @@ reads shards; a *block* is samples by column; a *batch* is what the training loo
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .index import (
-        Changes,
-        DatasetIndex,
-        IndexProgress,
-        Shards,
-        ShardSpec,
-        build_index,
-        changes_since,
-        index_from_json,
-        index_to_json,
-        shards,
-    )
-    from .live_loader import LiveLoader
-    from .loader import Loader
-    from .loader_state import merge_states
-    from .mixture import Mixture
-    from .readers import CsvOptions, ParquetOptions, TfrecordOptions
-    from .source import DatasetRows, FileSource, NumberSource, Source
+from .. import _lazy
 
-_HOMES = {
-    "index": (
-        "Changes",
-        "DatasetIndex",
-        "IndexProgress",
-        "ShardSpec",
-        "Shards",
-        "build_index",
-        "changes_since",
-        "index_from_json",
-        "index_to_json",
-        "shards",
-    ),
-    "live_loader": ("LiveLoader",),
-    "loader": ("Loader",),
-    "loader_state": ("merge_states",),
-    "mixture": ("Mixture",),
-    "readers": ("CsvOptions", "ParquetOptions", "TfrecordOptions"),
-    "source": ("DatasetRows", "FileSource", "NumberSource", "Source"),
-}
 _PACKAGES = {"pyarrow": "pyarrow", "google_crc32c": "google-crc32c"}
 """What a slimmed install may lack, by the names that it is imported by."""
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-__all__ = [
-    "Changes",
-    "CsvOptions",
-    "DatasetIndex",
-    "DatasetRows",
-    "FileSource",
-    "IndexProgress",
-    "LiveLoader",
-    "Loader",
-    "Mixture",
-    "NumberSource",
-    "ParquetOptions",
-    "ShardSpec",
-    "Shards",
-    "Source",
-    "TfrecordOptions",
-    "build_index",
-    "changes_since",
-    "index_from_json",
-    "index_to_json",
-    "merge_states",
-    "shards",
-]
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(importlib.import_module(f".{home}", __name__), name)
-    except ModuleNotFoundError as exc:
-        lacking = exc.name or ""
-        package = _PACKAGES.get(lacking.partition(".")[0])
-        if package is None:
-            raise
-        raise ModuleNotFoundError(
-            f"reading data needs {lacking}, which is not installed: pip install {package}",
-            name=lacking,
-        ) from exc
+def _missing(library: str) -> str | None:
+    package = _PACKAGES.get(library.partition(".")[0])
+    if package is None:
+        return None
+    return f"reading data needs {library}, which is not installed: pip install {package}"
+
+
+if TYPE_CHECKING:
+    from .index import Changes as Changes
+    from .index import DatasetIndex as DatasetIndex
+    from .index import IndexProgress as IndexProgress
+    from .index import Shards as Shards
+    from .index import ShardSpec as ShardSpec
+    from .index import build_index as build_index
+    from .index import changes_since as changes_since
+    from .index import index_from_json as index_from_json
+    from .index import index_to_json as index_to_json
+    from .index import shards as shards
+    from .live_loader import LiveLoader as LiveLoader
+    from .loader import Loader as Loader
+    from .loader_state import merge_states as merge_states
+    from .mixture import Mixture as Mixture
+    from .readers import CsvOptions as CsvOptions
+    from .readers import ParquetOptions as ParquetOptions
+    from .readers import TfrecordOptions as TfrecordOptions
+    from .source import DatasetRows as DatasetRows
+    from .source import FileSource as FileSource
+    from .source import NumberSource as NumberSource
+    from .source import Source as Source
+else:
+    __getattr__, __dir__, __all__ = _lazy.exports(
+        __name__,
+        {
+            ".index": (
+                "Changes DatasetIndex IndexProgress ShardSpec Shards build_index "
+                "changes_since index_from_json index_to_json shards"
+            ),
+            ".live_loader": "LiveLoader",
+            ".loader": "Loader",
+            ".loader_state": "merge_states",
+            ".mixture": "Mixture",
+            ".readers": "CsvOptions ParquetOptions TfrecordOptions",
+            ".source": "DatasetRows FileSource NumberSource Source",
+        },
+        missing=_missing,
+    )
