@@ -19,7 +19,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from dtruntime.coordinator.http.static import static_folder
+from dtruntime.dashboard import static_folder
 from dtruntime.demo.progress import read_notes
 from dtruntime.demo.proof import check_coverage, check_disturbance, judge
 from dtruntime.demo.scenario import Scenario

@@ -206,6 +206,8 @@ def check_unit(item: Import, layers: Layers) -> str | None:
     assert own is not None
     if own == "client" and (item.inner + ".").startswith("coordinator."):
         return "client and coordinator meet in rpc only"
+    if (item.inner + ".").startswith("coordinator.http.") and not own.startswith("coordinator."):
+        return "only the coordinator uses its HTTP side"
     other = unit_of(item.inner, layers)
     if other == own:
         return None
@@ -262,6 +264,7 @@ LAYERS = {
         ("coordinator/stray.py", ""),
         ("client/worker.py", "from dtruntime.coordinator.state import apply"),
         ("client/worker.py", "from dtruntime import coordinator"),
+        ("cli/main.py", "from dtruntime.coordinator.http import event_log"),
         ("coordinator/server.py", "from dtruntime.coordinator import CoordinatorService"),
         ("__init__.py", "from dtruntime.errors import StrataError"),
         ("__init__.py", "import numpy"),

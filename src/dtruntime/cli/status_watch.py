@@ -21,10 +21,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ..client import Observer
-from ..coordinator.http.event_log import level_of, sentence
-from ..coordinator.state import Event
 from ..errors import StrataError
-from ..rpc.gen import coordinator_pb2 as pb
+from ..events import JournalEvent, level_of, sentence
 from ..types import JobStatus, Membership
 from .status_report import CoordinatorReport, read_status
 from .status_view import checkpoint_line, headline, hint, job_lines, staleness
@@ -248,7 +246,7 @@ class StatusFrame:
     job: JobStatus | None
     """None: there is none yet."""
     jobs: tuple[str, ...]
-    events: tuple[pb.Event, ...]
+    events: tuple[JournalEvent, ...]
     """The newest entries of the journal, oldest first."""
     at: float
     """By the monotonic clock."""
@@ -257,7 +255,7 @@ class StatusFrame:
 
 
 def read_frame(
-    observer: Observer, url: str, job: str | None, seen: tuple[pb.Event, ...] = ()
+    observer: Observer, url: str, job: str | None, seen: tuple[JournalEvent, ...] = ()
 ) -> StatusFrame:
     """See a job, by default the one with the most live workers."""
     report = read_status(observer, url, job)
@@ -381,12 +379,11 @@ def _journal(lines: list[Text], count: int) -> list[Text]:
     return [Text(), Text("  journal", "dim"), *lines[-count:]] if count and lines else []
 
 
-def _entry(event: pb.Event) -> Text:
-    known = Event(event.id, event.at, event.job, event.kind, dict(event.fields))
+def _entry(event: JournalEvent) -> Text:
     stamp = time.strftime("%H:%M:%S", time.localtime(event.at))
     return Text.assemble(
         (f"  {stamp}  ", "dim"),
-        (sentence(known), _STYLES.get(level_of(event.kind), "")),
+        (sentence(event), _STYLES.get(level_of(event.kind), "")),
         no_wrap=True,
         overflow="ellipsis",
     )

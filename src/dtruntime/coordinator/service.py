@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 
 from ..config import CoordinatorConfig
 from ..errors import StorageError
+from ..events import ALARMS
 from ..rpc import decode, encode
 from ..rpc.gen import coordinator_pb2 as pb
 from ..rpc.methods import METHODS, SERVICE
@@ -21,7 +22,6 @@ from .limits import RateLimits
 from .queries import Answer, Queries
 from .state import HELD, Effect, Emit, Machine, Refused, Release
 from .state import commands as c
-from .state.journal import ALARMS
 from .store import SqliteStore
 
 log = EventLog("coordinator")

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Self
 
-from ..coordinator.http.static import static_folder
+from ..dashboard import static_folder
 from ..display import count, size
 from .digits import write_shards
 from .launcher import DemoCoordinator

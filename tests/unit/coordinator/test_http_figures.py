@@ -22,6 +22,7 @@ from dtruntime.coordinator.http.security import OriginPolicy
 from dtruntime.coordinator.http.snapshot.datasets import Reported, judge
 from dtruntime.coordinator.http.views import Point, Recovery
 from dtruntime.coordinator.state import Event
+from dtruntime.events import sentence
 from dtruntime.sharding.coverage_digest import Digest
 from dtruntime.telemetry import Histogram
 
@@ -190,11 +191,11 @@ def test_program_without_a_browser_may_use_any_name() -> None:
 
 def test_every_kind_of_event_has_a_sentence() -> None:
     source = Path(event_log.__file__).parents[1]
-    texts = "".join(path.read_text(encoding="utf-8") for path in (source / "state").glob("*.py"))
+    texts = "".join(path.read_text(encoding="utf-8") for path in (source / "state").rglob("*.py"))
     parts = "worker|barrier|checkpoint|epoch|dataset|action|coordinator"
     kinds = set(re.findall(rf'"((?:{parts})\.\w+)"', texts))
     assert kinds
-    unspoken = [k for k in kinds if event_log.sentence(Event(1, 0.0, "j", k)).startswith(k)]
+    unspoken = [k for k in kinds if sentence(Event(1, 0.0, "j", k)).startswith(k)]
     assert unspoken == []
 
 

@@ -7,13 +7,13 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from dtruntime.coordinator.http import static
+from dtruntime.coordinator.http import http_server
 
 
 def get(folder: Path, path: str) -> httpx.Response:
     """What a coordinator answers whose dashboard lies in a folder."""
     app = Starlette()
-    app.router.default = static.dashboard(folder)
+    app.router.default = http_server.dashboard_files(folder)
 
     async def ask() -> httpx.Response:
         transport = httpx.ASGITransport(app=app)

@@ -9,16 +9,24 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import h11
 import uvicorn
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route, Router
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ...config import TelemetryConfig, split_address
+from ...dashboard import static_folder
 from ...errors import ConnectionError
 from ...telemetry import EventLog, tracing
-from . import routes, static
+from . import routes
 from .endpoints import Endpoints
 from .event_stream import JobStreams
 from .metrics.prometheus import Exporter
@@ -42,6 +50,18 @@ REQUEST_SECONDS = 10.0
 UNREAD_SECONDS = 30.0
 """A client that has read nothing of its answer for this long is cut off."""
 BACKLOG = 128
+MISSING = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<title>Strata</title>
+<h1>Strata</h1>
+<p>The coordinator works, but its dashboard has not been built: run <code>make dashboard</code> in
+the repository and start the coordinator again.</p>
+<p>The same figures: <a href="api/dashboard">/api/dashboard</a>, <a href="metrics">/metrics</a>,
+<a href="openapi.json">/openapi.json</a>, or <code>strata status --watch</code>.</p>
+</html>
+"""
+FOREVER = "public, max-age=31536000, immutable"
 
 
 class BoundedProtocol(H11Protocol):
@@ -152,7 +172,7 @@ class HttpServer:
         origins = OriginPolicy(config.http_origins, host.strip("[]"))
         endpoints = Endpoints(self._lookout, self._feeds, exporter, origins)
         application = Application(
-            service, endpoints, routes.document, static.dashboard(), exporter.count
+            service, endpoints, routes.document, dashboard_files(), exporter.count
         )
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
@@ -273,3 +293,25 @@ class MetricsPush:
         await self._exporter.refresh()
         families = list(self._exporter.collect())
         await asyncio.to_thread(self._sender.send, families, time.time_ns())
+
+
+class _Files(StaticFiles):
+    """Files whose names change with their content are kept by browsers; the page never is."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        hashed = path.startswith("assets/") and response.status_code < 400
+        response.headers["Cache-Control"] = FOREVER if hashed else "no-cache"
+        return response
+
+
+def dashboard_files(folder: Path | None = None) -> ASGIApp:
+    """Serves the built dashboard, or a page that says how to build it."""
+    place = static_folder() if folder is None else folder
+    if not (place / "index.html").is_file():
+        return Router([Route("/", _missing), Route("/index.html", _missing)])
+    return GZipMiddleware(_Files(directory=place, html=True), minimum_size=1024, compresslevel=5)
+
+
+async def _missing(_: Request) -> Response:
+    return HTMLResponse(MISSING, headers={"Cache-Control": "no-cache"})

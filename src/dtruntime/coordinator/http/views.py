@@ -9,6 +9,8 @@ from typing import Generic, Literal, TypeVar
 
 from msgspec import UNSET, Struct, UnsetType
 
+from ...events import Level
+
 T = TypeVar("T")
 
 
@@ -254,9 +256,6 @@ class Action(ApiObject, frozen=True):
     worker_id: str
     reason: str
     requested_at: float
-
-
-Level = Literal["info", "warning", "error"]
 
 
 class LogEntry(ApiObject, frozen=True):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import takewhile
-from typing import Literal
 
 from .records import Event
 
@@ -16,18 +15,6 @@ JOB_EVENTS_KEPT = 10_000
 """And so many of one job."""
 RANKS_SLACK = 1024
 """How many outdated ranks of jobs may be kept beyond one for each, before they are dropped."""
-ALARMS: Mapping[str, Literal["warning", "error"]] = {
-    "worker.dead": "error",
-    "worker.slow": "warning",
-    "barrier.timed_out": "warning",
-    "checkpoint.aborted": "warning",
-    "checkpoint.damaged": "error",
-    "epoch.incomplete": "error",
-    "coordinator.stalled": "warning",
-    "coordinator.state_lost": "error",
-    "journal.entry_damaged": "error",
-}
-"""How grave each kind of event is that somebody should look at; the others are news."""
 
 
 class _Entries:

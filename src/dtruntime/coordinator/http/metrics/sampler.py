@@ -8,10 +8,10 @@ from collections import OrderedDict
 
 import psutil
 
+from ....events import sentence
 from ....telemetry import EventLog
 from ...state import Event, Job
 from ...state.checkpoints.history import CHECKPOINTS_KEPT
-from ..event_log import sentence
 from ..read_model import ObservedService, totals
 from ..snapshot.datasets import DatasetBoard
 from .job_metrics import RATE_SECONDS, JobMetrics
