@@ -116,7 +116,8 @@ def test_member_that_beats_is_not_called_silent(
         registry = DatasetRegistry()
         registry.register_dataset("train", 100, 10)
         registry.loader("train", 10)
-        eventually(lambda: worker._listening is not None and worker._listening.done())
+        beats = worker._heartbeats
+        eventually(lambda: beats.watching is not None and beats.watching.done())
         assert "worker.shares_with_silent_members" not in caplog.text
 
 

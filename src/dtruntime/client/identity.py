@@ -1,10 +1,8 @@
-"""What a member is, and what it says of itself."""
+"""What a member is, what it says of itself, and the connection that its calls go through."""
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
-import itertools
 import math
 import os
 import threading
@@ -18,13 +16,19 @@ from google.protobuf.message import Message
 
 from ..config import split_address
 from ..errors import StrataError, SyncError
-from ..retry import Backoff
 from ..rpc.channel import Channel
+from ..rpc.gen import coordinator_pb2 as pb
 from ..rpc.status_codes import ForeignStateError
 from ..telemetry import EventLog
-from ..types import LONGEST_WAIT_SECONDS, Action, WorkerState, check_whole
+from ..types import LONGEST_WAIT_SECONDS, WorkerState, check_whole
 from .worker_config import WorkerConfig
 
+log = EventLog("worker")
+
+R = TypeVar("R", bound=Message)
+
+SPEAKERS = ("reported_by", "requested_by", "completed_by")
+"""Fields that name the member that calls, where ``worker_id`` names another one, or none."""
 METRICS_LIMIT = 64
 METRIC_NAME_LENGTH = 128
 """With these a heartbeat stays within the size that the coordinator accepts."""
@@ -42,6 +46,11 @@ class Identity:
     heartbeat_interval: float
     heartbeat_timeout: float
     """After so many seconds of silence a member is declared dead."""
+
+    @property
+    def silent_after(self) -> float:
+        """A live member is heard at least once in this many seconds."""
+        return self.heartbeat_timeout / 2 + self.heartbeat_interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,19 +168,6 @@ def _seconds(value: float) -> float:
     return seconds
 
 
-def heartbeat_delays(interval: float) -> Iterator[float]:
-    """Delays between attempts to reach a coordinator that is away, up to the interval."""
-    return Backoff(first=0.1, longest=max(0.1, interval)).delays()
-
-
-log = EventLog("worker")
-
-R = TypeVar("R", bound=Message)
-
-SPEAKERS = ("reported_by", "requested_by", "completed_by")
-"""Fields that name the member that calls, where ``worker_id`` names another one, or none."""
-
-
 class StateLostError(SyncError):
     """The coordinator has lost its state during a call that must not be repeated in another."""
 
@@ -189,24 +185,16 @@ class MemberConnection:
         self._fence: SyncError | None = None
         self._state_id = ""
         """The coordinator's state that this worker was registered in."""
-        self._attempts_known = 0
-        """The highest number of an attempt at a checkpoint that it was told."""
         self._told = 0
         """The newest generation that the program was told of."""
         self._seen = 0
         self._lost = 0
         self.activity = Activity()
         """What the program does, as far as its calls show it."""
+        self.reported = WorkerReport()
+        """What the program says."""
         self.waited_seconds = 0.0
         """How long calls have waited for other workers, in all."""
-        self._actions: tuple[Action, ...] = ()
-        self._actions_lost: set[str] = set()
-        """Ids of actions that a coordinator has forgotten with its state."""
-        self._tickets = itertools.count(1)
-        self._saves = itertools.count(1)
-        self._under_way: set[concurrent.futures.Future[Any]] = set()
-        """Saves that are to be committed through this member."""
-        self._report = WorkerReport()
         self._process = os.getpid()
         self._resumes: dict[str, tuple[int, int]] = {}
 
@@ -289,6 +277,15 @@ class MemberConnection:
             "generation": self.generation,
         }
 
+    def is_incarnation(self, number: int) -> bool:
+        """Whether this worker is, or was until it was replaced, a certain incarnation."""
+        return self._identity is not None and self._identity.incarnation == number
+
+    def note_generation(self, generation: int, lost: int = 0) -> None:
+        """Note of which membership the coordinator told, and of the last that began by a loss."""
+        self._seen = max(self._seen, generation)
+        self._lost = max(self._lost, lost)
+
     def count_resume(self, dataset_id: str) -> tuple[int, int]:
         """Note that a dataset is read from a loaded state on.
 
@@ -338,6 +335,10 @@ class MemberConnection:
                     generation=self.generation,
                 )
 
+    async def rest(self, seconds: float) -> None:
+        """Wait for a coordinator that is away, less when it can be reached again."""
+        await self._channel.rest(seconds)
+
     def _sign(self, request: Any) -> bool:
         """Say as whom, and in which state, a member calls; false where there is no place for it."""
         fields = request.DESCRIPTOR.fields_by_name
@@ -348,6 +349,30 @@ class MemberConnection:
         request.incarnation = self._identity.incarnation
         request.state_id = self._state_id
         return True
+
+    def _enter(self, reply: pb.WorkerRegistration) -> None:
+        """Be what a registration gave."""
+        interval = self.config.heartbeat_interval_ms or reply.heartbeat_interval_ms
+        if interval * 2 > reply.heartbeat_timeout_ms:
+            log.warning(
+                "heartbeat.interval_shortened",
+                asked_ms=interval,
+                timeout_ms=reply.heartbeat_timeout_ms,
+            )
+            interval = reply.heartbeat_timeout_ms // 3
+        self._identity = Identity(
+            reply.job,
+            reply.worker_id,
+            reply.rank,
+            reply.incarnation,
+            reply.world_size,
+            interval / 1000,
+            reply.heartbeat_timeout_ms / 1000,
+        )
+        self._process = os.getpid()
+        self._fence = None
+        self._state_id = reply.state_id
+        self._seen = reply.generation
 
     async def _come_back(self, identity: Identity, why: SyncError) -> None:
         """Register again with a coordinator that has lost its state."""

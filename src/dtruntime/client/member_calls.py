@@ -1,10 +1,11 @@
-"""How a member records checkpoints, alone or together with all others."""
+"""A member's calls: barriers, checkpoints, and actions that are asked of the whole job."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import contextlib
+import itertools
 import re
 import time
 from collections import deque
@@ -20,7 +21,6 @@ from ..telemetry import EventLog, tracing
 from ..types import (
     LONGEST_WAIT_SECONDS,
     VALUE_BYTES,
-    Action,
     CheckpointCondition,
     CheckpointInfo,
     WorkerState,
@@ -30,24 +30,187 @@ from ..types import (
 from .identity import MemberConnection, StateLostError, hold_seconds
 from .worker_config import WorkerConfig
 
+log = EventLog("worker")
+
+FIRST_TOLD_SECONDS = 5.0
+LAST_TOLD_SECONDS = 600.0
+"""After how long a wait without an end is first told of; the pauses double up to the second."""
 SAVES_SECONDS = 600.0
 """How long a member that leaves waits for its saves to be committed."""
 REPORT_SECONDS = 2.0
 """How long a coordinator that is away is tried when it is told what became of a checkpoint."""
-
-
 COMMITS_KEPT = 64
 """So many commits of one writer are told again to a coordinator that has lost its state."""
 
 _ATTEMPT = re.compile(r"step-\d+-(\d+)")
 
 
-class CheckpointCalls(MemberConnection):
-    """A member's calls about checkpoints."""
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """A completed round of a barrier, in the same words for all who were there."""
+
+    values: dict[int, bytes]
+    """What each brought, by rank."""
+    generation: int
+    """The number of the membership at that moment."""
+    left_out: int
+    """How many members were live and not there."""
+
+
+class MemberCalls(MemberConnection):
+    """The calls that a program makes as a member of its job."""
 
     def __init__(self, config: WorkerConfig) -> None:
         super().__init__(config)
+        self._tickets = itertools.count(1)
+        """Of arrivals at barriers."""
+        self._saves = itertools.count(1)
+        """The tickets of saves that are begun."""
+        self._under_way: set[concurrent.futures.Future[Any]] = set()
+        """Saves that are to be committed through this member."""
+        self._attempts_known = 0
+        """The highest number of an attempt at a checkpoint that it was told."""
         self._commits_told: deque[pb.CheckpointInfo] = deque(maxlen=COMMITS_KEPT)
+        self._actions_lost: set[str] = set()
+        """Ids of actions that a coordinator has forgotten with its state."""
+
+    def _enter(self, reply: pb.WorkerRegistration) -> None:
+        super()._enter(reply)
+        self._tickets = itertools.count(1)
+        self._saves = itertools.count(1)
+
+    # Barriers
+
+    @awaitable
+    async def wait_barrier(self, barrier_id: str, timeout_ms: int | None = None) -> None:
+        """Wait until every member of the job has reached this barrier.
+
+        Without ``timeout_ms`` for as long as its members live, while the log names who is missing.
+
+        Raises `SyncError`: with reason ``"membership_changed"`` as soon as a member is lost,
+        ``"timeout"`` when somebody has not come within ``timeout_ms``, ``"superseded"`` when
+        this worker itself is no longer a member. Time during which the coordinator is away
+        does not count.
+        """
+        await self._arrive(barrier_id, timeout_ms)
+
+    _wait_barrier = blocking(wait_barrier)
+
+    def barrier(self, name: str, timeout_ms: int = 30_000) -> None:
+        """As `wait_barrier`, for at most 30 s if nothing else is given."""
+        hold_seconds(timeout_ms)
+        self._wait_barrier(name, timeout_ms)
+
+    @awaitable
+    async def exchange_async(
+        self,
+        name: str,
+        value: bytes,
+        timeout_ms: int = 30_000,
+        *,
+        ranks: Iterable[int] | None = None,
+    ) -> dict[int, bytes]:
+        """Wait like `barrier`, and return the values of all who took part, by rank.
+
+        Every participant gets the same. A value has at most 1,024 bytes; that of a member which
+        came to the same name with `barrier` is empty. Raises `SyncError` as `barrier` does.
+
+        With ``ranks`` only these meet, this worker among them, and members that joined since are
+        not awaited; all who meet give the same.
+        """
+        return (await self.meet_async(name, value, timeout_ms, ranks=ranks)).values
+
+    exchange = blocking(exchange_async)
+
+    @awaitable
+    async def meet_async(
+        self,
+        name: str,
+        value: bytes,
+        timeout_ms: int = 30_000,
+        *,
+        ranks: Iterable[int] | None = None,
+    ) -> Meeting:
+        """As `exchange`, and say of which membership the values are, and whether of all of it."""
+        reply = await self._arrive(name, timeout_ms, _checked(value), ranks)
+        if not reply.values:
+            raise StrataError(
+                f"the coordinator at {self._channel.url} let this worker pass {name!r} without the "
+                "values of the others: it is older than this client; upgrade it"
+            )
+        return Meeting(dict(sorted(reply.values.items())), reply.generation, reply.left_out)
+
+    async def _arrive(
+        self,
+        barrier_id: str,
+        timeout_ms: int | None,
+        payload: bytes | None = None,
+        ranks: Iterable[int] | None = None,
+    ) -> pb.BarrierResponse:
+        check_id("barrier", barrier_id)
+        hold = LONGEST_WAIT_SECONDS if timeout_ms is None else hold_seconds(timeout_ms)
+        identity = self.identity
+        request = pb.BarrierRequest(
+            barrier_id=barrier_id,
+            worker_id=identity.worker_id,
+            job=identity.job,
+            incarnation=identity.incarnation,
+            generation=self._told,
+            ticket=next(self._tickets),
+            payload=payload,
+            ranks=None if ranks is None else [check_whole("rank", rank) for rank in ranks],
+        )
+        with tracing.span(
+            "barrier",
+            calls=True,
+            **self.described(),
+            step=self.reported.step,
+            barrier_id=barrier_id,
+        ):
+            reply = await self._wait(request, hold, names_missing=timeout_ms is None)
+            while timeout_ms is None and reply.outcome == pb.BARRIER_OUTCOME_TIMED_OUT:
+                request.ticket, request.generation = next(self._tickets), self._told
+                reply = await self._wait(request, hold, names_missing=True)
+            messages.raise_barrier_outcome(barrier_id, timeout_ms or 0, reply)
+        return reply
+
+    async def _wait(
+        self, request: pb.BarrierRequest, hold: float, *, names_missing: bool
+    ) -> pb.BarrierResponse:
+        began = time.monotonic()
+        telling = asyncio.ensure_future(self._name_missing(request)) if names_missing else None
+        try:
+            with self.activity.doing(WorkerState.WAITING):
+                reply = await self.call("WaitBarrier", request, pb.BarrierResponse, hold=hold)
+        finally:
+            if telling is not None:
+                telling.cancel()
+            self.waited_seconds += time.monotonic() - began
+        self._told = max(self._told, reply.generation)
+        return reply
+
+    async def _name_missing(self, request: pb.BarrierRequest) -> None:
+        """Log who is waited for, less and less often."""
+        asked = pb.StatusRequest(job=request.job, worker_id=request.worker_id)
+        waited, pause = 0.0, FIRST_TOLD_SECONDS
+        while True:
+            await asyncio.sleep(pause)
+            waited, pause = waited + pause, min(2 * pause, LAST_TOLD_SECONDS)
+            with contextlib.suppress(StrataError):
+                status = await self.call("GetStatus", asked, pb.JobStatus, patience=0.0)
+                for barrier in status.barriers:
+                    if barrier.barrier_id == request.barrier_id:
+                        log.warning(
+                            "barrier.waiting",
+                            barrier=barrier.barrier_id,
+                            seconds=round(waited),
+                            arrived=f"{barrier.arrived} of {barrier.expected}",
+                            missing=messages.named_missing(
+                                barrier.missing, barrier.expected - barrier.arrived
+                            ),
+                        )
+
+    # Checkpoints
 
     def expect_commit(self, save: concurrent.futures.Future[Any]) -> None:
         """Do not leave before a save has ended that is to be committed through this member."""
@@ -86,7 +249,7 @@ class CheckpointCalls(MemberConnection):
             ranks=ranks,
         )
         reply = await self._begin(request)
-        self._seen = max(self._seen, reply.generation)
+        self.note_generation(reply.generation)
         if number := _ATTEMPT.fullmatch(reply.checkpoint_id):
             self._attempts_known = max(self._attempts_known, int(number[1]))
         return reply.checkpoint_id
@@ -234,178 +397,7 @@ class CheckpointCalls(MemberConnection):
 
     latest_checkpoint = blocking(latest_checkpoint_async, brief=True)
 
-
-log = EventLog("worker")
-
-FIRST_TOLD_SECONDS = 5.0
-LAST_TOLD_SECONDS = 600.0
-"""After how long a wait without an end is first told of; the pauses double up to the second."""
-
-
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """A completed round of a barrier, in the same words for all who were there."""
-
-    values: dict[int, bytes]
-    """What each brought, by rank."""
-    generation: int
-    """The number of the membership at that moment."""
-    left_out: int
-    """How many members were live and not there."""
-
-
-class BarrierCalls(MemberConnection):
-    """A member's calls that wait for all others."""
-
-    @awaitable
-    async def wait_barrier(self, barrier_id: str, timeout_ms: int | None = None) -> None:
-        """Wait until every member of the job has reached this barrier.
-
-        Without ``timeout_ms`` for as long as its members live, while the log names who is missing.
-
-        Raises `SyncError`: with reason ``"membership_changed"`` as soon as a member is lost,
-        ``"timeout"`` when somebody has not come within ``timeout_ms``, ``"superseded"`` when
-        this worker itself is no longer a member. Time during which the coordinator is away
-        does not count.
-        """
-        await self._arrive(barrier_id, timeout_ms)
-
-    _wait_barrier = blocking(wait_barrier)
-
-    def barrier(self, name: str, timeout_ms: int = 30_000) -> None:
-        """As `wait_barrier`, for at most 30 s if nothing else is given."""
-        hold_seconds(timeout_ms)
-        self._wait_barrier(name, timeout_ms)
-
-    @awaitable
-    async def exchange_async(
-        self,
-        name: str,
-        value: bytes,
-        timeout_ms: int = 30_000,
-        *,
-        ranks: Iterable[int] | None = None,
-    ) -> dict[int, bytes]:
-        """Wait like `barrier`, and return the values of all who took part, by rank.
-
-        Every participant gets the same. A value has at most 1,024 bytes; that of a member which
-        came to the same name with `barrier` is empty. Raises `SyncError` as `barrier` does.
-
-        With ``ranks`` only these meet, this worker among them, and members that joined since are
-        not awaited; all who meet give the same.
-        """
-        return (await self.meet_async(name, value, timeout_ms, ranks=ranks)).values
-
-    exchange = blocking(exchange_async)
-
-    @awaitable
-    async def meet_async(
-        self,
-        name: str,
-        value: bytes,
-        timeout_ms: int = 30_000,
-        *,
-        ranks: Iterable[int] | None = None,
-    ) -> Meeting:
-        """As `exchange`, and say of which membership the values are, and whether of all of it."""
-        reply = await self._arrive(name, timeout_ms, _checked(value), ranks)
-        if not reply.values:
-            raise StrataError(
-                f"the coordinator at {self._channel.url} let this worker pass {name!r} without the "
-                "values of the others: it is older than this client; upgrade it"
-            )
-        return Meeting(dict(sorted(reply.values.items())), reply.generation, reply.left_out)
-
-    async def _arrive(
-        self,
-        barrier_id: str,
-        timeout_ms: int | None,
-        payload: bytes | None = None,
-        ranks: Iterable[int] | None = None,
-    ) -> pb.BarrierResponse:
-        check_id("barrier", barrier_id)
-        hold = LONGEST_WAIT_SECONDS if timeout_ms is None else hold_seconds(timeout_ms)
-        identity = self.identity
-        request = pb.BarrierRequest(
-            barrier_id=barrier_id,
-            worker_id=identity.worker_id,
-            job=identity.job,
-            incarnation=identity.incarnation,
-            generation=self._told,
-            ticket=next(self._tickets),
-            payload=payload,
-            ranks=None if ranks is None else [check_whole("rank", rank) for rank in ranks],
-        )
-        with tracing.span(
-            "barrier",
-            calls=True,
-            **self.described(),
-            step=self._report.step,
-            barrier_id=barrier_id,
-        ):
-            reply = await self._wait(request, hold, names_missing=timeout_ms is None)
-            while timeout_ms is None and reply.outcome == pb.BARRIER_OUTCOME_TIMED_OUT:
-                request.ticket, request.generation = next(self._tickets), self._told
-                reply = await self._wait(request, hold, names_missing=True)
-            messages.raise_barrier_outcome(barrier_id, timeout_ms or 0, reply)
-        return reply
-
-    async def _wait(
-        self, request: pb.BarrierRequest, hold: float, *, names_missing: bool
-    ) -> pb.BarrierResponse:
-        began = time.monotonic()
-        telling = asyncio.ensure_future(self._name_missing(request)) if names_missing else None
-        try:
-            with self.activity.doing(WorkerState.WAITING):
-                reply = await self.call("WaitBarrier", request, pb.BarrierResponse, hold=hold)
-        finally:
-            if telling is not None:
-                telling.cancel()
-            self.waited_seconds += time.monotonic() - began
-        self._told = max(self._told, reply.generation)
-        return reply
-
-    async def _name_missing(self, request: pb.BarrierRequest) -> None:
-        """Log who is waited for, less and less often."""
-        asked = pb.StatusRequest(job=request.job, worker_id=request.worker_id)
-        waited, pause = 0.0, FIRST_TOLD_SECONDS
-        while True:
-            await asyncio.sleep(pause)
-            waited, pause = waited + pause, min(2 * pause, LAST_TOLD_SECONDS)
-            with contextlib.suppress(StrataError):
-                status = await self.call("GetStatus", asked, pb.JobStatus, patience=0.0)
-                for barrier in status.barriers:
-                    if barrier.barrier_id == request.barrier_id:
-                        log.warning(
-                            "barrier.waiting",
-                            barrier=barrier.barrier_id,
-                            seconds=round(waited),
-                            arrived=f"{barrier.arrived} of {barrier.expected}",
-                            missing=messages.named_missing(
-                                barrier.missing, barrier.expected - barrier.arrived
-                            ),
-                        )
-
-
-def _checked(value: bytes) -> bytes:
-    if not isinstance(value, bytes | bytearray | memoryview):
-        raise TypeError(f"a value to hand round must be bytes, not {type(value).__name__}")
-    data = bytes(value)
-    if len(data) > VALUE_BYTES:
-        raise ValueError(
-            f"a value of {len(data)} bytes cannot be handed round: at most {VALUE_BYTES} bytes; "
-            "put it into the storage that all workers share, and hand round its name"
-        )
-    return data
-
-
-class ActionCalls(MemberConnection):
-    """A member's calls about actions."""
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        """What is asked of the job and not done yet, as the last heartbeat said."""
-        return self._actions
+    # Actions
 
     @awaitable
     async def request_action_async(self, kind: str, worker_id: str = "", reason: str = "") -> str:
@@ -443,3 +435,15 @@ class ActionCalls(MemberConnection):
             await self.call("CompleteAction", request, pb.ActionCompleted, repeat=False)
 
     complete_action = blocking(complete_action_async)
+
+
+def _checked(value: bytes) -> bytes:
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError(f"a value to hand round must be bytes, not {type(value).__name__}")
+    data = bytes(value)
+    if len(data) > VALUE_BYTES:
+        raise ValueError(
+            f"a value of {len(data)} bytes cannot be handed round: at most {VALUE_BYTES} bytes; "
+            "put it into the storage that all workers share, and hand round its name"
+        )
+    return data

@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
-import itertools
 import os
 import secrets
 import socket
@@ -17,16 +16,15 @@ from typing import Any, Self
 
 from .._sync_bridge import awaitable, blocking, io
 from ..errors import ConnectionError, StrataError, SyncError
-from ..retry import JITTER
 from ..rpc import messages
 from ..rpc.gen import coordinator_pb2 as pb
-from ..rpc.messages import STATE_CODES
 from ..telemetry import EventLog
-from ..types import JobStatus, Membership, WorkerState, WorkerStatus, check_whole
+from ..types import Action, JobStatus, Membership, WorkerState, WorkerStatus, check_whole
 from . import current_orchestrator
-from .identity import Identity, WorkerReport, heartbeat_delays
-from .local_process import LocalProcess, ResourceProbe, report_ended
-from .member_calls import ActionCalls, BarrierCalls, CheckpointCalls
+from .heartbeats import Heartbeats, cancel
+from .identity import Identity
+from .local_process import LocalProcess, report_ended
+from .member_calls import MemberCalls
 from .worker_config import WorkerConfig, trace_worker
 
 log = EventLog("worker")
@@ -37,7 +35,7 @@ LAST_REPORT_SECONDS = 2.0
 """So long may leaving take because of what was reported last."""
 
 
-class TrainingOrchestrator(BarrierCalls, CheckpointCalls, ActionCalls):
+class TrainingOrchestrator(MemberCalls):
     """A worker's side of the coordinator.
 
     All of these work::
@@ -81,17 +79,7 @@ class TrainingOrchestrator(BarrierCalls, CheckpointCalls, ActionCalls):
         }
         chosen = {name: value for name, value in given.items() if value is not None}
         super().__init__(replace(config or WorkerConfig(), **chosen).resolved())
-        self._heard = 0
-        """The generation that the last heartbeat, or the registration, told of."""
-        self._told_last = self._to_tell()
-        """What the coordinator knows of that."""
-        self._heartbeats: asyncio.Task[None] | None = None
-        self._listening: asyncio.Task[None] | None = None
-        """Looks for members that are not heard."""
-        self._silent_after = 0.0
-        """A live member is heard at least once in this many seconds."""
-        self._probe: ResourceProbe | None = None
-        self._listeners: list[Callable[[], None]] = []
+        self._heartbeats = Heartbeats()
         self._registration = pb.WorkerInfo()
         """What this worker registered with."""
         self._returning = asyncio.Lock()
@@ -149,10 +137,7 @@ class TrainingOrchestrator(BarrierCalls, CheckpointCalls, ActionCalls):
         self._registration = request
         self._enter(reply)
         self._told = reply.generation
-        # In a context of their own: heartbeats belong to no span that was current here.
-        self._heartbeats = asyncio.get_running_loop().create_task(
-            self._keep_beating(), context=contextvars.Context()
-        )
+        self._heartbeats.start(self)
         return reply.worker_id
 
     register = blocking(register_worker)
@@ -188,7 +173,7 @@ class TrainingOrchestrator(BarrierCalls, CheckpointCalls, ActionCalls):
             )
             if self._identity is not identity:
                 return  # it has left meanwhile
-            self._actions_lost = {action.action_id for action in self._actions}
+            self._actions_lost = {action.action_id for action in self.actions}
             self._enter(reply)
         self._telling = asyncio.get_running_loop().create_task(
             self._tell_again(), context=contextvars.Context()
@@ -257,31 +242,8 @@ class TrainingOrchestrator(BarrierCalls, CheckpointCalls, ActionCalls):
         return [messages.worker_status(worker) for worker in reply.workers]
 
     def _enter(self, reply: pb.WorkerRegistration) -> None:
-        interval = self.config.heartbeat_interval_ms or reply.heartbeat_interval_ms
-        if interval * 2 > reply.heartbeat_timeout_ms:
-            log.warning(
-                "heartbeat.interval_shortened",
-                asked_ms=interval,
-                timeout_ms=reply.heartbeat_timeout_ms,
-            )
-            interval = reply.heartbeat_timeout_ms // 3
-        self._identity = Identity(
-            reply.job,
-            reply.worker_id,
-            reply.rank,
-            reply.incarnation,
-            reply.world_size,
-            interval / 1000,
-            reply.heartbeat_timeout_ms / 1000,
-        )
-        self._process = os.getpid()
-        self._silent_after = reply.heartbeat_timeout_ms / 2000 + interval / 1000
-        self._fence = None
-        self._state_id = reply.state_id
-        self._seen = self._heard = reply.generation
-        self._actions = ()
-        self._tickets = itertools.count(1)
-        self._saves = itertools.count(1)
+        super()._enter(reply)
+        self._heartbeats.enter(reply.generation)
         current_orchestrator.enter(self)
         log.info(
             "worker.registered",
@@ -321,7 +283,9 @@ class TrainingOrchestrator(BarrierCalls, CheckpointCalls, ActionCalls):
 
     async def _tell_the_last(self) -> None:
         """Send what was reported since the last heartbeat: nobody asks for it later."""
-        if self._identity is None or self._fence is not None or self._to_tell() == self._told_last:
+        if self._identity is None or self._fence is not None:
+            return
+        if not self._heartbeats.has_unsent(self):
             return
         with contextlib.suppress(StrataError, TimeoutError):
             await asyncio.wait_for(self.heartbeat(), LAST_REPORT_SECONDS)
@@ -375,7 +339,7 @@ class TrainingOrchestrator(BarrierCalls, CheckpointCalls, ActionCalls):
             metrics["loss"] = loss
         if step is not None:
             self.activity.trains()
-        self._report = self._report.updated(
+        self.reported = self.reported.updated(
             step, epoch, state, metrics, step_seconds, int(samples_used)
         )
 
@@ -384,78 +348,24 @@ class TrainingOrchestrator(BarrierCalls, CheckpointCalls, ActionCalls):
 
         It runs on the I/O thread and must not block. What it raises is logged.
         """
-        self._listeners.append(listener)
+        self._heartbeats.on_change(listener)
 
     @awaitable
     async def heartbeat(self) -> None:
         """Send a heartbeat at once; they are sent by themselves in the background too."""
-        identity, told = self.identity, self._to_tell()
-        report, epoch, samples = told
-        if self._probe is None:
-            self._probe = ResourceProbe()
-        request = pb.HeartbeatRequest(
-            worker_id=identity.worker_id,
-            job=identity.job,
-            incarnation=identity.incarnation,
-            state=STATE_CODES[self.activity.state(report.state)],
-            step=report.step,
-            epoch=epoch,
-            resources=messages.resources(self._probe.sample()),
-            metrics=dict(report.metrics),
-            step_seconds=report.step_seconds,
-            samples=samples,
-        )
-        reply = await self.call("Heartbeat", request, pb.HeartbeatResponse, patience=0.0)
-        self._told_last = told
-        if self._identity is not None and self._identity.incarnation == request.incarnation:
-            self._hear(reply)
+        await self._heartbeats.send(self)
 
     beat = blocking(heartbeat, brief=True)
 
-    def _to_tell(self) -> tuple[WorkerReport, int, int]:
-        """What the program reports, its epoch, and its samples: by loaders where it says none."""
-        report, seen = self._report, self.activity
-        epoch = seen.epoch if report.epoch is None else report.epoch
-        return report, epoch or 0, report.samples or seen.samples
-
-    def _hear(self, reply: pb.HeartbeatResponse) -> None:
-        before = self._heard, self._actions
-        self._seen = max(self._seen, reply.generation)
-        self._heard = max(self._heard, reply.generation)
-        self._lost = max(self._lost, reply.lost_generation)
-        self._actions = tuple(messages.action(action) for action in reply.actions)
-        if (self._heard, self._actions) == before:
-            return
-        for listener in self._listeners:
-            try:
-                listener()
-            except Exception as exc:
-                log.error("heartbeat.listener_failed", worker=self.worker_id, error=repr(exc))
-
-    async def _keep_beating(self) -> None:
-        """Send heartbeats until this worker leaves or learns that it is not a member."""
-        interval = self.identity.heartbeat_interval
-        delays = heartbeat_delays(interval)
-        while True:
-            try:
-                await self.heartbeat()
-            except SyncError:
-                return
-            except ConnectionError:
-                await self._channel.rest(next(delays))
-                continue
-            except Exception as exc:
-                log.error("heartbeat.failed", worker=self.worker_id, error=repr(exc))
-            delays = heartbeat_delays(interval)
-            await asyncio.sleep(interval * JITTER.uniform(0.9, 1.0))
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """What is asked of the job and not done yet, as the last heartbeat said."""
+        return self._heartbeats.actions
 
     async def _stop_heartbeats(self) -> None:
-        tasks = self._heartbeats, self._listening, self._telling
-        self._heartbeats = self._listening = self._telling = None
-        for task in tasks:
-            if task is not None and task is not asyncio.current_task():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        telling, self._telling = self._telling, None
+        await self._heartbeats.stop()
+        await cancel(telling)
 
     def listen_for_others(self) -> None:
         """Warn of members that share the data with this one and are silent.
@@ -463,37 +373,7 @@ class TrainingOrchestrator(BarrierCalls, CheckpointCalls, ActionCalls):
         On the I/O thread; once per registration. A member that was killed counts until its
         heartbeats are missed, and what is its part is read by nobody.
         """
-        if self._listening is None:
-            self._listening = asyncio.get_running_loop().create_task(
-                self._warn_of_silence(), context=contextvars.Context()
-            )
-
-    async def _warn_of_silence(self) -> None:
-        identity = self.identity
-        request = pb.StatusRequest(job=identity.job, worker_id=identity.worker_id)
-        while True:
-            await asyncio.sleep(identity.heartbeat_interval)
-            try:
-                reply = await self.call("GetStatus", request, pb.JobStatus, patience=0.0)
-            except ConnectionError:
-                continue
-            except StrataError:
-                return
-            late = [x for x in reply.silent_workers if self._is_late(x)]
-            if late:
-                log.warning(
-                    "worker.shares_with_silent_members",
-                    worker=identity.worker_id,
-                    silent=messages.named_silent(late),
-                    remedy="they were not heard since this worker registered, and their part of "
-                    "the data is read by nobody: if they are gone, samples are missed; 'strata "
-                    "status' shows them",
-                )
-            if late or not reply.silent_workers:
-                return
-
-    def _is_late(self, member: pb.SilentWorker) -> bool:
-        return member.heartbeat_age_seconds > self._silent_after
+        self._heartbeats.watch_others(self)
 
     # Observation
 
