@@ -1,5 +1,6 @@
 """Names and limits that the documentation gives are those of the code."""
 
+import ast
 import dataclasses
 import importlib
 import pkgutil
@@ -148,6 +149,36 @@ def test_sources_named_in_pages_about_the_source_exist(page: str) -> None:
     assert any(code.endswith(".py") for code in named)
     missing = [code for code in named if missing_source(code)]
     assert not missing, f"{page}: {missing}"
+
+
+HOP = re.compile(r"^\d+\. `([\w/]+\.py)` ((?:`[\w.]+`(?:, )?)+): ", re.MULTILINE)
+
+
+def hops_in(text: str) -> list[tuple[str, str]]:
+    """File and function of each line of a walk."""
+    found = HOP.findall(text)
+    return [(file, name) for file, names in found for name in re.findall(r"`([\w.]+)`", names)]
+
+
+def defined_in(file: str) -> set[str]:
+    """The functions and methods of a source file, by their qualified names."""
+    tree = ast.parse((SOURCE / file).read_text(encoding="utf-8"))
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    names = {node.name for node in tree.body if isinstance(node, kinds)}
+    for owner in tree.body:
+        if isinstance(owner, ast.ClassDef):
+            names |= {f"{owner.name}.{node.name}" for node in owner.body if isinstance(node, kinds)}
+    return names
+
+
+def test_functions_of_the_walks_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    walks = text[text.index("## Five walks") : text.index("## Decisions")]
+    hops = hops_in(walks)
+    assert len({file for file, _ in hops}) > 30
+    assert len(HOP.findall(walks)) == len(re.findall(r"^\d+\.", walks, re.MULTILINE))
+    missing = [f"{file} {name}" for file, name in hops if name not in defined_in(file)]
+    assert not missing, missing
 
 
 def test_sources_that_do_not_exist_are_found() -> None:
