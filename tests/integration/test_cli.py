@@ -149,7 +149,7 @@ def test_status_of_an_unreachable_coordinator_has_an_exit_code_of_its_own(
     "arguments",
     [
         ["status"],
-        ["top", "--once"],
+        ["status", "--watch"],
         ["jobs", "ls"],
         ["actions", "ls"],
         ["datasets", "ls"],

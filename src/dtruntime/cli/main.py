@@ -27,7 +27,6 @@ from .commands import (
     outcome,
     state,
     status,
-    top,
 )
 
 COMMAND, ACTION = "COMMAND", "ACTION"
@@ -35,7 +34,6 @@ COMMAND, ACTION = "COMMAND", "ACTION"
 COMMANDS = (
     coordinator,
     status,
-    top,
     outcome,
     jobs,
     actions,

@@ -219,4 +219,5 @@ def _overview(report: StatusReport, limit: int) -> Group:
         )
     hidden = len(jobs) - len(shown)
     note = f"{count(hidden, 'job')} not shown; " if hidden else ""
-    return Group(table, Text(f"{note}see one with its workers: strata status --job NAME", "dim"))
+    text = f"{note}see one with its workers: strata status --job NAME"
+    return Group(table, Text(text, "dim", no_wrap=True, overflow="ellipsis"))

@@ -1,31 +1,33 @@
-"""What ``strata top`` shows of what it knows: order, place, pause, and the pace so far."""
+"""The screen of ``strata status --watch``: all jobs or one, live, with keys."""
 
 from __future__ import annotations
 
 import os
 import re
 import select
+import sys
 import termios
 import threading
 import time
 import tty
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from statistics import median
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.text import Text
 
 from ..client import Observer
 from ..errors import StrataError
 from ..events import JournalEvent, level_of, sentence
 from ..types import JobStatus, Membership
-from .status_report import CoordinatorReport, read_status
-from .status_view import checkpoint_line, headline, hint, job_lines, staleness
+from .status_report import CoordinatorReport, StatusReport, read_status
+from .status_view import checkpoint_line, headline, job_lines, staleness, status_view
 from .worker_table import WorkerRow, rows_of, worker_lines
 
 SORTS = ("problems", "rank", "step", "heartbeat", "cpu", "memory")
@@ -87,23 +89,25 @@ class WatchState:
         self.done = False
         self.pace = StepRate()
         self._chosen: str | None = None
+        self._all_jobs = look.all_jobs is not None
         if look.job is not None:
             self._note_pace(look.job, look)
 
     @property
     def job_name(self) -> str | None:
-        """The job that is shown; None when there is none."""
+        """The job that is shown; None when all are, or when there is none."""
+        if self._all_jobs:
+            return None
         shown = self.look.job.job if self.look.job is not None else None
         return self._chosen or shown
 
     def see(self, look: StatusFrame) -> None:
         """Take a newer look, unless it is paused."""
-        if look is self.look or self.paused:
+        if look is self.look or self.paused or not self._is_of_what_is_shown(look):
             return
         before, job = self.look.job, look.job
+        self._all_jobs = look.all_jobs is not None
         if job is not None:
-            if self._chosen not in (None, job.job):
-                return  # of the job that was shown before
             if before is None or before.job != job.job:
                 self.pace, self.first = StepRate(), 0
             if look.at != self.look.at:
@@ -143,6 +147,14 @@ class WatchState:
                 rows.sort(key=lambda row: -row.worker.resources.memory_used_bytes)
         return rows
 
+    def _is_of_what_is_shown(self, look: StatusFrame) -> bool:
+        """False of a look that was taken before another job, or all of them, were asked for."""
+        if self._all_jobs:
+            return look.all_jobs is not None or len(look.jobs) < 2
+        if look.all_jobs is not None:
+            return self._chosen is None and self.look.job is None
+        return look.job is None or self._chosen in (None, look.job.job)
+
     def _note_pace(self, job: JobStatus, look: StatusFrame) -> None:
         self.pace.add(job, look.at, look.coordinator.heartbeat_interval_ms / 1000)
 
@@ -160,10 +172,12 @@ class WatchState:
         self.first = min(last, max(0, self.first + moves.get(key, 0)))
 
     def _show_next_job(self) -> None:
+        """After the last come all jobs, and then the first."""
         names = self.look.jobs
         if names:
             at = names.index(self.job_name) if self.job_name in names else -1
-            self._chosen = names[(at + 1) % len(names)]
+            self._all_jobs = at + 1 == len(names) > 1
+            self._chosen = None if self._all_jobs else names[(at + 1) % len(names)]
             self.paused = False
 
 
@@ -191,15 +205,18 @@ _KEYS = {
 _ONE = re.compile(rb"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Za-z]|[\s\S]")
 
 
-def named(data: bytes) -> list[str]:
+def keys_in(data: bytes) -> list[str]:
     """The keys that were pressed; those without a meaning are left out."""
     return [_KEYS[key] for key in _ONE.findall(data) if key in _KEYS]
 
 
-class Keys:
-    """Reads keys in a ``with`` block; the terminal is as before when it ends."""
+class KeyReader:
+    """Reads keys in a ``with`` block; the terminal is as before when it ends.
 
-    def __init__(self, terminal: int) -> None:
+    Where input is no terminal (None) there are no keys: Ctrl-C ends the program.
+    """
+
+    def __init__(self, terminal: int | None) -> None:
         self._terminal = terminal
         self._before: list[Any] = []
         self._bell = -1, -1
@@ -210,18 +227,20 @@ class Keys:
 
     def read(self, seconds: float) -> list[str]:
         """The keys pressed meanwhile; waits so long for one."""
-        ready, _, _ = select.select([self._terminal, self._bell[0]], [], [], seconds)
+        watched = [end for end in (self._terminal, self._bell[0]) if end is not None]
+        ready, _, _ = select.select(watched, [], [], seconds)
         if self._bell[0] in ready:
             os.read(self._bell[0], 4096)
-        if self._terminal not in ready:
+        if self._terminal is None or self._terminal not in ready:
             return []
         data = os.read(self._terminal, 1024)
-        return named(data) if data else ["quit"]
+        return keys_in(data) if data else ["quit"]
 
     def __enter__(self) -> Self:
         self._bell = os.pipe()
-        self._before = termios.tcgetattr(self._terminal)
-        tty.setcbreak(self._terminal)
+        if self._terminal is not None:
+            self._before = termios.tcgetattr(self._terminal)
+            tty.setcbreak(self._terminal)
         return self
 
     def __exit__(
@@ -230,7 +249,8 @@ class Keys:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._before)
+        if self._terminal is not None:
+            termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._before)
         for end in self._bell:
             os.close(end)
 
@@ -240,11 +260,11 @@ EVENTS_KEPT = 200
 
 @dataclass(frozen=True, slots=True)
 class StatusFrame:
-    """A job as it was at one moment."""
+    """A job, or all of them, at one moment."""
 
     coordinator: CoordinatorReport
     job: JobStatus | None
-    """None: there is none yet."""
+    """None: there is none yet, or all are shown."""
     jobs: tuple[str, ...]
     events: tuple[JournalEvent, ...]
     """The newest entries of the journal, oldest first."""
@@ -252,14 +272,25 @@ class StatusFrame:
     """By the monotonic clock."""
     stale_since: float | None = None
     """Since when the coordinator has not answered; None: it does."""
+    all_jobs: StatusReport | None = None
+    """Where no job was named and there are several."""
+
+    @property
+    def report(self) -> StatusReport:
+        """What ``strata status`` shows of it."""
+        shown = (self.job,) if self.job is not None else ()
+        return self.all_jobs or StatusReport(self.coordinator, shown)
 
 
 def read_frame(
     observer: Observer, url: str, job: str | None, seen: tuple[JournalEvent, ...] = ()
 ) -> StatusFrame:
-    """See a job, by default the one with the most live workers."""
+    """See a job; without a name all of them, or the only one."""
     report = read_status(observer, url, job)
-    chosen = max(report.jobs, key=lambda one: one.live_workers, default=None)
+    if len(report.jobs) > 1:
+        every = tuple(one.job for one in report.jobs)
+        return StatusFrame(report.coordinator, None, every, (), time.monotonic(), all_jobs=report)
+    chosen = next(iter(report.jobs), None)
     name = chosen.job if chosen is not None else ""
     known = seen if all(event.job in ("", name) for event in seen) else ()
     fresh = observer.events(name, known[-1].id if known else 0)
@@ -277,13 +308,13 @@ class Poller:
         self._interval = interval
         self._stopped = threading.Event()
         self.job: str | None = None
-        """The job to look at; None: the one with the most live workers."""
+        """The job to look at; None: all of them."""
         self.newest = first
 
     @contextmanager
     def running(self, tell: Callable[[], None]) -> Iterator[Poller]:
         """Look until the block ends; ``tell`` is called after each look."""
-        thread = threading.Thread(target=self._run, args=(tell,), name="strata-top", daemon=True)
+        thread = threading.Thread(target=self._run, args=(tell,), name="strata-watch", daemon=True)
         thread.start()
         try:
             yield self
@@ -314,14 +345,42 @@ CHECKPOINT_LINES = 4
 BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {"warning": "yellow", "error": "red"}
 _KEY_HELP = "q quit   s sort   ↑↓ scroll   tab next job   p pause"
+FRAME_SECONDS = 0.5
+"""How often the picture is drawn without a reason: ages grow, and windows change."""
 
 
-def top_view(state: WatchState, width: int, height: int | None) -> RenderableType:
+def watch(
+    observer: Observer, url: str, job: str | None, sort: str, interval: float, console: Console
+) -> None:
+    """Draw until q or Ctrl-C, and leave the last status on the terminal."""
+    look = read_frame(observer, url, job)
+    state = WatchState(look, sort)
+    poller = Poller(observer, url, interval, look)
+    poller.job = state.job_name
+    terminal = sys.stdin.fileno() if sys.stdin.isatty() else None
+    with (
+        suppress(KeyboardInterrupt),
+        KeyReader(terminal) as keys,
+        Live(console=console, screen=True, auto_refresh=False) as live,
+        poller.running(keys.wake) as looks,
+    ):
+        while not state.done:
+            live.update(watch_view(state, console.width, console.height), refresh=True)
+            for key in keys.read(FRAME_SECONDS):
+                state.press(key)
+            looks.job = state.job_name
+            state.see(looks.newest)
+    last = state.look
+    console.print(status_view(last.report, console.width, console.height, last.stale_since))
+
+
+def watch_view(state: WatchState, width: int, height: int | None) -> RenderableType:
     """Everything in ``height`` lines; ``None``: in as many as it takes."""
     look = state.look
-    head = [headline(look.coordinator), *staleness(look.stale_since)]
     if look.job is None:
-        return Group(*head, hint(look.coordinator))
+        shown_jobs = status_view(look.report, width, height, look.stale_since)
+        return Group(shown_jobs, _foot(state, "all jobs"))
+    head = [headline(look.coordinator), *staleness(look.stale_since)]
     rows = state.rows()
     lines = [*job_lines(look.job), _pace(state, width)]
     older = [checkpoint_line(one) for one in look.job.checkpoints[1:CHECKPOINT_LINES]]
@@ -329,7 +388,7 @@ def top_view(state: WatchState, width: int, height: int | None) -> RenderableTyp
     if height is None or height >= needed + len(older):
         lines[2:2] = older  # below the newest
     head += lines
-    journal = [_entry(event) for event in look.events]
+    journal = [event_line(event) for event in look.events]
     if height is None:
         return Group(*head, Text(), *worker_lines(rows, width), *_journal(journal, JOURNAL_LINES))
     # Empty lines before both tables, their headings, and the line of keys.
@@ -344,7 +403,8 @@ def top_view(state: WatchState, width: int, height: int | None) -> RenderableTyp
     shown = rows[state.first : state.first + page]
     body = [Text(), *worker_lines(shown, width), *_journal(journal, logged)]
     space = [Text()] * max(0, height - len(head) - len(body) - 1)
-    return Group(*head, *body, *space, _foot(state, len(rows), len(shown)))
+    place = f"workers {state.first + 1:,} to {state.first + len(shown):,} of {len(rows):,}"
+    return Group(*head, *body, *space, _foot(state, f"{place}, by {state.sort}"))
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:
@@ -379,7 +439,8 @@ def _journal(lines: list[Text], count: int) -> list[Text]:
     return [Text(), Text("  journal", "dim"), *lines[-count:]] if count and lines else []
 
 
-def _entry(event: JournalEvent) -> Text:
+def event_line(event: JournalEvent) -> Text:
+    """An entry of the journal in one line."""
     stamp = time.strftime("%H:%M:%S", time.localtime(event.at))
     return Text.assemble(
         (f"  {stamp}  ", "dim"),
@@ -389,11 +450,10 @@ def _entry(event: JournalEvent) -> Text:
     )
 
 
-def _foot(state: WatchState, total: int, shown: int) -> Text:
-    place = f"workers {state.first + 1:,} to {state.first + shown:,} of {total:,}"
+def _foot(state: WatchState, place: str) -> Text:
     return Text.assemble(
         (" PAUSED ", "reverse") if state.paused else "",
-        (f" {place}, by {state.sort}   {_KEY_HELP}", "dim"),
+        (f" {place}   {_KEY_HELP}", "dim"),
         no_wrap=True,
         overflow="ellipsis",
     )

@@ -8,15 +8,14 @@ import time
 from typing import Any
 
 from rich.console import Console
-from rich.live import Live
 
 from ...client import Observer
 from ...config import DEFAULT_URL
 from ...display import json_text, open_console
-from ...errors import ConnectionError
-from ..invocation import log_only_when_asked
+from ..invocation import log_only_when_asked, whole_between
 from ..status_report import StatusReport, read_status
 from ..status_view import status_view
+from ..status_watch import EVENTS_KEPT, SORTS, event_line, watch
 
 
 def add_parser(subparsers: Any) -> None:
@@ -25,13 +24,25 @@ def add_parser(subparsers: Any) -> None:
         "status",
         help="show a coordinator's jobs and workers",
         description="Show a coordinator, its jobs and their workers; workers with a problem come "
-        "first. Exit code 3: it cannot be reached, 1: the named job does not exist.",
+        "first. Keys with --watch in a terminal: q quits, s sorts by something else, arrows and "
+        "Page Up/Down scroll, Tab shows the next job, p pauses. A coordinator that goes away is "
+        "waited for. Exit code 3: it cannot be reached, 1: the named job does not exist.",
     )
     parser.add_argument("--url", help=f"coordinator (default: COORDINATOR_URL, else {DEFAULT_URL})")
     parser.add_argument("--job", help="only this job")
-    parser.add_argument("--watch", action="store_true", help="refresh until Ctrl-C")
+    parser.add_argument("--watch", action="store_true", help="refresh until q or Ctrl-C")
     parser.add_argument(
         "--interval", type=float, default=1.0, metavar="SECONDS", help="with --watch (default 1)"
+    )
+    parser.add_argument(
+        "--sort", choices=SORTS, default=SORTS[0], help="order of the workers with --watch"
+    )
+    parser.add_argument(
+        "--events",
+        type=whole_between(0, EVENTS_KEPT),
+        default=0,
+        metavar="N",
+        help="also print the newest N entries of the journal (not with --json or --watch)",
     )
     parser.add_argument(
         "--json", action="store_true", help="one JSON object (with --watch: one per line)"
@@ -43,11 +54,16 @@ def run(options: argparse.Namespace) -> int:
     """Show the status, once or again and again."""
     log_only_when_asked()
     url = coordinator_url(options)
+    console = open_console()
     with Observer(url) as observer:
-        if options.watch:
-            _watch(observer, url, options)
+        if not options.watch:
+            _write(read_status(observer, url, options.job), options, console)
+            if options.events and not options.json:
+                _write_events(observer, options, console)
+        elif options.json or not console.is_terminal:
+            _print_again_and_again(observer, url, options, console)
         else:
-            _write(read_status(observer, url, options.job), options, open_console())
+            watch(observer, url, options.job, options.sort, options.interval, console)
     return 0
 
 
@@ -64,37 +80,18 @@ def _write(report: StatusReport, options: argparse.Namespace, console: Console) 
         console.print(status_view(report, console.width, height))
 
 
-def _watch(observer: Observer, url: str, options: argparse.Namespace) -> None:
-    """Show it until Ctrl-C; a coordinator that goes away is waited for."""
-    console = open_console()
-    report = read_status(observer, url, options.job)
-    if options.json or not console.is_terminal:
-        _print_again_and_again(observer, report, options, console)
-        return
-    stale_since: float | None = None
-    seen = time.monotonic()
-    try:
-        with Live(console=console, screen=True, auto_refresh=False) as live:
-            while True:
-                view = status_view(report, console.width, console.height, stale_since)
-                live.update(view, refresh=True)
-                time.sleep(options.interval)
-                try:
-                    report = read_status(observer, url, options.job)
-                    seen, stale_since = time.monotonic(), None
-                except ConnectionError:
-                    stale_since = seen
-    except KeyboardInterrupt:
-        console.print(status_view(report, console.width, console.height, stale_since))
+def _write_events(observer: Observer, options: argparse.Namespace, console: Console) -> None:
+    console.print()
+    for event in observer.events(options.job or "")[-options.events :]:
+        console.print(event_line(event))
 
 
 def _print_again_and_again(
-    observer: Observer, report: StatusReport, options: argparse.Namespace, console: Console
+    observer: Observer, url: str, options: argparse.Namespace, console: Console
 ) -> None:
     try:
         while True:
-            _write(report, options, console)
+            _write(read_status(observer, url, options.job), options, console)
             time.sleep(options.interval)
-            report = read_status(observer, report.coordinator.url, options.job)
     except KeyboardInterrupt:
         return

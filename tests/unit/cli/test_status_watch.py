@@ -1,10 +1,17 @@
-"""The picture and the keys of strata top."""
+"""The picture and the keys of strata status --watch."""
 
 import pytest
 from rich.console import Console
 
-from dtruntime.cli.status_report import CoordinatorReport
-from dtruntime.cli.status_watch import SORTS, StatusFrame, WatchState, named, sparkline, top_view
+from dtruntime.cli.status_report import CoordinatorReport, StatusReport
+from dtruntime.cli.status_watch import (
+    SORTS,
+    StatusFrame,
+    WatchState,
+    keys_in,
+    sparkline,
+    watch_view,
+)
 from dtruntime.rpc.gen import coordinator_pb2 as pb
 from dtruntime.types import (
     BarrierStatus,
@@ -46,7 +53,7 @@ def look(shown: JobStatus | None, at: float = 0.0, **changes: object) -> StatusF
 def drawn(state: WatchState, width: int = 120, height: int | None = 30) -> list[str]:
     console = Console(width=width, height=height, color_system=None)
     with console.capture() as capture:
-        console.print(top_view(state, width, height))
+        console.print(watch_view(state, width, height))
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
@@ -178,6 +185,54 @@ def test_next_job_waits_for_a_look_at_it() -> None:
     assert state.look.job.job == "zebra"
 
 
+def overview(*names: str, at: float = 0.0) -> StatusFrame:
+    report = StatusReport(COORDINATOR, tuple(job(worker(0), name=name) for name in names))
+    return StatusFrame(COORDINATOR, None, names, (), at, all_jobs=report)
+
+
+def test_several_jobs_are_all_shown_until_one_is_asked_for() -> None:
+    state = WatchState(overview("train", "zebra"))
+    assert state.job_name is None
+    text = "\n".join(drawn(state))
+    assert "job train" in text
+    assert "job zebra" in text
+    assert "tab next job" in drawn(state)[-1]
+
+    state.press("next job")
+    assert state.job_name == "train"
+    state.see(overview("train", "zebra", at=1.0))
+    assert state.look.at == 0.0
+    state.see(look(job(worker(0)), at=2.0))
+    assert state.look.job is not None
+
+
+def test_all_jobs_come_again_after_the_last() -> None:
+    state = WatchState(look(job(worker(0), name="zebra"), jobs=("train", "zebra")))
+    state.press("next job")
+    assert state.job_name is None
+    state.see(look(job(worker(0), name="zebra"), at=1.0, jobs=("train", "zebra")))
+    assert state.look.at == 0.0
+    state.see(overview("train", "zebra", at=2.0))
+    assert "job train" in "\n".join(drawn(state))
+
+
+def test_last_job_that_is_left_is_shown_in_full() -> None:
+    state = WatchState(overview("train", "zebra"))
+    state.see(look(job(worker(0)), at=1.0, jobs=("train",)))
+    assert state.job_name == "train"
+    assert "workers 1 to 1 of 1" in drawn(state)[-1]
+
+
+@pytest.mark.parametrize("number", [2, 50])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 60), (40, 12)])
+def test_picture_of_all_jobs_fits_the_terminal(number: int, width: int, height: int) -> None:
+    lines = drawn(WatchState(overview(*(f"job-{n}" for n in range(number)))), width, height)
+
+    assert len(lines) <= height
+    assert all(len(line) <= width for line in lines)
+    assert "all jobs" in lines[-1]
+
+
 def test_absent_coordinator_is_said_above_its_last_state() -> None:
     text = "\n".join(drawn(WatchState(look(job(worker(0)), stale_since=0.0))))
 
@@ -197,7 +252,7 @@ def test_sparkline(values: list[float | None], bars: str) -> None:
 
 
 def test_keys_have_names_also_when_many_come_at_once() -> None:
-    assert named(b"s\x1b[A\x1bOB\x1b[6~xq") == ["sort", "up", "down", "page down", "quit"]
+    assert keys_in(b"s\x1b[A\x1bOB\x1b[6~xq") == ["sort", "up", "down", "page down", "quit"]
 
 
 def test_newest_checkpoints_are_shown_where_there_is_room() -> None:

@@ -1,10 +1,11 @@
-"""strata top in a real terminal, against real coordinators and workers."""
+"""strata status --watch in a real terminal, against real coordinators and workers."""
 
 import fcntl
 import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from dtruntime import TrainingOrchestrator
 from dtruntime.testing import LocalCoordinator, eventually
 from tests.integration.conftest import PATIENT
 
-COMMAND = [sys.executable, "-m", "dtruntime.cli.main", "top"]
+COMMAND = [sys.executable, "-m", "dtruntime.cli.main", "status"]
 SECONDS = 20.0
 
 
@@ -65,14 +66,14 @@ class Terminal:
 
 
 @contextmanager
-def top(url: str, *arguments: str, rows: int = 30, columns: int = 140) -> Iterator[Terminal]:
+def watching(url: str, *arguments: str, rows: int = 30, columns: int = 140) -> Iterator[Terminal]:
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     before = termios.tcgetattr(slave)
     environment = {**os.environ, "TERM": "xterm-256color", "PYTHONUTF8": "1"}
     environment.pop("COLUMNS", None)
     process = subprocess.Popen(
-        [*COMMAND, "--url", url, "--interval", "0.1", *arguments],
+        [*COMMAND, "--url", url, "--watch", "--interval", "0.1", *arguments],
         stdin=slave,
         stdout=slave,
         stderr=slave,
@@ -104,7 +105,10 @@ def crew(url: str, job: str, number: int) -> Iterator[list[TrainingOrchestrator]
 
 
 def test_live_view_sorts_pauses_follows_and_quits(coordinator: LocalCoordinator, job: str) -> None:
-    with crew(coordinator.url, job, 3) as members, top(coordinator.url, "--job", job) as terminal:
+    with (
+        crew(coordinator.url, job, 3) as members,
+        watching(coordinator.url, "--job", job) as terminal,
+    ):
         terminal.shows(r"worker-0 +training")
         terminal.shows(r"worker-2 joined as rank 2")
         terminal.shows(r"workers 1 to 3 of 3, by problems")
@@ -125,7 +129,10 @@ def test_live_view_sorts_pauses_follows_and_quits(coordinator: LocalCoordinator,
 
 
 def test_open_barrier_is_shown_with_who_is_missing(coordinator: LocalCoordinator, job: str) -> None:
-    with crew(coordinator.url, job, 2) as members, top(coordinator.url, "--job", job) as terminal:
+    with (
+        crew(coordinator.url, job, 2) as members,
+        watching(coordinator.url, "--job", job) as terminal,
+    ):
         waiting = threading.Thread(target=members[0].barrier, args=("meeting", 60_000))
         waiting.start()
         terminal.shows(r"meeting: 1 of 2 arrived")
@@ -140,7 +147,7 @@ def test_coordinator_that_is_killed_is_waited_for() -> None:
     with (
         LocalCoordinator(**PATIENT) as coordinator,
         crew(coordinator.url, "again", 1),
-        top(coordinator.url) as terminal,
+        watching(coordinator.url) as terminal,
     ):
         terminal.shows(r"worker-0")
         coordinator.kill()
@@ -152,17 +159,42 @@ def test_coordinator_that_is_killed_is_waited_for() -> None:
         assert terminal.wait() == 0
 
 
-def test_once_prints_everything_to_a_pipe(coordinator: LocalCoordinator, job: str) -> None:
+def test_pipe_gets_everything_and_the_journal(coordinator: LocalCoordinator, job: str) -> None:
     with crew(coordinator.url, job, 40):
-        command = [*COMMAND, "--url", coordinator.url, "--job", job, "--once"]
+        command = [*COMMAND, "--url", coordinator.url, "--job", job, "--events", "50"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "worker-39" in done.stdout
     assert "joined as rank" in done.stdout
     assert "\x1b" not in done.stdout
 
 
+def test_several_jobs_are_shown_one_after_the_other_and_the_last_status_stays() -> None:
+    with (
+        LocalCoordinator(**PATIENT) as coordinator,
+        crew(coordinator.url, "first", 1),
+        crew(coordinator.url, "second", 2),
+        watching(coordinator.url) as terminal,
+    ):
+        terminal.shows(r"job first[\s\S]*job second[\s\S]*all jobs")
+        terminal.press(b"\t")
+        terminal.shows(r"workers 1 to 1 of 1")
+        terminal.press(b"\t")
+        terminal.shows(r"workers 1 to 2 of 2")
+        terminal.forget()
+        terminal.press(b"\t")
+        terminal.shows(r"all jobs")
+        terminal.press(b"\t")
+        terminal.shows(r"workers 1 to 1 of 1")
+        terminal.forget()
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.wait() == 0
+        terminal.shows(r"job first(?![\s\S]*job second)[\s\S]*worker-0")
+
+
 @pytest.mark.parametrize(("arguments", "code"), [(["--job", "nowhere"], 1), ([], 3)])
 def test_exit_codes(coordinator: LocalCoordinator, arguments: list[str], code: int) -> None:
     url = coordinator.url if code == 1 else "http://127.0.0.1:1"
-    done = subprocess.run([*COMMAND, "--url", url, *arguments], capture_output=True, timeout=60)
+    done = subprocess.run(
+        [*COMMAND, "--watch", "--url", url, *arguments], capture_output=True, timeout=60
+    )
     assert done.returncode == code
