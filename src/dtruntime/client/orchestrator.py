@@ -265,7 +265,7 @@ class TrainingOrchestrator(MemberCalls):
         await self._end_telling(TELLING_SECONDS if not reason else LAST_REPORT_SECONDS)
         current_orchestrator.leave(self)
         await self._stop_heartbeats()
-        await self._tell_the_last()
+        await self._send_last_report()
         identity, self._identity = self._identity, None
         try:
             if identity is not None and self._fence is None:
@@ -281,7 +281,7 @@ class TrainingOrchestrator(MemberCalls):
         if telling is not None:
             await asyncio.wait({telling}, timeout=seconds)
 
-    async def _tell_the_last(self) -> None:
+    async def _send_last_report(self) -> None:
         """Send what was reported since the last heartbeat: nobody asks for it later."""
         if self._identity is None or self._fence is not None:
             return
