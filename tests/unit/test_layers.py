@@ -40,6 +40,9 @@ ALLOWED_IMPORTERS = {
 }
 """Heavy or optional libraries, and the only modules that may import each."""
 
+HANDLE_MESSAGES = ("rpc", "client", "coordinator", "bench.coordinator_throughput")
+"""Packages and modules that may import protobuf's messages; all others see types only."""
+
 Layers = dict[str, int]
 
 
@@ -230,6 +233,19 @@ def check_library(item: Import) -> str | None:
 def test_imports_of_the_source_tree_point_strictly_down() -> None:
     found = violations(SOURCE, read_layers(TABLE.read_text(encoding="utf-8")))
     assert not found, "\n".join(["imports against the layer table:", *found])
+
+
+def test_messages_of_protobuf_stay_between_clients_and_the_coordinator() -> None:
+    modules = modules_of(SOURCE)
+    handling = {
+        name
+        for name, path in modules.items()
+        for item in imports_of(name, path, modules)
+        if (item.inner or "").startswith("rpc.gen") or item.target.startswith("google.protobuf")
+    }
+    places = tuple(f"{place}." for place in HANDLE_MESSAGES)
+    assert {name for name in handling if not f"{name}.".startswith(places)} == set()
+    assert any(name.startswith("client.") for name in handling)
 
 
 LAYERS = {

@@ -1,1 +1,5 @@
-"""The wire, and the only place that knows protobuf. Read ``methods`` first."""
+"""What travels between clients and the coordinator. Read ``methods`` first: the calls.
+
+``gen`` has the protobuf messages, ``decode`` and ``encode`` turn them into commands and replies
+of the coordinator's machine, ``messages`` into the types of clients. ``channel`` makes calls.
+"""
