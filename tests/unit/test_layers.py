@@ -41,7 +41,7 @@ ALLOWED_IMPORTERS = {
 """Heavy or optional libraries, and the only modules that may import each."""
 
 HANDLE_MESSAGES = ("rpc", "client", "coordinator", "bench.coordinator_throughput")
-"""Packages and modules that may import protobuf's messages; all others see types only."""
+"""Packages and modules that may import protobuf's messages."""
 
 Layers = dict[str, int]
 
