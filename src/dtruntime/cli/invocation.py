@@ -1,4 +1,4 @@
-"""Values on the command line."""
+"""What commands share: options and values, the way to a coordinator, output, signals."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+import msgspec
+from rich.console import RenderableType
+from rich.progress import Progress, ProgressColumn
+
+from ..client import Observer
+from ..config import DEFAULT_URL
+from ..display import json_text, open_console, plain
+from ..errors import ConfigError, StrataError
 from ..telemetry import ROOT, configure_logging
 
 
@@ -24,6 +32,57 @@ def whole_between(least: int, most: int) -> Callable[[str], int]:
         return value
 
     return number
+
+
+def add_url(parser: argparse.ArgumentParser, *aliases: str) -> None:
+    """Declare the option that says which coordinator a command is about."""
+    text = f"coordinator (default: COORDINATOR_URL, else {DEFAULT_URL})"
+    parser.add_argument("--url", *aliases, help=text)
+
+
+def coordinator_url(options: argparse.Namespace) -> str:
+    """The coordinator that a command is about."""
+    return str(options.url or os.environ.get("COORDINATOR_URL") or DEFAULT_URL)
+
+
+def observing(
+    run: Callable[[Observer, str, argparse.Namespace], int],
+) -> Callable[[argparse.Namespace], int]:
+    """A command that is given a connection to its coordinator, and the URL."""
+
+    def run_connected(options: argparse.Namespace) -> int:
+        log_only_when_asked()
+        url = coordinator_url(options)
+        with Observer(url) as observer:
+            return run(observer, url, options)
+
+    return run_connected
+
+
+def write(
+    report: msgspec.Struct, view: Callable[[], RenderableType], options: argparse.Namespace
+) -> int:
+    """Print a report, as JSON where that is asked for; the exit code of having done so."""
+    if options.json:
+        print(json_text(report), flush=True)
+    else:
+        open_console().print(view())
+    return 0
+
+
+def confirm(question: str, refusal: StrataError) -> None:
+    """Ask, and raise ``refusal`` without a yes; `ConfigError` where nobody can answer."""
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{question} There is nobody to answer: say --yes")
+    print(f"{plain(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise refusal
+
+
+def progress_bar(*columns: ProgressColumn) -> Progress:
+    """A bar on the terminal that is gone when it ends; nothing elsewhere."""
+    console = open_console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def log_only_when_asked() -> None:

@@ -14,13 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ...client import Observer
-from ...config import DEFAULT_URL
-from ...display import duration, json_text, open_console
+from ...display import duration
 from ...errors import ConfigError
 from ...types import ACTION_KINDS, Action
-from ..invocation import log_only_when_asked
+from ..invocation import add_url, observing, write
 from .jobs import one_job
-from .status import coordinator_url
 
 SCHEMA = 1
 
@@ -72,24 +70,12 @@ def _add_action(
     actions: Any, name: str, text: str, run: Callable[[Observer, str, argparse.Namespace], int]
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text)
-    parser.add_argument("--url", help=f"coordinator (default: COORDINATOR_URL, else {DEFAULT_URL})")
+    add_url(parser)
     one = "the job (default: STRATA_JOB, else the only one, or the only one with live workers)"
     parser.add_argument("--job", help="only this job" if name == "ls" else one)
     parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.set_defaults(run=_reaching(run))
+    parser.set_defaults(run=observing(run))
     return parser
-
-
-def _reaching(
-    run: Callable[[Observer, str, argparse.Namespace], int],
-) -> Callable[[argparse.Namespace], int]:
-    def face(options: argparse.Namespace) -> int:
-        log_only_when_asked()
-        url = coordinator_url(options)
-        with Observer(url) as observer:
-            return run(observer, url, options)
-
-    return face
 
 
 def _list(observer: Observer, url: str, options: argparse.Namespace) -> int:
@@ -131,11 +117,7 @@ def _entries(job: str, actions: Sequence[Action]) -> list[ActionEntry]:
 
 
 def _write(report: ActionsReport, options: argparse.Namespace) -> int:
-    if options.json:
-        print(json_text(report), flush=True)
-    else:
-        open_console().print(_view(report))
-    return 0
+    return write(report, lambda: _view(report), options)
 
 
 def _view(report: ActionsReport) -> RenderableType:

@@ -6,18 +6,23 @@ import argparse
 import contextlib
 import importlib.util
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from ...display import json_text, open_console, plain
-from ...errors import ConfigError, StrataError
+from ...display import json_text, open_console
+from ...errors import StrataError
 from ...rpc.channel import target_of
-from ..invocation import ending_on_signals, log_only_when_asked, whole_between
+from ..invocation import (
+    confirm,
+    ending_on_signals,
+    log_only_when_asked,
+    progress_bar,
+    whole_between,
+)
 
 if TYPE_CHECKING:
     from ...bench.report import Section, Tell
@@ -230,21 +235,14 @@ def _may_make_job(options: argparse.Namespace) -> None:
     if options.yes:
         return
     question = f"make a job at {options.url}? It stays there: jobs are never removed."
-    if not sys.stdin.isatty():
-        raise ConfigError(f"{question} There is nobody to answer: say --yes")
-    print(f"{plain(question)} [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise StrataError("nothing was measured")
+    confirm(question, StrataError("nothing was measured"))
 
 
 @contextlib.contextmanager
 def _progress(name: str) -> Iterator[Tell]:
     """A line on the terminal that says what is being measured."""
-    console = open_console(stderr=True)
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    with progress_bar(*columns) as bar:
         task = bar.add_task(name, total=None)
         yield lambda text: bar.update(task, description=f"{name}: {text}")
 

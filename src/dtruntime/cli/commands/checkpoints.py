@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from rich.console import RenderableType
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 
 from ...checkpoint.manager import CheckpointManager
 from ...client import Observer
 from ...display import count, json_text, open_console, plain
-from ...errors import ConfigError, StorageError, StrataError
+from ...errors import StorageError, StrataError
 from ...types import REPORTED_AT_ONCE, CheckpointCondition, CheckpointInfo
 from ..checkpoints_report import (
     Removal,
@@ -30,7 +29,7 @@ from ..checkpoints_report import (
     verify,
 )
 from ..checkpoints_view import list_view, removal_view, show_view, verify_view
-from ..invocation import log_only_when_asked
+from ..invocation import confirm, log_only_when_asked, progress_bar, write
 
 ARRAYS_SHOWN = 40
 """Arrays listed on a terminal; elsewhere all are."""
@@ -90,15 +89,13 @@ def _quietly(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Nam
 
 def _list(options: argparse.Namespace) -> int:
     report = read_list(options.place)
-    _write(report, lambda: list_view(report), options)
-    return 0
+    return write(report, lambda: list_view(report), options)
 
 
 def _show(options: argparse.Namespace) -> int:
     report = read_checkpoint(options.place, options.step)
     limit = ARRAYS_SHOWN if open_console().is_terminal else None
-    _write(report, lambda: show_view(report, limit), options)
-    return 0
+    return write(report, lambda: show_view(report, limit), options)
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -106,20 +103,20 @@ def _verify(options: argparse.Namespace) -> int:
         report = verify(options.place, options.steps, begin)
     told = _tell(options, report.place, found(report))
     report = msgspec.structs.replace(report, told=told)
-    _write(report, lambda: verify_view(report), options)
+    write(report, lambda: verify_view(report), options)
     return 0 if report.good else 1
 
 
 def _rm(options: argparse.Namespace) -> int:
-    def confirm(where: str, steps: Sequence[int]) -> None:
+    def ask(where: str, steps: Sequence[int]) -> None:
         if not options.yes:
-            _ask(f"remove {count(len(steps), 'checkpoint')} ({_some(steps)}) from {where}?")
+            question = f"remove {count(len(steps), 'checkpoint')} ({_some(steps)}) from {where}?"
+            confirm(question, StorageError("nothing was removed"))
 
-    report = remove(options.place, options.steps, force=options.force, confirm=confirm)
+    report = remove(options.place, options.steps, force=options.force, confirm=ask)
     told = _tell(options, report.place, gone(report))
     report = msgspec.structs.replace(report, told=told)
-    _write(report, lambda: removal_view(report), options)
-    return 0
+    return write(report, lambda: removal_view(report), options)
 
 
 def _tell(options: argparse.Namespace, place: str, findings: Sequence[CheckpointFinding]) -> int:
@@ -155,31 +152,11 @@ def _export(options: argparse.Namespace) -> int:
     return 0
 
 
-def _ask(question: str) -> None:
-    if not sys.stdin.isatty():
-        raise ConfigError(f"{question} There is nobody to answer: say --yes")
-    print(f"{plain(question)} [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise StorageError("nothing was removed")
-
-
-def _write(
-    report: msgspec.Struct, view: Callable[[], RenderableType], options: argparse.Namespace
-) -> None:
-    if options.json:
-        print(json_text(report), flush=True)
-    else:
-        open_console().print(view())
-
-
 @contextmanager
 def _bar(doing: str) -> Iterator[Callable[[int], Callable[[int], None]]]:
     """A bar on the terminal; it is begun with the number of bytes, and then told of some."""
-    console = open_console(stderr=True)
     columns = TextColumn(doing), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    with progress_bar(*columns) as bar:
 
         def begin(total: int) -> Callable[[int], None]:
             task = bar.add_task(doing, total=total)

@@ -8,27 +8,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-from rich.console import RenderableType
 from rich.progress import (
     BarColumn,
     DownloadColumn,
     MofNCompleteColumn,
-    Progress,
     TextColumn,
     TimeRemainingColumn,
 )
 
 from ...client import DatasetRegistry, Observer
-from ...config import DEFAULT_URL
-from ...display import json_text, open_console
+from ...display import open_console
 from ...sharding.coverage_digest import Counted
 from ...types import FORMATS
 from ..datasets_report import find_job, read_dataset, read_list, read_plan
 from ..datasets_view import dataset_view, list_view, plan_view
-from ..invocation import log_only_when_asked
+from ..invocation import add_url, coordinator_url, log_only_when_asked, progress_bar, write
 from .jobs import RemovalReport, print_removal
-from .status import coordinator_url
 
 if TYPE_CHECKING:
     from ...data.index import IndexProgress
@@ -88,33 +83,29 @@ def _add_register(actions: Any) -> None:
 
 def _add_action(actions: Any, name: str, text: str, run: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text)
-    parser.add_argument(
-        "--url",
-        "--coordinator",
-        help=f"coordinator (default: COORDINATOR_URL, else {DEFAULT_URL})",
-    )
+    add_url(parser, "--coordinator")
     jobs = {"ls": "only this job", "register": "its job (default: STRATA_JOB, else default)"}
     one = "the dataset's job (default: STRATA_JOB, else the only one that has it)"
     parser.add_argument("--job", help=jobs.get(name, one))
     parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.set_defaults(run=_reaching(run))
+    parser.set_defaults(run=_with_url(run))
     return parser
 
 
-def _reaching(run: Any) -> Any:
-    """A command that says what to do about a coordinator that cannot be reached."""
+def _with_url(run: Any) -> Any:
+    """A command that is given the URL of its coordinator."""
 
-    def face(options: argparse.Namespace) -> int:
+    def run_with_url(options: argparse.Namespace) -> int:
         log_only_when_asked()
         url = coordinator_url(options)
         return int(run(url, options))
 
-    return face
+    return run_with_url
 
 
 def _list(url: str, options: argparse.Namespace) -> int:
     report = read_list(url, options.job)
-    return _write(report, list_view(report), options)
+    return write(report, lambda: list_view(report), options)
 
 
 def _show(url: str, options: argparse.Namespace) -> int:
@@ -122,7 +113,7 @@ def _show(url: str, options: argparse.Namespace) -> int:
     with _bar() as progress:
         report = read_dataset(url, job, options.dataset_id, progress)
     limit = FILES_SHOWN if open_console().is_terminal else None
-    return _write(report, dataset_view(report, limit), options)
+    return write(report, lambda: dataset_view(report, limit), options)
 
 
 def _register(url: str, options: argparse.Namespace) -> int:
@@ -141,7 +132,7 @@ def _register(url: str, options: argparse.Namespace) -> int:
         job = registry.job
     report = read_dataset(url, job, options.dataset_id, lambda done, total: None)
     limit = FILES_SHOWN if open_console().is_terminal else None
-    return _write(report, dataset_view(report, limit), options)
+    return write(report, lambda: dataset_view(report, limit), options)
 
 
 def _remove(url: str, options: argparse.Namespace) -> int:
@@ -157,30 +148,19 @@ def _plan(url: str, options: argparse.Namespace) -> int:
     report = read_plan(
         url, job, options.dataset_id, options.join, options.leave, options.world_size
     )
-    return _write(report, plan_view(report), options)
-
-
-def _write(report: msgspec.Struct, view: RenderableType, options: argparse.Namespace) -> int:
-    if options.json:
-        print(json_text(report), flush=True)
-    else:
-        open_console().print(view)
-    return 0
+    return write(report, lambda: plan_view(report), options)
 
 
 @contextmanager
 def _index_bar() -> Iterator[Callable[[IndexProgress], None]]:
     """A bar on the terminal while files are indexed."""
-    console = open_console(stderr=True)
     columns = (
         TextColumn("indexing {task.fields[files]} files"),
         BarColumn(),
         DownloadColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    with progress_bar(*columns) as bar:
         task = bar.add_task("index", files="", total=None)
 
         def advance(state: IndexProgress) -> None:
@@ -197,16 +177,13 @@ def _index_bar() -> Iterator[Callable[[IndexProgress], None]]:
 @contextmanager
 def _bar() -> Iterator[Counted]:
     """A bar on the terminal while many samples are counted."""
-    console = open_console(stderr=True)
     columns = (
         TextColumn("checking the coverage"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    with progress_bar(*columns) as bar:
         task = bar.add_task("coverage", visible=False)
 
         def advance(done: int, total: int) -> None:

@@ -14,15 +14,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...config import DEFAULT_URL, Config, CoordinatorConfig
+from ...config import Config, CoordinatorConfig
 from ...display import count, json_text, open_console
 from ...errors import ConfigError
 from ..checks.environment import check_packages, check_variables
 from ..checks.finding import Finding
 from ..checks.network import NetworkCheck
 from ..checks.system import check_machine
-from ..invocation import log_only_when_asked
-from .status import coordinator_url
+from ..invocation import add_url, coordinator_url, log_only_when_asked
 
 SCHEMA = 1
 _MARKS = {
@@ -51,7 +50,7 @@ def add_parser(subparsers: Any) -> None:
         description="Check software, environment, coordinator and machine, and say what to do "
         "about each finding. Exit code 1: a check failed.",
     )
-    parser.add_argument("--url", help=f"coordinator (default: COORDINATOR_URL, else {DEFAULT_URL})")
+    add_url(parser)
     parser.add_argument(
         "--data-dir", help="where a coordinator here keeps its state (default strata-data)"
     )

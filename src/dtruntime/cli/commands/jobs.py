@@ -14,13 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ...client import Observer
-from ...config import DEFAULT_URL
-from ...display import count, duration, json_text, open_console
+from ...display import count, duration, open_console
 from ...errors import StrataError
-from ..invocation import log_only_when_asked
+from ..invocation import add_url, observing, write
 from ..status_report import read_status
 from ..status_view import status_view
-from .status import coordinator_url
 
 SCHEMA = 1
 JOBS_NAMED = 8
@@ -88,16 +86,9 @@ def _add_action(
     actions: Any, name: str, text: str, run: Callable[[Observer, str, argparse.Namespace], int]
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text)
-    parser.add_argument("--url", help=f"coordinator (default: COORDINATOR_URL, else {DEFAULT_URL})")
+    add_url(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object")
-
-    def face(options: argparse.Namespace) -> int:
-        log_only_when_asked()
-        url = coordinator_url(options)
-        with Observer(url) as observer:
-            return run(observer, url, options)
-
-    parser.set_defaults(run=face)
+    parser.set_defaults(run=observing(run))
     return parser
 
 
@@ -118,11 +109,7 @@ def one_job(observer: Observer, url: str, named: str | None) -> str:
 
 def print_removal(report: RemovalReport, options: argparse.Namespace) -> int:
     """Say what was removed."""
-    if options.json:
-        print(json_text(report), flush=True)
-    else:
-        open_console().print(_removal_view(report))
-    return 0
+    return write(report, lambda: _removal_view(report), options)
 
 
 def _list(observer: Observer, url: str, options: argparse.Namespace) -> int:
@@ -139,21 +126,12 @@ def _list(observer: Observer, url: str, options: argparse.Namespace) -> int:
         for job in observer.job_summaries()
     )
     report = JobsReport(url, entries)
-    if options.json:
-        print(json_text(report), flush=True)
-    else:
-        open_console().print(_list_view(report))
-    return 0
+    return write(report, lambda: _list_view(report), options)
 
 
 def _show(observer: Observer, url: str, options: argparse.Namespace) -> int:
     report = read_status(observer, url, options.job)
-    if options.json:
-        print(json_text(report), flush=True)
-        return 0
-    console = open_console()
-    console.print(status_view(report, console.width, None))
-    return 0
+    return write(report, lambda: status_view(report, open_console().width, None), options)
 
 
 def _remove(observer: Observer, url: str, options: argparse.Namespace) -> int:

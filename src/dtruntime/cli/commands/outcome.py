@@ -7,14 +7,12 @@ import sys
 from typing import Any
 
 from ...client import Observer
-from ...config import DEFAULT_URL
 from ...display import plain
 from ...errors import StrataError
 from ...retention import FINISHED_KEY
 from ...types import JobStatus, Membership, WorkerStatus
-from ..invocation import log_only_when_asked, whole_between
+from ..invocation import add_url, coordinator_url, log_only_when_asked, whole_between
 from .jobs import one_job
-from .status import coordinator_url
 
 FINISHED = "finished"
 """The reason that a worker gives when it leaves a run that has finished."""
@@ -29,7 +27,7 @@ def add_parser(subparsers: Any) -> None:
         "workers were lost, otherwise with the status that was given. Also with that status when "
         "the coordinator cannot be reached or does not know the job.",
     )
-    parser.add_argument("--url", help=f"coordinator (default: COORDINATOR_URL, else {DEFAULT_URL})")
+    add_url(parser)
     parser.add_argument("--job", help="the job (default: STRATA_JOB, else the only one)")
     parser.add_argument(
         "--status",

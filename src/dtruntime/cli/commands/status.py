@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from typing import Any
 
 from rich.console import Console
 
 from ...client import Observer
-from ...config import DEFAULT_URL
 from ...display import json_text, open_console
-from ..invocation import log_only_when_asked, whole_between
+from ..invocation import add_url, observing, whole_between
 from ..status_report import StatusReport, read_status
 from ..status_view import status_view
 from ..status_watch import EVENTS_KEPT, SORTS, event_line, watch
@@ -28,7 +26,7 @@ def add_parser(subparsers: Any) -> None:
         "Page Up/Down scroll, Tab shows the next job, p pauses. A coordinator that goes away is "
         "waited for. Exit code 3: it cannot be reached, 1: the named job does not exist.",
     )
-    parser.add_argument("--url", help=f"coordinator (default: COORDINATOR_URL, else {DEFAULT_URL})")
+    add_url(parser)
     parser.add_argument("--job", help="only this job")
     parser.add_argument("--watch", action="store_true", help="refresh until q or Ctrl-C")
     parser.add_argument(
@@ -47,29 +45,21 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--json", action="store_true", help="one JSON object (with --watch: one per line)"
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=observing(run))
 
 
-def run(options: argparse.Namespace) -> int:
+def run(observer: Observer, url: str, options: argparse.Namespace) -> int:
     """Show the status, once or again and again."""
-    log_only_when_asked()
-    url = coordinator_url(options)
     console = open_console()
-    with Observer(url) as observer:
-        if not options.watch:
-            _write(read_status(observer, url, options.job), options, console)
-            if options.events and not options.json:
-                _write_events(observer, options, console)
-        elif options.json or not console.is_terminal:
-            _print_again_and_again(observer, url, options, console)
-        else:
-            watch(observer, url, options.job, options.sort, options.interval, console)
+    if not options.watch:
+        _write(read_status(observer, url, options.job), options, console)
+        if options.events and not options.json:
+            _write_events(observer, options, console)
+    elif options.json or not console.is_terminal:
+        _print_again_and_again(observer, url, options, console)
+    else:
+        watch(observer, url, options.job, options.sort, options.interval, console)
     return 0
-
-
-def coordinator_url(options: argparse.Namespace) -> str:
-    """The coordinator that a command is about."""
-    return str(options.url or os.environ.get("COORDINATOR_URL") or DEFAULT_URL)
 
 
 def _write(report: StatusReport, options: argparse.Namespace, console: Console) -> None:
