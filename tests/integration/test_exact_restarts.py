@@ -196,7 +196,7 @@ def test_ddp_that_was_used_before_the_run_keeps_its_own_buckets(steps: int) -> N
 ONE_HAS_HOOKS = """
 import datetime, os, sys
 import torch, torch.distributed as dist
-from dtruntime.run.gradients import fix_buckets
+from dtruntime.run.pytorch.gradients import fix_buckets
 
 def train(rank):
     dist.init_process_group(
