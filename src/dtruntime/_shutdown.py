@@ -90,6 +90,7 @@ class Shutdown:
         self._interrupts = 0
         self._losses: list[str] = []
         self._told = 0
+        self._reporting = threading.RLock()
 
     # What owners of work say
 
@@ -267,18 +268,23 @@ class Shutdown:
         self._finishing.pop(key, None)
 
     def _report(self) -> None:
-        """Tell what is lost, and let the exit status tell it too."""
-        with self._lock:
-            for key, work in list(self._held.items()):
-                if failures := work.failures():
-                    self._losses += failures
-                    if not work.is_busy:
-                        self._drop(key)
-            fresh, self._told = self._losses[self._told :], len(self._losses)
-        for sentence in fresh:
-            _say(sentence)
-        if fresh:
-            _fail_the_process()
+        """Tell what is lost, and let the exit status tell it too.
+
+        The last stage waits here for a keeper that reports: the interpreter would cut it off
+        between the sentence and the status.
+        """
+        with self._reporting:
+            with self._lock:
+                for key, work in list(self._held.items()):
+                    if failures := work.failures():
+                        self._losses += failures
+                        if not work.is_busy:
+                            self._drop(key)
+                fresh, self._told = self._losses[self._told :], len(self._losses)
+            if fresh:
+                _fail_the_process()
+            for sentence in fresh:
+                _say(sentence)
 
     def _call_back(self) -> None:
         while self._callbacks:
