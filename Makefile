@@ -4,7 +4,7 @@ PYTHON ?= python3
 ARGS ?=
 MINUTES ?= 30
 # Whole runs first: they take longest, and a file is tested by one process.
-TESTS ?= $(wildcard tests/acceptance tests/browser tests/integration tests/unit)
+TESTS ?= $(wildcard tests/acceptance tests/browser tests/integration tests/repository tests/unit)
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1); echo $$((n > 4 ? 4 : n)))
 
 VENV := .venv
@@ -20,7 +20,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-long lint bench bench-coordinator bench-http bench-data bench-checkpoints chaos proto clean dashboard dashboard-test browser-test docs diagrams wheel manifests deploy-check images
+.PHONY: help demo test test-long lint bench bench-coordinator bench-http bench-data bench-checkpoints chaos proto clean dashboard dashboard-types dashboard-test browser-test docs diagrams wheel manifests deploy-check images
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,7 @@ lint: $(VENV)/.dev ## style, format, types, and whether the generated code is fr
 		{ echo "not formatted: run $(BIN)/ruff format ."; exit 1; }
 	@echo "mypy"; $(BIN)/mypy --no-error-summary
 	@echo "generated code"; $(BIN)/python scripts/generate-proto.py --check
+	@$(BIN)/python scripts/generate-dashboard-types.py --check
 
 bench: bench-coordinator bench-http bench-data bench-checkpoints ## all benchmarks; ARGS=--quick is for each
 
@@ -67,6 +68,10 @@ chaos: $(VENV)/.dev ## torture tests: kills, pauses, partitions, full disks; MIN
 proto: $(VENV)/.dev ## regenerate src/dtruntime/rpc/gen/ from proto/coordinator.proto
 	@$(BIN)/python scripts/generate-proto.py
 	@echo "wrote src/dtruntime/rpc/gen/"
+
+dashboard-types: $(VENV)/.dev ## regenerate dashboard/src/api/types.ts from the HTTP API
+	@$(BIN)/python scripts/generate-dashboard-types.py
+	@echo "wrote dashboard/src/api/types.ts"
 
 dashboard: $(DASHBOARD) ## build the dashboard into the package; needs Node 20
 	@echo "built src/dtruntime/dashboard/static: served by strata coordinator"

@@ -20,11 +20,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from dtruntime.dashboard import static_folder
-from dtruntime.demo.progress import read_notes
-from dtruntime.demo.proof import check_coverage, check_disturbance, judge
+from dtruntime.demo.progress import NoteReader
+from dtruntime.demo.proof import Kill, RunResult, check_coverage, check_disturbance, judge
 from dtruntime.demo.scenario import Scenario
 from dtruntime.demo.timeline import WorkerLoss
-from dtruntime.demo.trial import Kill, Ran
 from dtruntime.testing import eventually
 from dtruntime.types import EpochCoverage
 
@@ -140,7 +139,7 @@ def test_demo_tells_how_it_recovered_with_measured_times(whole: Demo) -> None:
     step, again = re.search(r"step (\d+); (\d+) steps", whole.facts["rolled back"]).groups()  # type: ignore[union-attr]
     assert int(step) % whole.plan.save_steps == 0
     ends: dict[int, int] = {}
-    for note in read_notes(whole.folder / "disturbed" / "notes"):
+    for note in NoteReader(whole.folder / "disturbed" / "notes").news():
         ends[note.generation] = max(ends.get(note.generation, 0), note.step)
     assert int(step) + int(again) in ends.values(), "where the crew before had come to"
 
@@ -221,7 +220,7 @@ def test_proof_notices_what_went_wrong(whole: Demo, tmp_path: Path, damage, fail
     damage(copy)
     plan = msgspec.structs.replace(copy.plan, root=str(copy.folder))
     covered = tuple(EpochCoverage(e, 24_000, 24_000, 0, 0, complete=True) for e in range(3))
-    ran = Ran((), covered, 1.0)
+    ran = RunResult((), covered, 1.0)
 
     checks = judge(plan, Kill.NONE, ran, ran)
 
@@ -235,13 +234,15 @@ def test_proof_notices_an_epoch_that_the_coordinator_cannot_prove(change) -> Non
     plan = Scenario(root="/nowhere", epochs=2)
     good = EpochCoverage(0, 24_000, 24_000, 0, 0, complete=True)
 
-    assert check_coverage(plan, Ran((), (good, dataclasses.replace(good, epoch=1)), 1.0)).passed
+    assert check_coverage(
+        plan, RunResult((), (good, dataclasses.replace(good, epoch=1)), 1.0)
+    ).passed
     bad = dataclasses.replace(good, epoch=1, **change)
-    assert not check_coverage(plan, Ran((), (good, bad), 1.0)).passed
+    assert not check_coverage(plan, RunResult((), (good, bad), 1.0)).passed
 
 
 def test_run_in_which_nobody_could_be_killed_proves_nothing() -> None:
-    plan, calm = Scenario(root="/nowhere"), Ran((), (), 1.0)
+    plan, calm = Scenario(root="/nowhere"), RunResult((), (), 1.0)
 
     check = check_disturbance(plan, Kill.WORKER, calm, calm)
 
@@ -250,8 +251,8 @@ def test_run_in_which_nobody_could_be_killed_proves_nothing() -> None:
 
 
 def test_comparison_with_a_run_that_was_disturbed_too_proves_nothing() -> None:
-    plan, calm = Scenario(root="/nowhere"), Ran((), (), 1.0)
-    survived = Ran((WorkerLoss("worker-2", 1, 2, 1.0, resumed_at=4.0),), (), 1.0)
+    plan, calm = Scenario(root="/nowhere"), RunResult((), (), 1.0)
+    survived = RunResult((WorkerLoss("worker-2", 1, 2, 1.0, resumed_at=4.0),), (), 1.0)
 
     assert check_disturbance(plan, Kill.WORKER, survived, calm).passed
     assert check_disturbance(plan, Kill.NONE, survived, calm).passed

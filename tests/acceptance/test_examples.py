@@ -14,7 +14,7 @@ import pytest
 
 from dtruntime.client import Observer
 from dtruntime.testing import LocalCoordinator, WorkerProcess, eventually
-from tests.acceptance.crews import TrainingCrew, last_saved
+from tests.support.crews import TrainingCrew, last_saved
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAMS = sorted(EXAMPLES.rglob("*.py"))

@@ -16,7 +16,7 @@ import pytest
 from dtruntime import CheckpointManager
 from dtruntime.cli.main import main
 from dtruntime.testing import LocalCoordinator, eventually
-from tests.acceptance.crews import EXAMPLES, TrainingCrew, last_saved, sequence
+from tests.support.crews import EXAMPLES, TrainingCrew, last_saved, sequence
 
 pytestmark = pytest.mark.long
 

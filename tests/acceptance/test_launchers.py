@@ -21,7 +21,7 @@ import pytest
 from dtruntime import CheckpointManager
 from dtruntime.run.run import PREEMPTED
 from dtruntime.testing import LocalCoordinator, eventually
-from tests.acceptance.crews import last_saved
+from tests.support.crews import last_saved
 
 ROOT = Path(__file__).parents[2]
 LAUNCHERS = ROOT / "examples" / "launchers"

@@ -11,11 +11,12 @@ import pytest
 
 from dtruntime import load_tracked
 from dtruntime.testing import LocalCoordinator
-from tests.acceptance.crews import TrainingCrew, last_saved
+from tests.support.crews import TrainingCrew, last_saved
+from tests.support.paths import PROGRAMS
 
 SAMPLES = 12_000
 """63 steps with three workers, of which 50 are saved on the way."""
-PROGRAM = Path(__file__).with_name("readme_worker.py")
+PROGRAM = PROGRAMS / "readme_worker.py"
 Weights = dict[str, np.ndarray]
 
 

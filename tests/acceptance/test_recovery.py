@@ -13,7 +13,7 @@ import pytest
 
 from dtruntime import DatasetRegistry
 from dtruntime.testing import LocalCoordinator
-from tests.acceptance.crews import TrainingCrew, sequence
+from tests.support.crews import TrainingCrew, sequence
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 
 from dtruntime.testing import eventually
-from tests.acceptance.crews import last_saved
-from tests.acceptance.slurm_cluster import MISSING, PATIENCE, SlurmCluster, SlurmJob
-from tests.acceptance.slurm_training import EPOCHS, STEPS, new_run
-from tests.integration.s3_server import free_ports
+from tests.support.crews import last_saved
+from tests.support.paths import PROGRAMS
+from tests.support.programs.slurm_training import EPOCHS, STEPS, new_run
+from tests.support.servers.s3_server import free_ports
+from tests.support.servers.slurm_cluster import MISSING, PATIENCE, SlurmCluster, SlurmJob
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "launchers" / "slurm.sbatch"
-TRAINING = ROOT / "tests" / "acceptance" / "slurm_training.py"
+TRAINING = PROGRAMS / "slurm_training.py"
 
 pytestmark = [
     pytest.mark.long,

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 from dtruntime.testing import LocalCoordinator
 from tests.browser.pages import DashboardPage
-from tests.integration.http_api import Api
+from tests.support.http_api import Api
 
 TIMING: dict[str, Any] = {"heartbeat_interval_ms": 200, "heartbeat_timeout_ms": 10_000}
 """While a browser starts, a worker may get no turn for seconds."""

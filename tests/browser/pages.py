@@ -7,7 +7,7 @@ from typing import Any
 
 from playwright.sync_api import ConsoleMessage, Page
 
-from tests.integration.http_api import PROMPT, SLACK
+from tests.support.http_api import PROMPT, SLACK
 
 PAGES = ("overview", "workers", "data", "checkpoints", "barriers", "runs", "journal", "settings")
 AXE = Path(__file__).parents[2] / "dashboard/node_modules/axe-core/axe.min.js"

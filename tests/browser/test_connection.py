@@ -3,7 +3,7 @@
 import re
 
 from tests.browser.pages import PAGES
-from tests.integration.workers import RemoteWorker
+from tests.support.workers import RemoteWorker
 
 
 def test_coordinator_killed_and_started_again(own_coordinator, open_page):

@@ -2,12 +2,12 @@
 
 import json
 import re
-from pathlib import Path
 
 from dtruntime.testing import eventually
-from tests.acceptance.crews import TrainingCrew
+from tests.support.crews import TrainingCrew
+from tests.support.paths import PROGRAMS
 
-WORKER = Path(__file__).parents[1] / "integration/run_worker.py"
+WORKER = PROGRAMS / "run_worker.py"
 STEPS = 60
 AGE = ".stat-strip .stat:nth-child(5) .stat-value"
 """How long ago the last checkpoint was: it ticks."""

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.browser.pages import DashboardPage, has_text
-from tests.integration.workers import RemoteWorker
+from tests.support.workers import RemoteWorker
 
 JOB = "watched"
 

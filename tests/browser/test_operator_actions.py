@@ -1,13 +1,13 @@
 """What an operator asks for with the mouse is done by a real run."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.acceptance.crews import TrainingCrew
+from tests.support.crews import TrainingCrew
+from tests.support.paths import PROGRAMS
 
-WORKER = Path(__file__).parents[1] / "integration/run_worker.py"
+WORKER = PROGRAMS / "run_worker.py"
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from dtruntime.testing import eventually
-from tests.acceptance.crews import TrainingCrew
 from tests.browser.pages import AXE, PAGES, DashboardPage
-from tests.integration.http_api import Api
+from tests.support.crews import TrainingCrew
+from tests.support.http_api import Api
 
 WORKERS = 2
 PHONE = {"width": 390, "height": 844}

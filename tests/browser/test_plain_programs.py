@@ -1,7 +1,7 @@
 """Programs without `Run` in the page: what they do, what they store, and what nobody knows."""
 
-from tests.integration.plain_programs import LOADER, MANAGER, ORCHESTRATOR
-from tests.integration.test_plain_programs import started
+from tests.integration.run.test_plain_programs import started
+from tests.support.programs.plain_programs import LOADER, MANAGER, ORCHESTRATOR
 
 
 def test_elastic_workers_that_only_meet(coordinator, open_page):

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from dtruntime.testing import LocalCoordinator
-from tests.integration.kill_rounds import (
+from tests.support.kill_rounds import (
     MODES,
     Savers,
     torture_bucket,
     torture_folder,
     torture_ranks,
 )
-from tests.integration.s3_server import s3_server
+from tests.support.servers.s3_server import s3_server
 
 __all__ = ["s3_server"]
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from dtruntime.testing import LocalCoordinator, WorkerProcess
-from tests.integration.forming_worker import POINTS
-from tests.integration.test_group_forming import PROGRAM, WORLD, Crew, check
+from tests.integration.run.test_group_forming import PROGRAM, WORLD, Crew, check
+from tests.support.programs.forming_worker import POINTS
 
 MINUTES = float(os.environ.get("STRATA_CHAOS_MINUTES", "30")) / 10
 SEED = int(os.environ.get("STRATA_CHAOS_SEED") or random.SystemRandom().randrange(10**9))

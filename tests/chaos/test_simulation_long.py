@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.unit.coordinator.simulation import Simulation
+from tests.support.simulation.simulation import Simulation
 
 MINUTES = float(os.environ.get("STRATA_SIM_MINUTES", "5"))
 STEPS = 5_000

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.coordinator.test_state_integrity import flip_bits, write
+from tests.unit.coordinator.store.test_state_integrity import flip_bits, write
 
 FLIPS = 5_000
 

@@ -18,7 +18,7 @@ from tests.chaos.torture.disk import why_no_small_disk
 from tests.chaos.torture.plan import Place, plan_round
 from tests.chaos.torture.report import Report
 from tests.chaos.torture.rounds import TIMEOUT, Round
-from tests.integration.s3_server import s3_server
+from tests.support.servers.s3_server import s3_server
 
 __all__ = ["s3_server"]
 

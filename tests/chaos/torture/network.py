@@ -9,7 +9,7 @@ import sys
 from contextlib import ExitStack
 
 from dtruntime.testing import TcpProxy
-from tests.integration.http_faults import Action, HttpFaults
+from tests.support.servers.http_faults import Action, HttpFaults
 
 ANSWERS: tuple[Action, ...] = (503, 503, 503, 500, "cut", "lose", "half")
 

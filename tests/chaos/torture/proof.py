@@ -14,7 +14,7 @@ from dtruntime import CheckpointManager, DatasetRegistry
 from dtruntime.checkpoint.store.checkpoint_store import CheckpointStore
 from dtruntime.cli.checkpoints_report import verify
 from dtruntime.storage.backend import PARTIAL
-from tests.integration.kill_rounds import let_partial_files_age
+from tests.support.kill_rounds import let_partial_files_age
 
 from .model import Fold, undisturbed, value_of
 from .plan import RoundPlan

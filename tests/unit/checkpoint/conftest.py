@@ -9,7 +9,7 @@ from dtruntime.checkpoint import CheckpointManager
 from dtruntime.checkpoint.upload import upload_queue
 from dtruntime.retry import Backoff
 from dtruntime.storage import open_backend
-from tests.unit.checkpoint.tiers import Gate, Run
+from tests.support.checkpoint_tiers import Gate, Run
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from dtruntime.checkpoint.dcp import StrataReader, StrataWriter
 from dtruntime.checkpoint.file_format.manifest import open_part, seal
 from dtruntime.checkpoint.load.array_slices import byte_runs, steps_of
 from dtruntime.errors import StorageError
-from tests.unit.checkpoint.dcp_ranks import matrix, model_and_optimizer, training_state, whole
+from tests.support.programs.dcp_ranks import matrix, model_and_optimizer, training_state, whole
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is disabled",
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 def ranks(scenario: str, folder: Path, world: int = 2) -> list[int]:
     """Run a scenario in several processes; what each ended with."""
-    module = "tests.unit.checkpoint.dcp_ranks"
+    module = "tests.support.programs.dcp_ranks"
     with ExitStack() as stack:
         processes = [
             stack.enter_context(

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as st_np
 from dtruntime.checkpoint.file_format.chunking import CHUNK, LARGE
 from dtruntime.checkpoint.manager import CheckpointManager
 from dtruntime.storage import open_backend
-from tests.unit.checkpoint.tree_round_trip import same
+from tests.support.state_dict_round_trip import same
 
 _places = itertools.count()
 

@@ -11,7 +11,7 @@ from dtruntime.checkpoint.store import checkpoint_store
 from dtruntime.errors import StorageError
 from dtruntime.storage import StorageBackend, open_backend
 from dtruntime.testing import RecordingBackend
-from tests.unit.checkpoint.tiers import Run, same, state
+from tests.support.checkpoint_tiers import Run, same, state
 
 
 class BeforeCommit(RecordingBackend):

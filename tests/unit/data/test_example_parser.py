@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dtruntime.data.readers.protobuf_wire import PADDING
 from dtruntime.data.readers.tfrecord_examples import MalformedExample, parse_examples
-from tests.unit.data.record_files import example, feature, field, varint
+from tests.support.data.record_files import example, feature, field, varint
 
 KINDS = {"bytes_list": "bytes", "float_list": "float", "int64_list": "int64"}
 LABEL = descriptor_pb2.FieldDescriptorProto

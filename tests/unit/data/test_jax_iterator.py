@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.isolated import run_cases
+from tests.support.isolated import run_cases
 
 
 def test_jax_cases_pass_in_a_process_of_their_own() -> None:

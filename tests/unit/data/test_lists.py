@@ -20,7 +20,7 @@ from dtruntime.data.list_columns import ListColumn
 from dtruntime.data.loader import Loader
 from dtruntime.data.source import FileSource
 from dtruntime.errors import ShardError
-from tests.unit.data.record_files import example, write_records
+from tests.support.data.record_files import example, write_records
 
 KINDS = {
     "list<float>": pa.list_(pa.float32()),

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dtruntime.data import DatasetRows, TfrecordOptions, build_index
 from dtruntime.data.readers.tfrecord_checksums import masked_crc
 from dtruntime.errors import ShardError
-from tests.unit.data.record_files import crc32c, example, feature, field, frame, write_records
+from tests.support.data.record_files import crc32c, example, feature, field, frame, write_records
 
 GOLDEN_RAW = bytes.fromhex(
     # The records b"hello" and b"", as tensorboardX 2.6 writes them.

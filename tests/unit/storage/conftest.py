@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.storage.object_store import Bucket
+from tests.support.servers.object_store import Bucket
 
 
 @pytest.fixture

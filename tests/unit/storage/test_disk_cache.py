@@ -28,7 +28,7 @@ from dtruntime.storage.cache_folder import (
     CacheFile,
     CacheFolder,
 )
-from tests.unit.storage.object_store import Bucket
+from tests.support.servers.object_store import Bucket
 
 CONTENT = random.Random(7).randbytes(200_000)
 BODY = UNIT - HEADER_BYTES

@@ -19,7 +19,7 @@ import pytest
 
 from dtruntime.storage import DiskCache, FileStat, disk_cache
 from dtruntime.storage.cache_folder import LAYOUT
-from tests.unit.storage.object_store import Bucket
+from tests.support.servers.object_store import Bucket
 
 CONTENT = random.Random(7).randbytes(2_000_000)
 PIECE = 100_000

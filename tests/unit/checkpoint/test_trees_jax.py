@@ -1,9 +1,0 @@
-"""Arrays of JAX in a state; see ``trees_jax_cases.py``."""
-
-from pathlib import Path
-
-from tests.isolated import run_cases
-
-
-def test_jax_cases_pass_in_a_process_of_their_own() -> None:
-    run_cases(Path(__file__).with_name("trees_jax_cases.py"))

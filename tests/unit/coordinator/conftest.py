@@ -1,8 +1,0 @@
-import pytest
-
-from tests.unit.coordinator.bench import Bench
-
-
-@pytest.fixture
-def bench() -> Bench:
-    return Bench()
