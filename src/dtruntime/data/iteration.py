@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, Self, TypeVar, cast
 
 from ..errors import StrataError, without_frames
 
@@ -97,31 +97,45 @@ class Iteration:
             self._used.close()
 
 
-class Iterations:
-    """The iterations of one loader."""
+class LoaderBase:
+    """What all loaders have: one iteration at a time, and who watches it.
+
+    Sent to another process, a loader has neither there.
+    """
 
     def __init__(self) -> None:
-        self._running: Iteration | None = None
-        self.watch: IterationWatch = Unwatched()
+        self._iteration: Iteration | None = None
+        self._watch: IterationWatch = Unwatched()
 
-    @contextmanager
-    def begin(self) -> Iterator[Iteration]:
-        """An iteration, which ends the one before it."""
-        self.end()
-        turn = self._running = Iteration(self.watch)
-        try:
-            yield turn
-        finally:
-            turn.end()
+    def watched_by(self, watch: IterationWatch) -> Self:
+        """Tell ``watch`` when the program waits for a batch, gets one, and has got all."""
+        self._watch = watch
+        return self
 
-    def end(self) -> None:
-        """End the iteration that is going on."""
-        running, self._running = self._running, None
-        if running is not None:
-            running.end()
+    def close(self) -> None:
+        """End the iteration that is going on, and stop reading ahead."""
+        iteration, self._iteration = self._iteration, None
+        if iteration is not None:
+            iteration.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_running": None, "watch": Unwatched()}
+        return {**self.__dict__, "_iteration": None, "_watch": Unwatched()}
+
+    @contextmanager
+    def _begin(self) -> Iterator[Iteration]:
+        """An iteration, which ends the one before it."""
+        self.close()
+        iteration = self._iteration = Iteration(self._watch)
+        try:
+            yield iteration
+        finally:
+            iteration.end()
 
 
 def _generated(items: Iterable[T]) -> Generator[T, None, None]:

@@ -12,18 +12,19 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol
 
+import msgspec
+
+from ..sharding import SlotTable
 from ..sharding.coverage_digest import Digest
 from ..types import check_flag, check_whole
 from .batches import Batches, Output
 from .columns import Block
-from .epoch_reader import AffinityProgram, RankPortion
-from .iteration import Iterations, IterationWatch
+from .iteration import LoaderBase
 from .loader import prefetch_of, window_of
 from .loader_state import OrderPlan
-from .order import Lane, Segment
+from .order import AffinityOrder, Lane, Segment
 from .prefetch import LaneReader, ShardFetcher
 from .source import Source
 
@@ -90,14 +91,14 @@ class _Stretch:
         self.reader: LaneReader | None = None
 
 
-class LiveLoader:
+class LiveLoader(LoaderBase):
     """Batches of the samples that this worker gets of each epoch, until all workers are through.
 
     Use it where workers are independent of each other between commits, as in inference,
     preprocessing or asynchronous training. What this worker was given counts for good when
     `commit` returns, and when the epoch is complete on all workers, which ends the iteration; if
     it dies before, others read it again. Waiting for the others at the end of its own samples is
-    no commit.
+    no commit, and `close` gives back nothing that was claimed.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class LiveLoader:
         """The arguments are those of `Loader`; the order is affinity."""
         if not isinstance(source, Source):
             raise TypeError(f"a live loader reads a Source, not {type(source).__name__}")
+        super().__init__()
         self._source = source
         self._batch = check_whole("batch_size", batch_size, 1)
         self._ledger = ledger
@@ -128,7 +130,7 @@ class LiveLoader:
             output, ids=ids, fill=fill, ragged=ragged, decode=decode, transform=transform
         )
         self._batches.check_columns(source.schema)
-        plan = OrderPlan(
+        self._plan = OrderPlan(
             order="affinity",
             samples=source.total,
             fingerprint=source.fingerprint,
@@ -138,10 +140,9 @@ class LiveLoader:
             window=window_of(source, window),
             streams=1,
         )
-        self._prefetch = prefetch_of(prefetch_shards, plan, source)
-        self._program = AffinityProgram(source, plan, RankPortion(0, 1, 1, "keep", self._prefetch))
-        self._plan = "/".join(str(getattr(plan, name)) for name in plan.__struct_fields__)
-        self._turns = Iterations()
+        self._prefetch = prefetch_of(prefetch_shards, self._plan, source)
+        self._plan_name = "/".join(map(str, msgspec.structs.astuple(self._plan)))
+        self._table = SlotTable(len(source.starts) - 1, seed=self._plan.seed)
         self._committed: tuple[int, int] = (0, 0)
         self._goto(epoch)
 
@@ -163,12 +164,13 @@ class LiveLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Batches until the epoch is complete, on all workers."""
-        with self._turns.begin() as turn:
-            fetcher = turn.uses(ShardFetcher(self._source, self._batches.assemble, self._prefetch))
+        with self._begin() as iteration:
+            fetcher = ShardFetcher(self._source, self._batches.assemble, self._prefetch)
+            iteration.uses(fetcher)
             for stretch in self._stretches:
                 stretch.reader = None
-            yield from turn.through(self._made(fetcher))
-        self._turns.watch.ended(self._epoch)
+            yield from iteration.through(self._made(fetcher))
+        self._watch.ended(self._epoch)
         self._goto(self._epoch + 1)
 
     def commit(self) -> None:
@@ -182,30 +184,11 @@ class LiveLoader:
         while self._stretches[0].number < place[0]:
             self._stretches.popleft()
 
-    def watched_by(self, watch: IterationWatch) -> Self:
-        """Tell ``watch`` when the program waits for a batch, gets one, and has got all."""
-        self._turns.watch = watch
-        return self
-
-    def close(self) -> None:
-        """End the iteration that is going on; what was claimed stays this worker's."""
-        self._turns.end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     # Inside
 
     def _goto(self, epoch: int) -> None:
         self._epoch = check_whole("epoch", epoch)
+        self._order: AffinityOrder | None = None
         self._seen = Digest(self._source.total)
         self._stretches: deque[_Stretch] = deque()
         self._committed = (0, 0)
@@ -218,7 +201,7 @@ class LiveLoader:
                     return
                 batch = self._batches.make(block, 0, None)
                 self._seen.add(block.numbers)
-            self._turns.watch.handed_out(self._epoch, len(block))
+            self._watch.handed_out(self._epoch, len(block))
             yield batch
 
     @contextmanager
@@ -252,9 +235,7 @@ class LiveLoader:
 
     def _read(self, stretch: _Stretch, count: int, fetcher: ShardFetcher) -> Block:
         if stretch.reader is None:
-            stretch.reader = LaneReader(
-                stretch.lane, fetcher, stretch.at, prefetch_shards=self._prefetch
-            )
+            stretch.reader = LaneReader(stretch.lane, fetcher, prefetch_shards=self._prefetch)
         stop = min(stretch.upto, stretch.at + count)
         block = stretch.reader.read(stretch.at, stop)
         stretch.at = stop
@@ -289,7 +270,7 @@ class LiveLoader:
             return True
         current = self._stretches[-1]
         length = len(current.lane)
-        question = self._epoch, self._plan, current.number, length, length
+        question = self._epoch, self._plan_name, current.number, length, length
         answer = self._ledger.claim(*question, WAIT_SECONDS, self._offer())
         if answer.outcome == "complete":
             return True
@@ -312,7 +293,7 @@ class LiveLoader:
         return None if last is None else (last.number, last.at)
 
     def _ask(self, segment: int, upto: int, length: int) -> ClaimOutcome:
-        return self._ledger.claim(self._epoch, self._plan, segment, upto, length, 0.0)
+        return self._ledger.claim(self._epoch, self._plan_name, segment, upto, length, 0.0)
 
     def _follow(self, answer: ClaimOutcome) -> bool:
         """Go on in the current segment; whether there may be something to read in it."""
@@ -344,4 +325,7 @@ class LiveLoader:
 
     def _lane(self, answer: ClaimOutcome, number: int) -> Lane:
         past, here = answer.segments[: number - 1], answer.segments[number - 1]
-        return self._program.lanes(self._epoch, past, here)[answer.slot]
+        if self._order is None:
+            shuffle = self._plan.shuffle_in(self._epoch)
+            self._order = AffinityOrder(self._table, self._source.starts, shuffle)
+        return self._order.lanes(past, here)[answer.slot]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,17 +19,16 @@ from ..types import check_flag, check_whole
 from .batches import Batches, Output
 from .columns import Block
 from .epoch_reader import (
-    AffinityProgram,
+    AffinityReader,
     EpochPosition,
-    GlobalProgram,
+    EpochReader,
+    GlobalReader,
     Last,
-    MixedProgram,
-    Program,
     RankPortion,
-    Track,
+    Step,
 )
 from .index import DatasetIndex
-from .iteration import Iteration, Iterations, IterationWatch
+from .iteration import Iteration, LoaderBase
 from .loader_state import LoaderState, OrderPlan, pack, unpack
 from .mixture import ORIGIN, Mixture
 from .order import DEFAULT_WINDOW
@@ -95,7 +93,7 @@ class Progress(Protocol):
         """Everything that was handed out."""
 
 
-class Loader:
+class Loader(LoaderBase):
     """Batches of one rank.
 
     Iterating goes on from where the loader is to the end of its epoch; iterating again gives the
@@ -150,6 +148,7 @@ class Loader:
           the sequence is read side by side (by default ``world_size``, and from then on what the
           state says: give a number to have the same batches in fresh starts at any world size).
         """
+        super().__init__()
         self._source = FileSource(source) if isinstance(source, DatasetIndex) else source
         _check_source(self._source)
         self.rank = check_whole("rank", rank)
@@ -179,16 +178,15 @@ class Loader:
             streams=check_whole("streams", self.world_size if streams is None else streams, 1),
         )
         self._streams_given = streams is not None
-        self._share = RankPortion(
+        self._portion = RankPortion(
             self.rank,
             self.world_size,
             _batch(batch_size, global_batch_size, self.world_size, order),
             last,
             prefetch_of(prefetch_shards, self._plan, self._source),
         )
-        self._program = self._make_program(self._plan)
+        self._reader = self._make_reader(self._plan)
         self._progress = progress
-        self._turns = Iterations()
         self._place, self._position = EpochPosition(), 0
         self._goto(self._place)
 
@@ -206,22 +204,22 @@ class Loader:
 
     def __len__(self) -> int:
         """How many steps are left in this epoch."""
-        return self._program.track(self._here()).steps
+        return self._reader.count(self._here()).steps
 
     @property
     def steps_per_epoch(self) -> int:
         """How many steps a whole epoch has with this batch size and number of ranks."""
-        return self._program.track(EpochPosition(self.epoch)).steps
+        return self._reader.count(EpochPosition(self.epoch)).steps
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; in it already, stay where the loader is."""
         if check_whole("epoch", epoch) != self.epoch:
-            self._turns.end()
+            self.close()
             self._goto(EpochPosition(epoch))
 
     def restart(self) -> None:
         """Go back to the start of the epoch."""
-        self._turns.end()
+        self.close()
         self._goto(EpochPosition(self.epoch))
 
     def state_dict(self) -> dict[str, Any]:
@@ -246,12 +244,12 @@ class Loader:
         """
         loaded = LoaderState.of(state)
         self._check_plan(loaded.plan)
-        program = self._make_program(loaded.plan)
-        place, consumed = program.place(loaded), program.consumed(loaded)
+        reader = self._make_reader(loaded.plan)
+        place, consumed = reader.resume(loaded), reader.consumed(loaded)
         base = unpack(loaded.base, loaded.plan.samples)
         seen = unpack(loaded.seen, loaded.plan.samples)
-        self._turns.end()
-        self._plan, self._program = loaded.plan, program
+        self.close()
+        self._plan, self._reader = loaded.plan, reader
         self._goto(place)
         self._base = base
         if loaded.world == self.world_size == 1:
@@ -288,13 +286,17 @@ class Loader:
         ``before`` is called in the thread that makes a batch, with a number that is the same
         whenever this step of this rank and epoch is made.
         """
-        with self._turns.begin() as turn:
-            yield from turn.through(self._play(turn, part + skip * parts, parts, before))
+        with self._begin() as iteration:
+            steps = self._read_steps(iteration, part + skip * parts, parts)
+            made = self._made(steps, before)
+            if self._batches.works:
+                made = iter(iteration.uses(Ahead(made, BATCHES_AHEAD, "strata-batches")))
+            yield from iteration.through(made)
 
     def through(self, items: Iterable[T]) -> Iterator[T]:
         """Items that other processes make, as an iteration of this loader: the one that goes on."""
-        with self._turns.begin() as turn:
-            yield from turn.through(items)
+        with self._begin() as iteration:
+            yield from iteration.through(items)
 
     def accept(self, step: Delivery) -> None:
         """Take note that a step was handed out.
@@ -305,12 +307,12 @@ class Loader:
         self._batches.check_row_shapes(step.row_shapes)
         self._position = step.position
         self._note(step.numbers)
-        self._turns.watch.handed_out(self.epoch, len(step.numbers))
+        self._watch.handed_out(self.epoch, len(step.numbers))
 
     def end_epoch(self) -> None:
         """Report the epoch as consumed, and go to the next."""
         self._report(ended=True)
-        self._turns.watch.ended(self.epoch)
+        self._watch.ended(self.epoch)
         self._goto(EpochPosition(self.epoch + 1))
 
     def commit(self) -> None:
@@ -320,7 +322,7 @@ class Loader:
     def _report(self, *, ended: bool) -> None:
         if self._progress is None:
             return
-        track = self._program.track(self._here())
+        steps, dropped = self._reader.count(self._here())
         self._progress.report(
             Consumption(
                 epoch=self.epoch,
@@ -328,55 +330,30 @@ class Loader:
                 base=self._base,
                 seen=self._seen_now(),
                 assumed=self._assumed,
-                dropped=0 if track.steps else track.dropped,
+                dropped=0 if steps else dropped,
                 expected=len(self._source),
                 ended=ended,
             )
         )
 
-    def watched_by(self, watch: IterationWatch) -> Self:
-        """Tell ``watch`` when the program waits for a batch, gets one, and has got all."""
-        self._turns.watch = watch
-        return self
-
-    def close(self) -> None:
-        """End the iteration that is going on, and stop reading ahead."""
-        self._turns.end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_progress": None}
+        return {**super().__getstate__(), "_progress": None}
 
     # Inside
 
-    def _play(
-        self, turn: Iteration, part: int, parts: int, before: Callable[[int], None] | None
-    ) -> Iterator[Delivery]:
-        ahead = self._share.prefetch_shards
+    def _read_steps(self, iteration: Iteration, part: int, parts: int) -> Iterator[Step]:
+        prefetch = self._portion.prefetch_shards
         fetchers = [
-            turn.uses(ShardFetcher(source, self._batches.assemble, ahead))
+            iteration.uses(ShardFetcher(source, self._batches.assemble, prefetch))
             for source in self._source.sources
         ]
-        made = self._made(self._program.track(self._here(), fetchers), part, parts, before)
-        if self._batches.works:
-            made = iter(turn.uses(Ahead(made, BATCHES_AHEAD, "strata-batches")))
-        yield from made
+        return self._reader.read(self._here(), fetchers, part, parts)
 
     def _made(
-        self, track: Track, part: int, parts: int, before: Callable[[int], None] | None
+        self, steps: Iterator[Step], before: Callable[[int], None] | None
     ) -> Iterator[Delivery]:
         filler: Block | None = None
-        for block, padding, position in track.play(part, parts):
+        for block, padding, position in steps:
             if block is None and padding:
                 filler = filler or self._any_sample()
                 block = filler.slice(0, 0)
@@ -407,14 +384,12 @@ class Loader:
             block.columns[ORIGIN] = first
         return block
 
-    def _make_program(self, plan: OrderPlan) -> Program:
-        if isinstance(self._source, Mixture):
-            if plan.order != "global":
-                raise ValueError("a mixture is read in global order")
-            return MixedProgram(self._source, plan, self._share)
+    def _make_reader(self, plan: OrderPlan) -> EpochReader:
         if plan.order == "global":
-            return GlobalProgram(self._source, plan, self._share)
-        return AffinityProgram(self._source, plan, self._share)
+            return GlobalReader(self._source, plan, self._portion)
+        if isinstance(self._source, Mixture):
+            raise ValueError("a mixture is read in global order")
+        return AffinityReader(self._source, plan, self._portion)
 
     def _check_plan(self, plan: OrderPlan) -> None:
         if self._plan.fingerprint != plan.fingerprint:

@@ -10,6 +10,7 @@ import msgspec
 
 from ..errors import ShardError
 from ..sharding.coverage_digest import Digest
+from .order import Shuffle
 
 VERSION = 1
 
@@ -31,6 +32,10 @@ class OrderPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shuffle: bool
     window: AtLeastOne
     streams: AtLeastOne
+
+    def shuffle_in(self, epoch: int) -> Shuffle:
+        """What decides the order of one epoch."""
+        return Shuffle(self.seed, epoch, self.shuffle, self.window)
 
     def difference(self, other: OrderPlan) -> str:
         """What is not the same in another plan."""

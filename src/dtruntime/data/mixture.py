@@ -1,16 +1,10 @@
-"""Several datasets read as one, in given shares.
-
-Sequences of samples that a whole job reads: of one dataset, or of several mixed by weight.
-
-A sequence is read in strands: its sample ``p`` is number ``p // streams`` of strand
-``p mod streams``.
-"""
+"""Several datasets read as one, in given shares."""
 
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +13,18 @@ from ..errors import ShardError
 from ..sharding import shuffled
 from ..types import check_whole
 from .columns import Block
-from .order import GlobalOrder, Shuffle
+from .loader_state import OrderPlan
+from .order import GlobalOrder, stream_bounds
 from .prefetch import LaneReader, ShardFetcher
 from .source import Source
+
+Ints = NDArray[np.int64]
+
+ORIGIN = "__dataset__"
+"""The column that says from which dataset of a mixture a sample is."""
+BLOCK = 1000
+"""In so many samples of a stream, each dataset of a mixture has exactly its share."""
+_MIX = 3
 
 
 class Mixture:
@@ -68,6 +71,15 @@ class Mixture:
         """How large a shard is, of the dataset where they are largest."""
         return max(source.mean_shard_bytes for source in self.sources)
 
+    def check_streams(self, streams: int) -> None:
+        """Raise ``ShardError`` unless every stream has a sample of each dataset."""
+        for name, source in zip(self.names, self.sources, strict=True):
+            if len(source) < streams:
+                raise ShardError(
+                    f"dataset {name!r} has {len(source)} samples, fewer than the {streams} streams "
+                    "that the mixture is read in: use fewer streams, or leave it out"
+                )
+
     def _check_columns(self) -> None:
         first = self.sources[0].schema
         if ORIGIN in first.names:
@@ -83,107 +95,65 @@ class Mixture:
                 )
 
 
-Ints = NDArray[np.int64]
+class MixtureReader:
+    """One stream of a mixture, read forward, through all epochs of its datasets.
 
-ORIGIN = "__dataset__"
-"""The column that says from which dataset of a mixture a sample is."""
-BLOCK = 1000
-"""In so many samples of a strand, each dataset of a mixture has exactly its share."""
-_MIX = 3
-
-
-class Strand(ABC):
-    """A part of a sequence that is read from front to back."""
-
-    @abstractmethod
-    def read(self, start: int, stop: int) -> Block:
-        """Samples ``start`` to ``stop`` of the strand, not before what was read last."""
-
-
-class PlainStrand(Strand):
-    """A strand of one epoch of one dataset."""
+    Datasets follow each other in a pattern that has each one's exact share in every `BLOCK`.
+    """
 
     def __init__(
-        self, order: GlobalOrder, number: int, fetcher: ShardFetcher, prefetch_shards: int
+        self,
+        mixture: Mixture,
+        plan: OrderPlan,
+        stream: int,
+        fetchers: Sequence[ShardFetcher],
+        prefetch_shards: int,
     ) -> None:
-        self._order = order
-        self._begin, self._end = order.strand(number)
-        self._fetcher = fetcher
+        """``fetchers`` are those of the mixture's datasets."""
+        self._mixture = mixture
+        self._plan = plan
+        self._stream = stream
+        self._fetchers = fetchers
         self._prefetch_shards = prefetch_shards
-        self._reader: LaneReader | None = None
-
-    def __len__(self) -> int:
-        return self._end - self._begin
+        self._readers: dict[int, tuple[int, LaneReader]] = {}
+        """By dataset, the epoch of it that is being read, and its reader."""
 
     def read(self, start: int, stop: int) -> Block:
-        """Samples ``start`` to ``stop``."""
-        first = self._begin + start
-        if self._reader is None:
-            self._reader = LaneReader(
-                self._order.lane, self._fetcher, first, self._end, self._prefetch_shards
-            )
-        return self._reader.read(first, self._begin + stop)
-
-
-class EndlessStrand(Strand):
-    """A strand of one dataset through all epochs."""
-
-    def __init__(
-        self, fetcher: ShardFetcher, shuffle: Shuffle, streams: int, number: int, prefetch: int
-    ) -> None:
-        self._fetcher = fetcher
-        self._shuffle = shuffle
-        self._streams = streams
-        self._number = number
-        self._prefetch = prefetch
-        self._epoch = -1
-        self._current = self._strand(0)
-        self._length = len(self._current)
-
-    def read(self, start: int, stop: int) -> Block:
-        """Samples ``start`` to ``stop``, counted from the first epoch's first."""
-        parts = []
-        while start < stop:
-            epoch, inside = divmod(start, self._length)
-            if epoch != self._epoch:
-                self._current, self._epoch = self._strand(epoch), epoch
-            count = min(stop - start, self._length - inside)
-            parts.append(self._current.read(inside, inside + count))
-            start += count
-        return Block.concat(parts)
-
-    def _strand(self, epoch: int) -> PlainStrand:
-        shuffle = Shuffle(self._shuffle.seed, epoch, self._shuffle.enabled, self._shuffle.window)
-        order = GlobalOrder(self._fetcher.source.starts, shuffle, self._streams)
-        return PlainStrand(order, self._number, self._fetcher, self._prefetch)
-
-
-class MixedStrand(Strand):
-    """Strands of several datasets, interleaved by a pattern that repeats its shares exactly."""
-
-    def __init__(
-        self, parts: Sequence[Strand], quotas: Ints, offsets: Ints, seed: int, number: int
-    ) -> None:
-        """``offsets`` are added to the numbers of each part's samples."""
-        self._parts = parts
-        self._quotas = quotas
-        self._offsets = offsets
-        self._seed = seed
-        self._number = number
-
-    def read(self, start: int, stop: int) -> Block:
-        """Samples ``start`` to ``stop``."""
+        """Samples ``start`` to ``stop`` of the stream, not before what was read last."""
         origins = self._origins(start, stop)
         before = self._before(start)
         blocks, places = [], []
-        for number, part in enumerate(self._parts):
-            here = np.flatnonzero(origins == number)
+        for dataset in range(len(self._fetchers)):
+            here = np.flatnonzero(origins == dataset)
             if len(here):
-                first = int(before[number])
-                blocks.append(part.read(first, first + len(here)))
+                first = int(before[dataset])
+                blocks.append(self._read(dataset, first, first + len(here)))
                 places.append(here)
         mixed = Block.concat(blocks).take(np.argsort(np.concatenate(places)))
-        return Block({**mixed.columns, ORIGIN: origins}, mixed.numbers + self._offsets[origins])
+        numbers = mixed.numbers + self._mixture.offsets[origins]
+        return Block({**mixed.columns, ORIGIN: origins}, numbers)
+
+    def _read(self, dataset: int, start: int, stop: int) -> Block:
+        """Samples of this stream of one dataset, counted from the first epoch's first."""
+        samples = len(self._mixture.sources[dataset])
+        begin, end = stream_bounds(samples, self._plan.streams, self._stream)
+        parts = []
+        while start < stop:
+            epoch, inside = divmod(start, end - begin)
+            count = min(stop - start, end - begin - inside)
+            parts.append(self._reader(dataset, epoch).read(inside, inside + count))
+            start += count
+        return Block.concat(parts)
+
+    def _reader(self, dataset: int, epoch: int) -> LaneReader:
+        if dataset not in self._readers or self._readers[dataset][0] != epoch:
+            shuffle = replace(self._plan.shuffle_in(epoch), seed=self._plan.seed + dataset)
+            starts = self._mixture.sources[dataset].starts
+            order = GlobalOrder(starts, shuffle, self._plan.streams)
+            part = order.stream(self._stream)
+            reader = LaneReader(order.lane, self._fetchers[dataset], *part, self._prefetch_shards)
+            self._readers[dataset] = epoch, reader
+        return self._readers[dataset][1]
 
     def _origins(self, start: int, stop: int) -> Ints:
         """The dataset of each sample."""
@@ -194,13 +164,15 @@ class MixedStrand(Strand):
     def _before(self, start: int) -> Ints:
         """How many samples of each dataset come before ``start``."""
         block, inside = divmod(start, BLOCK)
-        seen = np.bincount(self._pattern(block)[:inside], minlength=len(self._quotas))
-        counts: Ints = block * self._quotas + seen
+        quotas = self._mixture.quotas
+        seen = np.bincount(self._pattern(block)[:inside], minlength=len(quotas))
+        counts: Ints = block * quotas + seen
         return counts
 
     def _pattern(self, block: int) -> Ints:
-        cards = np.repeat(np.arange(len(self._quotas)), self._quotas)
-        return cards[shuffled(BLOCK, self._seed, _MIX, block, self._number)]
+        quotas = self._mixture.quotas
+        datasets = np.repeat(np.arange(len(quotas)), quotas)
+        return datasets[shuffled(BLOCK, self._plan.seed, _MIX, block, self._stream)]
 
 
 def quotas(weights: Sequence[float]) -> Ints:
@@ -215,13 +187,3 @@ def quotas(weights: Sequence[float]) -> Ints:
         raise ValueError(f"a weight is below one in {BLOCK}: leave that dataset out")
     counts[np.argsort(counts - exact, kind="stable")[:missing]] += 1
     return counts
-
-
-def check_sizes(names: Sequence[str], sizes: Sequence[int], streams: int) -> None:
-    """Every strand of a mixture needs a sample of each dataset."""
-    for name, size in zip(names, sizes, strict=True):
-        if size < streams:
-            raise ShardError(
-                f"dataset {name!r} has {size} samples, fewer than the {streams} streams that the "
-                "mixture is read in: use fewer streams, or leave it out"
-            )

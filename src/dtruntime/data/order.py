@@ -196,20 +196,21 @@ class Lane:
         return Window(self.shards[first : first + self._size], self._starts, self._shuffle)
 
 
-class StrandSpan(NamedTuple):
-    """A run of samples in one strand of the sequence."""
+class SampleRun(NamedTuple):
+    """Samples that follow each other in one stream of the sequence, or in one rank's lane."""
 
-    strand: int
+    number: int
+    """Of the stream, or of the rank."""
     start: int
     stop: int
 
 
 class GlobalOrder:
-    """One sequence for the whole job, in ``streams`` strands that are read side by side.
+    """One sequence for the whole job, in ``streams`` that are read side by side.
 
-    Sample ``p`` of the sequence comes from strand ``p mod streams``. A rank takes its part of
-    every batch from as few strands as possible, so that with ``streams`` a multiple of the
-    number of ranks no two ranks read the same shard, except at the seams.
+    Sample ``p`` of the sequence is number ``p // streams`` of stream ``p mod streams``. A rank
+    takes its part of every batch from as few streams as possible, so that with ``streams`` a
+    multiple of the number of ranks no two ranks read the same shard, except at the seams.
     """
 
     def __init__(self, starts: ArrayLike, shuffle: Shuffle, streams: int = 1) -> None:
@@ -221,68 +222,69 @@ class GlobalOrder:
         order = order[bounds[order + 1] > bounds[order]]
         self.streams = streams
         self.lane = Lane(order, bounds, shuffle)
-        """All samples, strand after strand."""
+        """All samples, stream after stream."""
 
     def __len__(self) -> int:
         return len(self.lane)
 
-    def strand(self, number: int) -> tuple[int, int]:
-        """Where a strand begins and ends in the lane."""
-        least, more = divmod(len(self), self.streams)
-        begin = number * least + min(number, more)
-        return begin, begin + least + (number < more)
+    def stream(self, number: int) -> tuple[int, int]:
+        """Where a stream begins and ends in the lane."""
+        return stream_bounds(len(self), self.streams, number)
 
     def samples(self, positions: ArrayLike) -> Ints:
         """The numbers of the samples at ``positions`` of the sequence."""
         places = np.asarray(positions, dtype=np.int64)
-        strand, depth = places % self.streams, places // self.streams
+        stream, depth = places % self.streams, places // self.streams
         least, more = divmod(len(self), self.streams)
-        return self.lane.samples(strand * least + np.minimum(strand, more) + depth)
+        return self.lane.samples(stream * least + np.minimum(stream, more) + depth)
 
     def part(self, start: int, stop: int, rank: int, world: int) -> Ints:
         """The positions of one rank in the batch of positions ``start`` to ``stop``.
 
         The parts of all ranks are disjoint, make up the batch, and differ by at most one.
         """
-        parts = self.spans(start, min(stop, len(self)), rank, world)
-        runs = [np.arange(a, b) * self.streams + strand for strand, a, b in parts]
+        parts = runs_of_rank(self.streams, start, min(stop, len(self)), rank, world)
+        runs = [np.arange(a, b) * self.streams + stream for stream, a, b in parts]
         return np.concatenate([np.empty(0, np.int64), *runs])
 
-    def spans(self, start: int, stop: int, rank: int, world: int) -> list[StrandSpan]:
-        """The same part as runs within strands."""
-        return spans(self.streams, start, stop, rank, world)
+
+def stream_bounds(samples: int, streams: int, number: int) -> tuple[int, int]:
+    """Where a stream begins and ends when all lie one after the other."""
+    least, more = divmod(samples, streams)
+    begin = number * least + min(number, more)
+    return begin, begin + least + (number < more)
 
 
-def spans(streams: int, start: int, stop: int, rank: int, world: int) -> list[StrandSpan]:
-    """A rank's part of the batch of positions ``start`` to ``stop``, as runs within strands."""
+def runs_of_rank(streams: int, start: int, stop: int, rank: int, world: int) -> list[SampleRun]:
+    """A rank's part of the batch of positions ``start`` to ``stop`` of the sequence."""
     size = max(0, stop - start)
     low, high = size * rank // world, size * (rank + 1) // world
     if low == high:
         return []
     if start % streams or size % streams:
-        return _uneven_spans(streams, start, stop, low, high)
+        return _uneven_runs(streams, start, stop, low, high)
     each, depth = size // streams, start // streams
-    found = []
-    for strand in range(low // each, (high - 1) // each + 1):
-        first, last = max(low - strand * each, 0), min(high - strand * each, each)
-        found.append(StrandSpan(strand, depth + first, depth + last))
-    return found
+    runs = []
+    for stream in range(low // each, (high - 1) // each + 1):
+        first, last = max(low - stream * each, 0), min(high - stream * each, each)
+        runs.append(SampleRun(stream, depth + first, depth + last))
+    return runs
 
 
-def _uneven_spans(streams: int, start: int, stop: int, low: int, high: int) -> list[StrandSpan]:
-    """The same where not all strands have the same part of the batch."""
-    strands = np.arange(streams)
-    first = -((strands - start) // streams)
-    ends = np.cumsum(-((strands - stop) // streams) - first)
+def _uneven_runs(streams: int, start: int, stop: int, low: int, high: int) -> list[SampleRun]:
+    """The same where not all streams have the same part of the batch."""
+    numbers = np.arange(streams)
+    first = -((numbers - start) // streams)
+    ends = np.cumsum(-((numbers - stop) // streams) - first)
     begin, end = np.searchsorted(ends, (low, high - 1), side="right")
-    found = []
-    for strand in range(int(begin), int(end) + 1):
-        before = int(ends[strand - 1]) if strand else 0
-        depth = int(first[strand]) - before
-        first_mine, last_mine = max(low, before), min(high, int(ends[strand]))
+    runs = []
+    for stream in range(int(begin), int(end) + 1):
+        before = int(ends[stream - 1]) if stream else 0
+        depth = int(first[stream]) - before
+        first_mine, last_mine = max(low, before), min(high, int(ends[stream]))
         if first_mine < last_mine:
-            found.append(StrandSpan(strand, depth + first_mine, depth + last_mine))
-    return found
+            runs.append(SampleRun(stream, depth + first_mine, depth + last_mine))
+    return runs
 
 
 class TakenBack(NamedTuple):
@@ -338,9 +340,16 @@ class AffinityOrder:
         order = shuffle.shard_order(len(self._starts) - 1)
         self._place = np.empty(len(order), np.int64)
         self._place[order] = np.arange(len(order))
+        self._latest: tuple[tuple[tuple[Segment, ...], Segment], Lanes] | None = None
 
     def lanes(self, history: Sequence[Segment], current: Segment) -> Lanes:
         """What each live slot of ``current`` has to read, after the segments before it."""
+        asked = tuple(history), current
+        if self._latest is None or self._latest[0] != asked:
+            self._latest = asked, self._make_lanes(history, current)
+        return self._latest[1]
+
+    def _make_lanes(self, history: Sequence[Segment], current: Segment) -> Lanes:
         pool = self._starts[1:] > self._starts[:-1]
         begun: Begun = []
         past: list[Lanes] = []

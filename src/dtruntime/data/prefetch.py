@@ -119,7 +119,7 @@ class _Ahead:
 
 
 class LaneReader:
-    """Reads a lane from ``start`` on, forward only, at most to ``stop``.
+    """Reads a lane, or its part from ``begin`` to ``end``, forward only.
 
     In memory are the window that is being read and, of those behind it, at most
     ``prefetch_shards`` shards.
@@ -129,27 +129,33 @@ class LaneReader:
         self,
         lane: Lane,
         fetcher: ShardFetcher,
-        start: int = 0,
-        stop: int | None = None,
+        begin: int = 0,
+        end: int | None = None,
         prefetch_shards: int = 0,
     ) -> None:
+        self._lane = lane
         self._fetcher = fetcher
+        self._begin = begin
+        self._end = end
         self._prefetch_shards = prefetch_shards
-        self._windows = _joined(lane.windows(start, stop), fetcher.together)
+        self._windows: Iterator[tuple[int, Window]] = iter(())
+        self._is_open = False
         self._ahead: deque[_Ahead] = deque()
-        self._first = start
+        self._first = 0
         self._block: Block | None = None
 
     def read(self, start: int, stop: int) -> Block:
-        """The samples at positions ``start`` to ``stop``, at least one."""
+        """Samples ``start`` to ``stop``, at least one, counted from where the part begins."""
+        at, end = self._begin + start, self._begin + stop
+        if not self._is_open:
+            self._windows = _joined(self._lane.windows(at, self._end), self._fetcher.together)
+            self._is_open = True
         parts = []
-        at = start
-        while at < stop:
+        while at < end:
             block = self._holding(at)
-            begin = at - self._first
-            end = min(len(block), stop - self._first)
-            parts.append(block.slice(begin, end))
-            at += end - begin
+            first, last = at - self._first, min(len(block), end - self._first)
+            parts.append(block.slice(first, last))
+            at += last - first
         return Block.concat(parts)
 
     def _holding(self, position: int) -> Block:

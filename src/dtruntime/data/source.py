@@ -193,9 +193,9 @@ class DatasetRows:
 
     def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Return samples ``start`` to ``stop`` (excluded), of some ``columns`` or all."""
-        if not 0 <= start <= stop <= len(self):
-            raise ValueError(f"samples {start} to {stop} are outside a dataset of {len(self)}")
         bounds = self.index.bounds
+        if not 0 <= start <= stop <= bounds[-1]:
+            raise ValueError(f"samples {start} to {stop} are outside a dataset of {bounds[-1]}")
         first = int(np.searchsorted(bounds, start, side="right")) - 1
         tables = []
         for number in range(first, int(np.searchsorted(bounds, stop, side="left"))):

@@ -9,8 +9,8 @@ coordinator. Read ``assignment`` first.
 
 from .assignment import FileTable, SlotTable
 from .consistent_hash import ConsistentHash
+from .hashing import Permutation, shuffled
 from .move_plan import MovePlan, fewest_moves, lowest_free_slots, plan_change, plan_moves
-from .permutation import Permutation, shuffled
 from .shard_manager import DatasetParams, ShardManager, ShardRange
 from .slot_membership import Membership
 

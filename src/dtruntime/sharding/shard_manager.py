@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dtruntime.errors import ShardError, ShardNotFoundError
 
 from .assignment import SlotTable
-from .permutation import Permutation
+from .hashing import Permutation
 from .slot_membership import MAX_COUNT
 
 
