@@ -4,7 +4,7 @@ Read ``worker`` first: it is what each of them runs, and what a program of your 
 
 - ``scenario``: how large it is, and where its files lie; ``digits``: the data and the model.
 - ``demonstration``: everything, twice: a *disturbed* run and an *undisturbed* one to compare with.
-- ``trial``: one run, watched and disturbed; ``launcher``: its processes and their replacements.
-- ``progress``: how far a run is; ``timeline``: what happened, and how long it took.
+- ``launcher``: the processes, and the replacements of those that are killed.
+- ``progress``: the steps that workers note; ``timeline``: what happened, and how long it took.
 - ``proof``: each claim, checked against what the workers left; ``terminal_view`` shows it all.
 """

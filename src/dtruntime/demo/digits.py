@@ -1,10 +1,9 @@
-"""The demo's data: noisy pictures of digits, drawn from a seed, in one parquet file per shard."""
+"""The demo's data, noisy pictures of digits drawn from a seed, and the model that reads them."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,10 @@ from ..errors import StrataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+Batch = Mapping[str, NDArray[Any]]
+"""Columns of samples: ``sample_id``, ``label``, and the bytes of the picture, ``pixels``."""
+Floats = NDArray[np.float32]
 
 SIDE = 12
 PIXELS = SIDE * SIDE
@@ -38,22 +41,6 @@ _GLYPHS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """Pictures with what they show, and the number of each."""
-
-    ids: NDArray[np.int64]
-    pixels: NDArray[np.uint8]
-    labels: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def take(self, which: NDArray[np.int64] | slice) -> Samples:
-        """Some of them, in the order asked for."""
-        return Samples(self.ids[which], self.pixels[which], self.labels[which])
-
-
 def require_pyarrow() -> None:
     """Raise unless parquet files can be read and written."""
     if importlib.util.find_spec("pyarrow") is None:
@@ -63,8 +50,8 @@ def require_pyarrow() -> None:
         )
 
 
-def draw(count: int, *seed: int, first_id: int = 0) -> Samples:
-    """Draw pictures of digits that differ in size, place, contrast and noise."""
+def draw(count: int, *seed: int, first_id: int = 0) -> Batch:
+    """Pictures of digits that differ in size, place, contrast and noise."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(CLASSES, size=count)
     shapes = rng.integers(len(_SHAPES), size=count)
@@ -77,10 +64,10 @@ def draw(count: int, *seed: int, first_id: int = 0) -> Samples:
     noise = rng.standard_normal((count, SIDE, SIDE), dtype=np.float32) * np.float32(NOISE)
     pixels = np.clip(moved * contrast + 40 + noise, 0, 255).astype(np.uint8)
     ids = np.arange(first_id, first_id + count, dtype=np.int64)
-    return Samples(ids, pixels.reshape(count, PIXELS), labels)
+    return {"sample_id": ids, "pixels": pixels.reshape(count, PIXELS), "label": labels}
 
 
-def held_out(seed: int) -> Samples:
+def held_out(seed: int) -> Batch:
     """Pictures that belong to no shard, for judging a model."""
     return draw(HELD_OUT, seed, 1)
 
@@ -97,11 +84,6 @@ def write_shards(folder: Path, total_samples: int, shard_size: int, seed: int) -
     return size
 
 
-def samples_of(batch: Mapping[str, NDArray[Any]]) -> Samples:
-    """What a loader's batch holds."""
-    return Samples(batch["sample_id"], batch["pixels"], batch["label"].astype(np.int64))
-
-
 def read_ids(folder: Path) -> NDArray[np.int64]:
     """The ids of all samples in a dataset's files, ascending."""
     import pyarrow.parquet as pq
@@ -111,14 +93,14 @@ def read_ids(folder: Path) -> NDArray[np.int64]:
     return np.sort(np.concatenate([table["sample_id"].to_numpy() for table in tables]))
 
 
-def _write(path: Path, samples: Samples) -> None:
+def _write(path: Path, samples: Batch) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    pictures = [picture.tobytes() for picture in samples.pixels]
+    pictures = [picture.tobytes() for picture in samples["pixels"]]
     columns: dict[str, pa.Array] = {
-        "sample_id": pa.array(samples.ids),
-        "label": pa.array(samples.labels.astype(np.int8)),
+        "sample_id": pa.array(samples["sample_id"]),
+        "label": pa.array(samples["label"].astype(np.int8)),
         "pixels": pa.array(pictures, pa.binary(PIXELS)),
     }
     # Noise does not compress, and a dictionary of it only costs time.
@@ -133,28 +115,6 @@ def _stencils() -> NDArray[np.float32]:
         rows, columns = np.arange(height) * 7 // height, np.arange(width) * 5 // width
         stencils[:, shape, :height, :width] = dots[:, rows][:, :, columns]
     return stencils
-
-
-Floats = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """How well a model does on some samples."""
-
-    samples: int = 0
-    loss_sum: float = 0.0
-    correct: int = 0
-
-    @property
-    def loss(self) -> float:
-        """Mean cross-entropy."""
-        return self.loss_sum / max(1, self.samples)
-
-    @property
-    def accuracy(self) -> float:
-        """Share of samples whose class was named."""
-        return self.correct / max(1, self.samples)
 
 
 class Classifier:
@@ -175,26 +135,29 @@ class Classifier:
 
     @classmethod
     def initial(cls, hidden: int, seed: int) -> Classifier:
-        """A model that knows nothing, the same for the same seed."""
+        """An untrained model, the same for the same seed."""
         rng = np.random.default_rng((seed, 2))
         model = cls(hidden, np.zeros(hidden * (PIXELS + 1 + CLASSES) + CLASSES, np.float32))
         model._w1[:] = rng.standard_normal(model._w1.shape) * np.sqrt(2 / PIXELS)
         model._w2[:] = rng.standard_normal(model._w2.shape) * np.sqrt(1 / hidden)
         return model
 
-    def gradient(self, samples: Samples) -> tuple[Floats, Score]:
-        """The sum of the samples' gradients, in the order of the parameters; how well it does."""
-        inputs = _normalised(samples.pixels)
-        activation, output = self._forward(inputs)
-        error = np.exp(output)
-        error[np.arange(len(samples)), samples.labels] -= 1
+    def gradient(self, batch: Batch) -> tuple[Floats, float]:
+        """The summed gradients of all samples, ordered as the parameters, and their summed loss."""
+        inputs = _normalised(batch["pixels"])
+        activation, log_probabilities = self._forward(inputs)
+        labelled = np.arange(len(inputs)), batch["label"]
+        loss = -float(log_probabilities[labelled].sum(dtype=np.float64))
+        error = np.exp(log_probabilities)
+        error[labelled] -= 1
         back = (error @ self._w2.T) * (activation > 0)
         parts = (inputs.T @ back, back.sum(0), activation.T @ error, error.sum(0))
-        return np.concatenate([part.ravel() for part in parts]), _score(output, samples.labels)
+        return np.concatenate([part.ravel() for part in parts]), loss
 
-    def score(self, samples: Samples) -> Score:
-        """How well it does."""
-        return _score(self._forward(_normalised(samples.pixels))[1], samples.labels)
+    def accuracy(self, batch: Batch) -> float:
+        """The share of samples whose digit it names."""
+        _, log_probabilities = self._forward(_normalised(batch["pixels"]))
+        return float((log_probabilities.argmax(1) == batch["label"]).mean())
 
     def state_dict(self) -> dict[str, Floats]:
         """What has to be saved."""
@@ -238,9 +201,3 @@ class Momentum:
 
 def _normalised(pixels: NDArray[np.uint8]) -> Floats:
     return (pixels.astype(np.float32) - np.float32(90)) / np.float32(80)
-
-
-def _score(log_probabilities: Floats, labels: NDArray[np.int64]) -> Score:
-    chosen = log_probabilities[np.arange(len(labels)), labels]
-    correct = int((log_probabilities.argmax(1) == labels).sum())
-    return Score(len(labels), -float(chosen.sum(dtype=np.float64)), correct)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,32 @@ from ..display import count, size
 from ..errors import StorageError
 from ..run import load_tracked
 from ..storage import open_backend
+from ..types import EpochCoverage
 from .digits import HELD_OUT, Classifier, Floats, held_out, read_ids
-from .progress import kept, read_notes
+from .progress import NoteReader, last_notes
 from .scenario import RunFiles, Scenario
-from .trial import Kill, Ran
+from .timeline import Incident
 
 Ids = NDArray[np.int64]
+
+
+class Kill(StrEnum):
+    """Who is killed in the middle."""
+
+    WORKER = "worker"
+    COORDINATOR = "coordinator"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """A run whose workers have all ended well."""
+
+    incidents: tuple[Incident, ...]
+    coverage: tuple[EpochCoverage, ...]
+    """What the coordinator can prove."""
+    training_seconds: float
+    """From the first step to the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +54,25 @@ class Check:
     """The folder to look into when it does not hold."""
 
 
-def judge(plan: Scenario, kill: Kill, disturbed: Ran, undisturbed: Ran) -> tuple[Check, ...]:
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a demonstration has shown."""
+
+    disturbed: RunResult
+    undisturbed: RunResult
+    checks: tuple[Check, ...]
+    seconds: float
+    """From the first file written to the last check."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether every claim holds."""
+        return all(check.passed for check in self.checks)
+
+
+def judge(
+    plan: Scenario, kill: Kill, disturbed: RunResult, undisturbed: RunResult
+) -> tuple[Check, ...]:
     """Check two runs whose workers have all ended well."""
     return (
         check_disturbance(plan, kill, disturbed, undisturbed),
@@ -45,21 +84,22 @@ def judge(plan: Scenario, kill: Kill, disturbed: Ran, undisturbed: Ran) -> tuple
     )
 
 
-def check_disturbance(plan: Scenario, kill: Kill, disturbed: Ran, undisturbed: Ran) -> Check:
+def check_disturbance(
+    plan: Scenario, kill: Kill, disturbed: RunResult, undisturbed: RunResult
+) -> Check:
     """Whether what was to be shown was to be seen: a kill in one run, and none in the other."""
     survived = [incident for incident in disturbed.incidents if incident.is_over]
-    is_wanted = kill is not Kill.NONE
     text = f"{count(len(survived), 'kill')} survived by the first run, "
     text += f"{count(len(undisturbed.incidents), 'kill')} in the second"
-    if is_wanted and not survived:
+    if kill is not Kill.NONE and not survived:
         text += "; it was over before anybody could be killed: give it more --epochs"
-    passed = (bool(survived) or not is_wanted) and not undisturbed.incidents
+    passed = (bool(survived) or kill is Kill.NONE) and not undisturbed.incidents
     return Check("disturbance", passed, text, plan.disturbed.logs)
 
 
 def check_samples(plan: Scenario, files: RunFiles) -> Check:
     """Compare the ids that the workers noted with those in the dataset's files."""
-    steps = kept(read_notes(files.notes))
+    steps = last_notes(NoteReader(files.notes).news())
     used: list[list[int]] = [[] for _ in range(plan.epochs)]
     for notes in steps.values():
         for note in notes:
@@ -82,7 +122,7 @@ def _compare(used: Ids, expected: Ids) -> tuple[int, int]:
     return lost, int((counts - np.isin(ids, expected)).sum())
 
 
-def check_coverage(plan: Scenario, ran: Ran) -> Check:
+def check_coverage(plan: Scenario, ran: RunResult) -> Check:
     """What the coordinator can prove by the digests that the loaders sent to it."""
     lost = sum(epoch.missing for epoch in ran.coverage)
     repeated = sum(epoch.repeated for epoch in ran.coverage)
@@ -115,26 +155,26 @@ def check_weights(plan: Scenario) -> Check:
     """Compare what all workers of both runs have in the end, bit for bit."""
     where = plan.disturbed.root
     try:
-        (name, wanted), *others = [
+        (name, expected), *others = [
             *_final_weights(plan, plan.undisturbed),
             *_final_weights(plan, plan.disturbed),
         ]
     except (OSError, StorageError) as exc:
         return Check("weights", False, str(exc), where)
     for other, weights in others:
-        if weights.tobytes() != wanted.tobytes():
-            differ = int((weights.view(np.uint32) != wanted.view(np.uint32)).sum())
-            text = f"{differ:,} of {wanted.size:,} in {other} differ from those in {name}"
+        if weights.tobytes() != expected.tobytes():
+            differ = int((weights.view(np.uint32) != expected.view(np.uint32)).sum())
+            text = f"{differ:,} of {expected.size:,} in {other} differ from those in {name}"
             return Check("weights", False, text, where)
-    text = f"all {wanted.size:,} equal bit for bit those of {plan.workers} undisturbed workers"
+    text = f"all {expected.size:,} equal bit for bit those of {plan.workers} undisturbed workers"
     return Check("weights", True, text, where)
 
 
 def _final_weights(plan: Scenario, files: RunFiles) -> list[tuple[str, Floats]]:
     """What each worker had in the end, and what the last checkpoint has."""
     paths = [files.root / f"weights-{rank}.npy" for rank in range(plan.workers)]
-    found: list[tuple[str, Floats]] = [(str(path), np.load(path)) for path in paths]
-    return [*found, (str(files.checkpoints), _saved_weights(files))]
+    weights: list[tuple[str, Floats]] = [(str(path), np.load(path)) for path in paths]
+    return [*weights, (str(files.checkpoints), _saved_weights(files))]
 
 
 def _saved_weights(files: RunFiles) -> Floats:
@@ -145,11 +185,11 @@ def _saved_weights(files: RunFiles) -> Floats:
 def check_learning(plan: Scenario) -> Check:
     """Judge the last checkpoint's model by pictures that nobody was trained on."""
     judged = held_out(plan.seed)
-    before = Classifier.initial(plan.hidden, plan.seed).score(judged).accuracy
+    before = Classifier.initial(plan.hidden, plan.seed).accuracy(judged)
     try:
         model = Classifier(plan.hidden, _saved_weights(plan.disturbed))
     except StorageError as exc:
         return Check("accuracy", False, str(exc), plan.disturbed.checkpoints)
-    after = model.score(judged).accuracy
+    after = model.accuracy(judged)
     text = f"{before:.1%} → {after:.1%} on {HELD_OUT:,} digits held out from training"
     return Check("accuracy", after > before, text, plan.disturbed.root)

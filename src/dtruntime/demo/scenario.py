@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -75,11 +74,6 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return Path(self.root, "coordinator")
 
     @property
-    def coordinator_pid_file(self) -> Path:
-        """The number of the coordinator's process."""
-        return self.coordinator_folder / "pid"
-
-    @property
     def disturbed(self) -> RunFiles:
         """The run in which somebody is killed."""
         return RunFiles(Path(self.root, "disturbed"), JOB)
@@ -108,29 +102,14 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.decode(Path(path).read_bytes(), type=Scenario)
 
 
-@dataclass(frozen=True, slots=True)
 class RunFiles:
     """Where the workers of one run leave what they do."""
 
-    root: Path
-    job: str
-
-    @property
-    def checkpoints(self) -> Path:
-        """The run's checkpoints."""
-        return self.root / "checkpoints"
-
-    @property
-    def exchange(self) -> Path:
+    def __init__(self, root: Path, job: str) -> None:
+        self.root, self.job = root, job
+        self.checkpoints = root / "checkpoints"
+        self.exchange = root / "exchange"
         """Where the workers hand each other their gradients."""
-        return self.root / "exchange"
-
-    @property
-    def notes(self) -> Path:
-        """Where the workers note what each step used."""
-        return self.root / "notes"
-
-    @property
-    def logs(self) -> Path:
-        """The workers' logs."""
-        return self.root / "logs"
+        self.notes = root / "notes"
+        """Where the workers note which samples each step used."""
+        self.logs = root / "logs"

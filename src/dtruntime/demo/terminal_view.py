@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -15,10 +15,12 @@ from rich.text import Text
 
 from ..display import count, duration
 from ..types import Membership, WorkerState, WorkerStatus
-from .demonstration import Outcome
 from .launcher import DemoFailed
-from .progress import LogLine, RunSnapshot
+from .progress import RunSnapshot
 from .scenario import Scenario
+
+if TYPE_CHECKING:
+    from .proof import Outcome
 
 NEXT = "next: strata demo --kill coordinator; or --kill none, and kill what you like"
 PLAIN_SECONDS = 2.0
@@ -32,18 +34,19 @@ class TerminalView:
         self._console = console
         self._live = None if plain else Live(console=console, auto_refresh=False, transient=True)
         self._next_line = 0.0
+        self._began = time.time()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the demonstration began."""
+        return time.time() - self._began
 
     def __enter__(self) -> Self:
         if self._live is not None:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.update(Text(""), refresh=True)
             self._live.stop()
@@ -56,25 +59,20 @@ class TerminalView:
         text += f"{plan.total_steps:,} steps"
         self._console.print(Text.assemble(("strata demo", "bold"), text))
 
-    def happened(self, happening: LogLine) -> None:
-        """One line that stays."""
-        self._console.print(
-            Text.assemble(
-                (f"{happening.elapsed:6.1f} s  ", "dim"),
-                (f"{happening.topic:<11} ", happening.style),
-                happening.text,
-            ),
-            soft_wrap=True,
-        )
+    def say(self, topic: str, text: str, style: str = "", *, at: float | None = None) -> None:
+        """One line that stays, about what happened now or ``at`` a time in seconds since 1970."""
+        elapsed = self.elapsed if at is None else at - self._began
+        line = Text.assemble((f"{elapsed:6.1f} s  ", "dim"), (f"{topic:<11} ", style), text)
+        self._console.print(line, soft_wrap=True)
 
-    def advanced(self, scene: RunSnapshot) -> None:
+    def show(self, run: RunSnapshot) -> None:
         """How far everybody is."""
         if self._live is not None:
-            self._live.update(picture(scene), refresh=True)
-        elif scene.tally.step and not scene.is_held and scene.elapsed >= self._next_line:
-            self._next_line = scene.elapsed + PLAIN_SECONDS
-            text = f"step {scene.tally.step:,} of {scene.plan.total_steps:,}  {describe(scene)}"
-            self.happened(LogLine(scene.elapsed, "progress", text))
+            self._live.update(live_table(run), refresh=True)
+        elif run.tally.step and not run.is_held and run.elapsed >= self._next_line:
+            self._next_line = run.elapsed + PLAIN_SECONDS
+            steps = f"step {run.tally.step:,} of {run.plan.total_steps:,}"
+            self.say("progress", f"{steps}  {describe(run)}")
 
     # At the end
 
@@ -149,7 +147,7 @@ _OLD_SECONDS = 0.8
 """A heartbeat of this age is late."""
 
 
-def picture(scene: RunSnapshot) -> RenderableType:
+def live_table(run: RunSnapshot) -> RenderableType:
     """As many lines as there are ranks, and four; no more than 80 columns."""
     table = Table.grid(padding=(0, 2))
     for name, width in zip(_COLUMNS, _WIDTHS, strict=True):
@@ -157,26 +155,26 @@ def picture(scene: RunSnapshot) -> RenderableType:
             min_width=width, justify="left" if name in _LEFT else "right", no_wrap=True
         )
     table.add_row(*(Text(name, "dim") for name in _COLUMNS))
-    for rank in range(scene.plan.workers):
-        table.add_row(*_row(scene, rank, scene.members.rank(rank)))
-    return Padding(Group(_headline(scene), table, _bottom(scene)), (1, 0, 0, 1))
+    for rank in range(run.plan.workers):
+        table.add_row(*_row(run, rank, run.worker(rank)))
+    return Padding(Group(_headline(run), table, _bottom(run)), (1, 0, 0, 1))
 
 
-def _headline(scene: RunSnapshot) -> Text:
-    text = Text.assemble(("● ", "red" if scene.is_held or scene.is_alone else "green"))
-    text.append(f"{scene.elapsed:.1f} s  ", "dim")
-    text.append(scene.title, "bold")
-    if scene.is_alone:
+def _headline(run: RunSnapshot) -> Text:
+    text = Text.assemble(("● ", "red" if run.is_held or run.is_alone else "green"))
+    text.append(f"{run.elapsed:.1f} s  ", "dim")
+    text.append(run.title, "bold")
+    if run.is_alone:
         text.append("   the coordinator is away", "bold red")
-    elif scene.is_held:
+    elif run.is_held:
         text.append("   a worker is missing", "bold red")
     return text
 
 
-def _row(scene: RunSnapshot, rank: int, worker: WorkerStatus | None) -> tuple[Text, ...]:
+def _row(run: RunSnapshot, rank: int, worker: WorkerStatus | None) -> tuple[Text, ...]:
     if worker is None:
         return (Text(str(rank)), Text(""), Text(""), Text("starting", "dim"))
-    name, style = _state(scene, worker)
+    name, style = _state(run, worker)
     age = worker.heartbeat_age
     is_there = worker.membership is Membership.LIVE
     late = "bold red" if age > _OLD_SECONDS else "dim"
@@ -191,48 +189,48 @@ def _row(scene: RunSnapshot, rank: int, worker: WorkerStatus | None) -> tuple[Te
     )
 
 
-def _state(scene: RunSnapshot, worker: WorkerStatus) -> tuple[str, str]:
+def _state(run: RunSnapshot, worker: WorkerStatus) -> tuple[str, str]:
     """What a worker does, in a word, and how that is shown."""
-    if worker.worker_id in scene.killed:
+    if worker.worker_id in run.killed:
         return "killed", "bold red"
-    if worker.rank in scene.replacing and worker.membership is Membership.DEAD:
+    if worker.rank in run.replacing and worker.membership is Membership.DEAD:
         return "replacing", "yellow"
     if worker.membership is Membership.DEAD:
         return "dead", "bold red"
     if worker.membership is Membership.LEFT or worker.state is WorkerState.FINISHED:
         return "finished", "green"
-    if scene.is_held or worker.state is WorkerState.RECOVERING:
+    if run.is_held or worker.state is WorkerState.RECOVERING:
         return "waiting", "yellow"
-    if worker.state is WorkerState.IDLE or not scene.tally.step:
+    if worker.state is WorkerState.IDLE or not run.tally.step:
         return "joining", "dim"
     # Workers wait for each other in every step; that is part of training.
     return "training", "cyan"
 
 
-def _bottom(scene: RunSnapshot) -> Table:
-    plan, tally = scene.plan, scene.tally
+def _bottom(run: RunSnapshot) -> Table:
+    plan, tally = run.plan, run.tally
     bar = ProgressBar(
         plan.total_steps,
         tally.step,
         width=BAR_WIDTH,
-        complete_style="yellow" if scene.is_held else "cyan",
+        complete_style="yellow" if run.is_held else "cyan",
         finished_style="green",
     )
     line = Table.grid(padding=(0, 1))
     for _ in range(3):
         line.add_column(no_wrap=True)
-    line.add_row(bar, Text(f"{tally.step:,}/{plan.total_steps:,}"), Text(describe(scene), "dim"))
+    line.add_row(bar, Text(f"{tally.step:,}/{plan.total_steps:,}"), Text(describe(run), "dim"))
     return line
 
 
-def describe(scene: RunSnapshot) -> str:
+def describe(run: RunSnapshot) -> str:
     """How training goes, in a few words."""
     parts = []
-    if scene.members.checkpoint_step is not None:
-        parts.append(f"saved {scene.members.checkpoint_step:,}")
-    if scene.tally.loss is not None:
-        parts.append(f"loss {scene.tally.loss:.3f}")
-    rate = scene.tally.steps_per_second
-    if rate is not None and not scene.is_held:
-        parts.append(f"{rate * scene.plan.batch_size:,.0f}/s")
+    if run.job is not None and run.job.latest_checkpoint is not None:
+        parts.append(f"saved {run.job.latest_checkpoint.step:,}")
+    if run.tally.loss is not None:
+        parts.append(f"loss {run.tally.loss:.3f}")
+    rate = run.tally.steps_per_second
+    if rate is not None and not run.is_held:
+        parts.append(f"{rate * run.plan.batch_size:,.0f}/s")
     return "  ".join(parts)

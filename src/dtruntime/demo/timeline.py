@@ -1,35 +1,23 @@
-"""Tells the story of one run: what happened, and how long it took."""
+"""What happened in one run, and how long it took."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from ..display import count, duration
 from .launcher import DemoWorker
-from .progress import LogLine, RunSnapshot, StepMark, StepTally
-
-
-class Listener(Protocol):
-    """Who is shown a demonstration: a terminal, a log, a test."""
-
-    def happened(self, happening: LogLine) -> None:
-        """Something happened."""
-
-    def advanced(self, scene: RunSnapshot) -> None:
-        """The run was looked at again."""
+from .progress import StepNote, StepTally
+from .terminal_view import TerminalView
 
 
 class Timeline:
     """Keeps the incidents of a run, with their times, and says what happens as it happens."""
 
-    def __init__(self, workers: int, audience: Listener, began: float) -> None:
-        """``began`` is the time, in seconds since 1970, that is shown as 0."""
+    def __init__(self, workers: int, view: TerminalView) -> None:
         self._workers = workers
-        self._audience = audience
-        self._began = began
+        self._say = view.say
         self._joined: set[str] = set()
         self.tally = StepTally()
         self.incidents: list[Incident] = []
@@ -39,49 +27,44 @@ class Timeline:
         """The workers that were killed."""
         return [incident for incident in self.incidents if isinstance(incident, WorkerLoss)]
 
-    def say(self, topic: str, text: str, style: str = "", *, at: float | None = None) -> None:
-        """Say that something happened, now or ``at`` a time."""
-        elapsed = (time.time() if at is None else at) - self._began
-        self._audience.happened(LogLine(elapsed, topic, text, style))
-
     # What the workers note
 
-    def noted(self, marks: Sequence[StepMark]) -> None:
+    def noted(self, notes: Sequence[StepNote]) -> None:
         """Steps were done; the first of a crew ends what held it up."""
-        if marks and not self.tally.first_at:
-            self.say("training", "has begun", at=marks[0].at)
+        if notes and not self.tally.first_at:
+            self._say("training", "has begun", at=notes[0].at)
         for incident in self.incidents:
             if isinstance(incident, Outage) and not incident.is_over:
-                self._see_end_of_outage(incident, marks)
+                self._see_end_of_outage(incident, notes)
             elif isinstance(incident, WorkerLoss) and not incident.is_over:
-                self._see_end_of_loss(incident, marks)
-        self.tally.add(marks)
+                self._see_end_of_loss(incident, notes)
+        self.tally.add(notes)
 
-    def _see_end_of_outage(self, outage: Outage, marks: Sequence[StepMark]) -> None:
-        first = next((m for m in marks if outage.back_at and m.at > outage.back_at), None)
+    def _see_end_of_outage(self, outage: Outage, notes: Sequence[StepNote]) -> None:
+        first = next((m for m in notes if outage.back_at and m.at > outage.back_at), None)
         if first is None:
-            before = (mark.at for mark in marks)
+            before = (note.at for note in notes)
             outage.last_step_at = max(outage.last_step_at, *before, 0.0)
             return
         outage.resumed_at = first.at
         outage.is_rolled_back = first.generation > self.tally.generation
         away = duration(first.at - outage.killed_at)
         text = f"goes on with step {first.step:,}, {away} after the kill"
-        self.say("training", text, "green", at=first.at)
+        self._say("training", text, "green", at=first.at)
 
-    def _see_end_of_loss(self, loss: WorkerLoss, marks: Sequence[StepMark]) -> None:
+    def _see_end_of_loss(self, loss: WorkerLoss, notes: Sequence[StepNote]) -> None:
         joined = loss.generation
-        first = next((m for m in marks if joined and m.generation >= joined), None)
+        first = next((m for m in notes if joined and m.generation >= joined), None)
         if first is None:
             return
         loss.resumed_at, loss.resumed_from = first.at, first.step - 1
-        before = (mark.step for mark in marks if mark.generation < joined)
+        before = (note.step for note in notes if note.generation < joined)
         loss.repeated = max(self.tally.furthest, *before, 0) - loss.resumed_from
         text = f"to the checkpoint of step {loss.resumed_from:,}; "
         text += f"{count(loss.repeated, 'step')} to do again"
-        self.say("rolled back", text, "yellow", at=first.at)
+        self._say("rolled back", text, "yellow", at=first.at)
         away = duration(first.at - loss.killed_at)
-        self.say("training", f"again, all workers, {away} after the kill", "green", at=first.at)
+        self._say("training", f"again, all workers, {away} after the kill", "green", at=first.at)
 
     # What the coordinator's journal says
 
@@ -90,7 +73,7 @@ class Timeline:
         match kind, dict(fields):
             case "dataset.registered", {"dataset": name, "samples": samples, "shards": shards}:
                 text = f"{name}: {count(int(samples), 'sample')} in {count(int(shards), 'shard')}"
-                self.say("dataset", text, at=at)
+                self._say("dataset", text, at=at)
             case "worker.registered", {"worker": name, "rank": rank, "generation": generation}:
                 self._registered(at, name, int(rank), int(generation))
             case "worker.dead", {"worker": name, "reason": reason}:
@@ -100,53 +83,53 @@ class Timeline:
         for loss in self.losses:
             if loss.replacement == name and not loss.joined_at:
                 loss.joined_at, loss.generation = at, generation
-                self.say("joined", f"{name} takes rank {rank}", "green", at=at)
+                self._say("joined", f"{name} takes rank {rank}", "green", at=at)
                 return
         if name in self._joined:
-            self.say("joined", f"{name} is back as rank {rank}", "green", at=at)
+            self._say("joined", f"{name} is back as rank {rank}", "green", at=at)
         self._joined.add(name)
         if len(self._joined) == self._workers:
-            self.say("joined", f"all {self._workers} workers have their ranks", at=at)
+            self._say("joined", f"all {self._workers} workers have their ranks", at=at)
 
     def _died(self, at: float, name: str, reason: str) -> None:
         loss = next((loss for loss in self.losses if loss.worker == name), None)
         if loss is None:
-            self.say("dead", f"{name}: {reason}", "red", at=at)
+            self._say("dead", f"{name}: {reason}", "red", at=at)
             return
         loss.detected_at = at
         took = duration(at - loss.killed_at)
-        self.say("detected", f"{took} after the kill: {reason}", "yellow", at=at)
+        self._say("detected", f"{took} after the kill: {reason}", "yellow", at=at)
         text = f"for a replacement; rank {loss.rank}'s share of the data is kept for it"
-        self.say("waiting", text, "yellow", at=at)
+        self._say("waiting", text, "yellow", at=at)
 
     # What is killed, and mended
 
     def killed(self, worker: DemoWorker, rank: int | None, at: float) -> None:
-        """A worker was killed; told once."""
+        """A worker was killed; reported once."""
         if any(loss.worker == worker.name for loss in self.losses):
             return
         self.incidents.append(WorkerLoss(worker.name, worker.pid, rank, at))
         place = "no rank yet" if rank is None else f"rank {rank}"
         who = f"{worker.name} ({place}, process {worker.pid})"
         text = f"{who}, SIGKILL, after step {self.tally.step:,}"
-        self.say("KILLED", text, "bold red", at=at)
+        self._say("KILLED", text, "bold red", at=at)
 
     def replaced(self, lost: DemoWorker, replacement: DemoWorker) -> None:
         """A replacement was started."""
         loss = next(loss for loss in self.losses if loss.worker == lost.name)
         loss.replacement, loss.started_at = replacement.name, replacement.started_at
         text = f"{replacement.name} starts, process {replacement.pid}"
-        self.say("replaced", text, at=replacement.started_at)
+        self._say("replaced", text, at=replacement.started_at)
 
     def down(self, pid: int, at: float) -> Outage:
-        """The coordinator was killed; told once."""
+        """The coordinator was killed; reported once."""
         for incident in self.incidents:
             if isinstance(incident, Outage) and not incident.back_at:
                 return incident
         outage = Outage(pid, at, self.tally.last_at)
         self.incidents.append(outage)
         text = f"the coordinator (process {pid}), SIGKILL, after step {self.tally.step:,}"
-        self.say("KILLED", text, "bold red", at=at)
+        self._say("KILLED", text, "bold red", at=at)
         return outage
 
     def restarted(self, outage: Outage, pid: int) -> None:
@@ -154,7 +137,7 @@ class Timeline:
         outage.back_at = time.time()
         took = duration(outage.back_at - outage.killed_at)
         text = f"it serves again {took} after the kill, process {pid}"
-        self.say("restarted", text, "yellow", at=outage.back_at)
+        self._say("restarted", text, "yellow", at=outage.back_at)
 
 
 @dataclass(slots=True)

@@ -8,15 +8,16 @@ There is nothing here about being killed, being replaced or starting again: `Run
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 
 import numpy as np
 
 from ..run import Recovery, Run
 from ..telemetry import configure_logging
-from .die_with_parent import end_with_parent
-from .digits import Classifier, Floats, Momentum, samples_of
-from .progress import Notebook
+from .digits import Classifier, Floats, Momentum
+from .launcher import end_with_parent
+from .progress import NoteFile, StepNote
 from .scenario import DATASET, RunFiles, Scenario
 
 KEEP_ALL = 1_000_000
@@ -40,18 +41,28 @@ def train(plan: Scenario, files: RunFiles) -> None:
         track={"model": model, "optimizer": optimizer},
     )
     exchange = Exchange(files.exchange, run)
-    with run, Notebook(files.notes, run) as notebook:
+    with run:
+        assert run.orchestrator is not None
+        notes = NoteFile(files.notes, run.orchestrator.worker_id)
         for batch in run:
             with run.guard():
-                samples = samples_of(batch)
-                gradient, score = model.gradient(samples)
-                counts = np.array([score.loss_sum, len(samples)], np.float32)
+                gradient, loss_sum = model.gradient(batch)
+                counts = np.array([loss_sum, len(batch["label"])], np.float32)
                 total = exchange.sum(np.concatenate([gradient, counts]))
                 mean = total[:-1] / total[-1]
                 optimizer.step(mean[:-1])
-                loss = float(mean[-1])
-                notebook.write(samples.ids, loss)
-                run.report(loss=loss, samples=notebook.samples)
+                notes.write(
+                    StepNote(
+                        at=time.time(),
+                        generation=run.crew.generation,
+                        step=run.step + 1,
+                        epoch=run.epoch,
+                        rank=run.rank,
+                        loss=float(mean[-1]),
+                        ids=batch["sample_id"].tolist(),
+                    )
+                )
+                run.report(loss=float(mean[-1]), samples=notes.samples)
     if run.ending == "finished":
         np.save(files.root / f"weights-{run.rank}.npy", model.parameters)
 

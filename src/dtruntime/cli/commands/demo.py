@@ -71,7 +71,7 @@ def add_parser(subparsers: Any) -> None:
         action=argparse.BooleanOptionalAction,
         help="at the end keep the dashboard until Enter is pressed (default: in a terminal)",
     )
-    parser.add_argument("--plain", action="store_true", help="lines of text, no live picture")
+    parser.add_argument("--plain", action="store_true", help="lines of text, no live table")
     parser.set_defaults(run=run)
 
 
@@ -83,9 +83,9 @@ def run(options: argparse.Namespace) -> int:
     require_pyarrow()
     from ...demo.demonstration import Demonstration
     from ...demo.launcher import DemoFailed
+    from ...demo.proof import Kill
     from ...demo.scenario import Scenario
     from ...demo.terminal_view import TerminalView
-    from ...demo.trial import Kill
 
     log_only_when_asked()
     _isolate()
