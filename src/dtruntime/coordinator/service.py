@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import Message
@@ -41,6 +42,28 @@ STATED = {
     "CompleteAction": "completed_by",
 }
 """The methods that members call as such, and the field of the request that names the member."""
+COMMANDS: dict[str, Callable[[Any], c.Command]] = {
+    "DeregisterWorker": decode.deregister,
+    "ReportEndedProcesses": decode.report_ended,
+    "CommitSamples": decode.commit,
+    "RebalanceEpoch": decode.rebalance,
+    "ReportCoverage": decode.report_coverage,
+    "BeginCheckpoint": decode.begin_checkpoint,
+    "AbandonCheckpoints": decode.abandon_checkpoints,
+    "ReportCheckpoints": decode.report_checkpoints,
+    "RequestAction": decode.request_action,
+    "CompleteAction": decode.complete_action,
+    "RemoveJob": decode.remove_job,
+    "RemoveDataset": decode.remove_dataset,
+}
+"""The methods that are one command each, answered at once with what the machine replies."""
+HeldCommand = c.Arrive | c.NotifyCheckpoint | c.Claim
+HELD_COMMANDS: dict[str, Callable[[Any, int], HeldCommand]] = {
+    "WaitBarrier": decode.arrive,
+    "NotifyCheckpoint": decode.notify_checkpoint,
+    "ClaimSamples": decode.claim,
+}
+"""The methods whose answer may have to wait for other workers; each call has a number."""
 FOREIGN_STATES = 16
 """Reports of states that were lost, each once, while the coordinator runs."""
 
@@ -100,23 +123,10 @@ class CoordinatorService:
             **self._queries.handlers,
             "RegisterWorker": self._register_worker,
             "Heartbeat": self._heartbeat,
-            "DeregisterWorker": self._deregister_worker,
-            "ReportEndedProcesses": self._report_ended_processes,
             "RegisterDataset": self._register_dataset,
-            "ClaimSamples": self._claim_samples,
-            "CommitSamples": self._commit_samples,
-            "RebalanceEpoch": self._rebalance_epoch,
-            "ReportCoverage": self._report_coverage,
-            "WaitBarrier": self._wait_barrier,
-            "BeginCheckpoint": self._begin_checkpoint,
-            "NotifyCheckpoint": self._notify_checkpoint,
-            "AbandonCheckpoints": self._abandon_checkpoints,
-            "ReportCheckpoints": self._report_checkpoints,
-            "RequestAction": self._request_action,
-            "CompleteAction": self._complete_action,
-            "RemoveJob": self._remove_job,
-            "RemoveDataset": self._remove_dataset,
             "GetServerInfo": self._get_server_info,
+            **{method: partial(self._change, method) for method in COMMANDS},
+            **{method: partial(self._hold, decoded) for method, decoded in HELD_COMMANDS.items()},
         }
 
     def _restore(self) -> None:
@@ -281,7 +291,7 @@ class CoordinatorService:
         """Why the state cannot be stored, if so."""
         return self._store.failure
 
-    # Workers
+    # Methods
 
     def _register_worker(self, request: pb.WorkerInfo, now: float) -> Answer:
         state_id = request.state_id
@@ -353,14 +363,6 @@ class CoordinatorService:
             )
             self._apply(c.ReportLostState(*names, restored), now)
 
-    def _deregister_worker(self, request: pb.DeregisterRequest, now: float) -> Answer:
-        return encode.reply(self._apply(decode.deregister(request), now))
-
-    def _report_ended_processes(self, request: pb.EndedProcesses, now: float) -> Answer:
-        return encode.reply(self._apply(decode.report_ended(request), now))
-
-    # Datasets
-
     def _register_dataset(self, request: pb.DatasetInfo, now: float) -> Answer:
         reply = self._apply(decode.register_dataset(request), now)
         assert isinstance(reply, c.DatasetRegistered)
@@ -368,21 +370,13 @@ class CoordinatorService:
         registration.state_id = self._store.state_id
         return registration
 
-    # Consumed samples
-
-    def _commit_samples(self, request: pb.CommitRequest, now: float) -> Answer:
-        command = decode.commit(request)
-        self._limit_worker(command.job, command.worker_id, now)
-        return encode.reply(self._apply(command, now))
-
-    def _rebalance_epoch(self, request: pb.RebalanceRequest, now: float) -> Answer:
-        return encode.reply(self._apply(decode.rebalance(request), now))
-
-    def _report_coverage(self, request: pb.CoverageReport, now: float) -> Answer:
-        command = decode.report_coverage(request)
-        self._limit_worker(command.job, command.worker_id, now)
-        self._apply(command, now)
-        return pb.CoverageReply()
+    def _change(self, method: str, request: Any, now: float) -> Answer:
+        """Answer a method of `COMMANDS`; a member's calls are counted, but for its last one."""
+        command: Any = COMMANDS[method](request)
+        if method in STATED and method != "DeregisterWorker":
+            self._limit_worker(command.job, getattr(command, STATED[method]), now)
+        reply = self._apply(command, now)
+        return METHODS[method].reply() if reply is c.DONE else encode.reply(reply)
 
     def _limit_worker(self, job: str, worker_id: str, now: float) -> None:
         """Count a call of a member; strangers are counted by their address alone."""
@@ -392,16 +386,8 @@ class CoordinatorService:
 
     # Calls that are held
 
-    def _wait_barrier(self, request: pb.BarrierRequest, now: float) -> Answer:
-        return self._hold(decode.arrive(request, self._next_call), now)
-
-    def _notify_checkpoint(self, request: pb.CheckpointInfo, now: float) -> Answer:
-        return self._hold(decode.notify_checkpoint(request, self._next_call), now)
-
-    def _claim_samples(self, request: pb.ClaimRequest, now: float) -> Answer:
-        return self._hold(decode.claim(request, self._next_call), now)
-
-    def _hold(self, command: c.Arrive | c.NotifyCheckpoint | c.Claim, now: float) -> Answer:
+    def _hold(self, decoded: Callable[[Any, int], HeldCommand], request: Any, now: float) -> Answer:
+        command = decoded(request, self._next_call)
         self._next_call += 1
         self._limit_worker(command.job, command.worker_id, now)
         reply = self._apply(command, now)
@@ -418,46 +404,6 @@ class CoordinatorService:
             _, effects = self.machine.apply(c.Hangup(job, call), self.clock())
             if effects:
                 self._carry_out(effects)
-
-    # Checkpoints
-
-    def _begin_checkpoint(self, request: pb.BeginCheckpointRequest, now: float) -> Answer:
-        command = decode.begin_checkpoint(request)
-        self._limit_worker(command.job, command.worker_id, now)
-        return encode.reply(self._apply(command, now))
-
-    def _abandon_checkpoints(self, request: pb.AbandonRequest, now: float) -> Answer:
-        command = decode.abandon_checkpoints(request)
-        self._limit_worker(command.job, command.worker_id, now)
-        return encode.reply(self._apply(command, now))
-
-    def _report_checkpoints(self, request: pb.CheckpointReport, now: float) -> Answer:
-        command = decode.report_checkpoints(request)
-        self._limit_worker(command.job, command.reported_by, now)
-        return encode.reply(self._apply(command, now))
-
-    # Actions
-
-    def _request_action(self, request: pb.ActionRequest, now: float) -> Answer:
-        command = decode.request_action(request)
-        self._limit_worker(command.job, command.requested_by, now)
-        return encode.reply(self._apply(command, now))
-
-    def _complete_action(self, request: pb.ActionCompletion, now: float) -> Answer:
-        command = decode.complete_action(request)
-        self._limit_worker(command.job, command.completed_by, now)
-        self._apply(command, now)
-        return pb.ActionCompleted()
-
-    # Removal
-
-    def _remove_job(self, request: pb.RemoveJobRequest, now: float) -> Answer:
-        return encode.reply(self._apply(decode.remove_job(request), now))
-
-    def _remove_dataset(self, request: pb.RemoveDatasetRequest, now: float) -> Answer:
-        return encode.reply(self._apply(decode.remove_dataset(request), now))
-
-    # Observation
 
     def _get_server_info(self, request: pb.ServerInfoRequest, now: float) -> Answer:
         return self._queries.server_info(self.started_at, now, self.transport, self.stats)

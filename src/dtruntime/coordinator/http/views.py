@@ -161,6 +161,7 @@ class Checkpoint(ApiObject, frozen=True):
     verified: bool | None
     verified_at: float | None
     verified_by: str
+    """The worker that read it; empty: an operator."""
     will_be_dropped: bool | None
     metadata: dict[str, str]
 
@@ -196,6 +197,7 @@ class Barriers(ApiObject, frozen=True):
     open: list[OpenBarrier]
     completed_total: int
     measured: int
+    """Of how many rounds, those of the last ten minutes, the quantiles are."""
     p50_ms: float | None
     p99_ms: float | None
     histogram: list[Bucket]

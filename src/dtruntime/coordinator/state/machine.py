@@ -126,6 +126,31 @@ class Job:
         return waiting | self.epochs.held_calls
 
 
+Handler = Callable[[Any], Reply]
+OfMember = Callable[[Job, Any, Member, Outbox], Reply]
+OfAnybody = Callable[[Job, Any, Outbox], Reply]
+
+OF_MEMBERS: dict[type[c.Command], OfMember] = {
+    c.Arrive: lambda job, x, member, out: job.barriers.arrive(x, member, out),
+    c.BeginCheckpoint: lambda job, x, _, out: job.checkpoints.agreements.begin(x, out),
+    c.AbandonCheckpoints: lambda job, x, _, out: job.checkpoints.agreements.abandon(x, out),
+    c.NotifyCheckpoint: lambda job, x, member, out: job.checkpoints.notify(x, member, out),
+    c.Claim: lambda job, x, member, out: job.epochs.claim(x, member, out),
+    c.Commit: lambda job, x, member, out: job.epochs.commit(x, member, out),
+    c.ReportCoverage: lambda job, x, member, out: job.coverages.report(x, member, out),
+}
+"""Commands that only live members give, and the part of the job that carries each out."""
+OF_ANYBODY: dict[type[c.Command], tuple[str, OfAnybody]] = {
+    c.ReportCheckpoints: (
+        "reported_by",
+        lambda job, x, out: job.checkpoints.history.report(x, out),
+    ),
+    c.RequestAction: ("requested_by", lambda job, x, out: job.actions.request(x, out)),
+    c.CompleteAction: ("completed_by", lambda job, x, out: job.actions.complete(x, out)),
+}
+"""Commands that members and outsiders give: the field that names the member, and the part."""
+
+
 class Machine:
     """All jobs of one coordinator."""
 
@@ -160,28 +185,20 @@ class Machine:
         """A tick later than this means that nobody could be heard, or none was answered."""
         self._stalls: deque[tuple[float, float]] = deque(maxlen=STALLS_KEPT)
         """When each stall ended, and how long nobody could be heard."""
-        self._handlers: dict[type[Any], Callable[[Any], Reply]] = {
+        self._handlers: dict[type[Any], Handler] = {
             c.Heartbeat: self._heartbeat,
-            c.Arrive: self._arrive,
             c.Hangup: self._hang_up,
             c.ReportLostState: self._report_lost_state,
             c.Register: self._register,
             c.Deregister: self._deregister,
             c.ReportEnded: self._report_ended,
             c.RegisterDataset: self._register_dataset,
-            c.BeginCheckpoint: self._begin_checkpoint,
-            c.AbandonCheckpoints: self._abandon_checkpoints,
-            c.NotifyCheckpoint: self._notify_checkpoint,
-            c.ReportCheckpoints: self._report_checkpoints,
-            c.Claim: self._claim,
-            c.Commit: self._commit,
-            c.Rebalance: self._rebalance,
-            c.ReportCoverage: self._report_coverage,
-            c.RequestAction: self._request_action,
-            c.CompleteAction: self._complete_action,
             c.RemoveJob: self._remove_job,
             c.RemoveDataset: self._remove_dataset,
+            c.Rebalance: lambda x: self.job(x.job).epochs.rebalance(x, self._out),
             c.Tick: self._tick,
+            **{kind: self._of_member(carry_out) for kind, carry_out in OF_MEMBERS.items()},
+            **{kind: self._of_anybody(*entry) for kind, entry in OF_ANYBODY.items()},
         }
 
     def apply(self, command: c.Command, now: float) -> Result:
@@ -285,6 +302,33 @@ class Machine:
         job.epochs.membership_changed(self._out)
         return registered
 
+    def _of_member(self, carry_out: OfMember) -> Handler:
+        """A handler of a command that only a live member may give; it is heard if not refused."""
+
+        def handle(command: Any) -> Reply:
+            job, member = self.member(command.job, command.worker_id, command.incarnation)
+            reply = carry_out(job, command, member, self._out)
+            job.roster.hear(member, self._out.now)
+            if reply is c.HELD:
+                self._wait(command.timeout, command.call, command.job)
+            return reply
+
+        return handle
+
+    def _of_anybody(self, field: str, carry_out: OfAnybody) -> Handler:
+        """A handler of a command that outsiders give too; ``field`` names the member, if any."""
+
+        def handle(command: Any) -> Reply:
+            worker_id = getattr(command, field)
+            if not worker_id:
+                return carry_out(self.job(command.job), command, self._out)
+            job, member = self.member(command.job, worker_id, command.incarnation)
+            reply = carry_out(job, command, self._out)
+            job.roster.hear(member, self._out.now)
+            return reply
+
+        return handle
+
     def _deregister(self, command: c.Deregister) -> Reply:
         job, member = self.member(command.job, command.worker_id, command.incarnation)
         job.roster.hear(member, self._out.now)
@@ -305,84 +349,6 @@ class Machine:
                 lost.append(job.roster.lose(member, Membership.DEAD, reason, self._out))
         self._spread_loss(job, lost)
         return c.Ended(len(lost))
-
-    def _arrive(self, command: c.Arrive) -> Reply:
-        job, member = self.member(command.job, command.worker_id, command.incarnation)
-        reply = job.barriers.arrive(command, member, self._out)
-        job.roster.hear(member, self._out.now)
-        if reply is c.HELD:
-            self._wait(command.timeout, command.call, command.job)
-        return reply
-
-    def _begin_checkpoint(self, command: c.BeginCheckpoint) -> Reply:
-        job, member = self.member(command.job, command.worker_id, command.incarnation)
-        reply = job.checkpoints.agreements.begin(command, self._out)
-        job.roster.hear(member, self._out.now)
-        return reply
-
-    def _abandon_checkpoints(self, command: c.AbandonCheckpoints) -> Reply:
-        job, member = self.member(command.job, command.worker_id, command.incarnation)
-        reply = job.checkpoints.agreements.abandon(command, self._out)
-        job.roster.hear(member, self._out.now)
-        return reply
-
-    def _notify_checkpoint(self, command: c.NotifyCheckpoint) -> Reply:
-        job, member = self.member(command.job, command.worker_id, command.incarnation)
-        reply = job.checkpoints.notify(command, member, self._out)
-        job.roster.hear(member, self._out.now)
-        if reply is c.HELD:
-            self._wait(command.timeout, command.call, command.job)
-        return reply
-
-    def _report_checkpoints(self, command: c.ReportCheckpoints) -> Reply:
-        job, member = self._speaker(command.job, command.reported_by, command.incarnation)
-        reply = job.checkpoints.history.report(command, self._out)
-        if member is not None:
-            job.roster.hear(member, self._out.now)
-        return reply
-
-    def _claim(self, command: c.Claim) -> Reply:
-        job, member = self.member(command.job, command.worker_id, command.incarnation)
-        reply = job.epochs.claim(command, member, self._out)
-        job.roster.hear(member, self._out.now)
-        if reply is c.HELD:
-            self._wait(command.timeout, command.call, command.job)
-        return reply
-
-    def _commit(self, command: c.Commit) -> Reply:
-        job, member = self.member(command.job, command.worker_id, command.incarnation)
-        reply = job.epochs.commit(command, member, self._out)
-        job.roster.hear(member, self._out.now)
-        return reply
-
-    def _rebalance(self, command: c.Rebalance) -> Reply:
-        return self.job(command.job).epochs.rebalance(command, self._out)
-
-    def _report_coverage(self, command: c.ReportCoverage) -> Reply:
-        job, member = self.member(command.job, command.worker_id, command.incarnation)
-        reply = job.coverages.report(command, member, self._out)
-        job.roster.hear(member, self._out.now)
-        return reply
-
-    def _request_action(self, command: c.RequestAction) -> Reply:
-        job, member = self._speaker(command.job, command.requested_by, command.incarnation)
-        reply = job.actions.request(command, self._out)
-        if member is not None:
-            job.roster.hear(member, self._out.now)
-        return reply
-
-    def _complete_action(self, command: c.CompleteAction) -> Reply:
-        job, member = self._speaker(command.job, command.completed_by, command.incarnation)
-        reply = job.actions.complete(command, self._out)
-        if member is not None:
-            job.roster.hear(member, self._out.now)
-        return reply
-
-    def _speaker(self, name: str, worker_id: str, incarnation: int) -> tuple[Job, Member | None]:
-        """The job that is spoken of, and the member that speaks unless it is an outsider."""
-        if not worker_id:
-            return self.job(name), None
-        return self.member(name, worker_id, incarnation)
 
     def _register_dataset(self, command: c.RegisterDataset) -> Reply:
         job = self._job_or_new(command.job)
