@@ -1,5 +1,5 @@
-import type { ActionRequest, Backend, Connection, RefreshMode, Sink } from "../src/api/backend";
-import type { Dashboard, History, Metrics, Worker } from "../src/api/types";
+import type { Backend, Connection, RefreshMode, Sink, SourceEvent } from "../src/api/backend";
+import type { ActionRequest, Change, Dashboard, History, Metrics, Worker } from "../src/api/types";
 import { Simulation } from "../src/demo/simulation";
 
 export const START = 1_800_000_000;
@@ -89,6 +89,11 @@ export function emptyDashboard(changes: Partial<Dashboard> = {}): Dashboard {
     logs: [],
     ...changes,
   };
+}
+
+/** What a coordinator sends when some parts of a dashboard have changed. */
+export function changed(job: string, parts: Partial<Change>): SourceEvent {
+  return { kind: "change", change: { event_id: 2, job, ...parts } };
 }
 
 export const NO_HISTORY: History = { resolution_seconds: 2, points: [], recoveries: [] };

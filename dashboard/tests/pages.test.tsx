@@ -7,7 +7,7 @@ import { reachable } from "../src/app/Gate";
 import { PAGES } from "../src/app/pages";
 import { DemoBackend } from "../src/demo/demoBackend";
 import { Store } from "../src/store/store";
-import { emptyDashboard, NO_HISTORY, ScriptedBackend, START, simulated } from "./fixtures";
+import { changed, emptyDashboard, NO_HISTORY, ScriptedBackend, START, simulated } from "./fixtures";
 
 // A busy machine is late, not wrong.
 configure({ asyncUtilTimeout: 20_000 });
@@ -165,7 +165,7 @@ describe("actions", () => {
   it("are shown until they are done", async () => {
     const backend = await open(dashboard, "#/runs");
     const action = { action_id: "1", kind: "stop", worker_id: "", reason: "enough", requested_at: START } as const;
-    backend.sink({ kind: "change", change: { actions: [action] } });
+    backend.sink(changed(dashboard.job, { actions: [action] }));
     await frames();
     expect(screen.getByText("enough")).toBeTruthy();
     expect((screen.getByRole("button", { name: /Stopping/ }) as HTMLButtonElement).disabled).toBe(true);
@@ -214,7 +214,7 @@ describe("journal", () => {
       message: "a thing broke",
       fields: {},
     } as const;
-    backend.sink({ kind: "change", change: { logs: [entry] } });
+    backend.sink(changed(dashboard.job, { logs: [entry] }));
     await frames();
     expect(screen.queryByText("a thing broke")).toBeNull();
     await user.click(screen.getByRole("button", { name: "Resume, 1 new" }));

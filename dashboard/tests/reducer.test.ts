@@ -2,7 +2,7 @@ import { describe, expect, it } from "vitest";
 import type { Checkpoint, LogEntry } from "../src/api/types";
 import { mergeLogs, reduce } from "../src/store/reducer";
 import { INITIAL_STATE, type State } from "../src/store/state";
-import { emptyDashboard, NO_HISTORY, START, simulated, worker } from "./fixtures";
+import { changed, emptyDashboard, NO_HISTORY, START, simulated, worker } from "./fixtures";
 
 const NOW = START * 1000;
 
@@ -43,7 +43,7 @@ describe("snapshot", () => {
 describe("change", () => {
   it("replaces the rows that are there and keeps the others as they were", () => {
     const before = withSnapshot({ workers: [worker(), worker({ worker_id: "worker-1", rank: 1 })] });
-    const after = reduce(before, { kind: "change", change: { workers: [worker({ step: 11 })] } }, NOW + 500);
+    const after = reduce(before, changed("a", { workers: [worker({ step: 11 })] }), NOW + 500);
     expect(after.data?.workers.get("worker-0")?.step).toBe(11);
     expect(after.data?.workers.get("worker-1")).toBe(before.data?.workers.get("worker-1"));
     expect(before.data?.workers.get("worker-0")?.step).toBe(10);
@@ -53,7 +53,7 @@ describe("change", () => {
     const checkpoint = { checkpoint_id: "c1", committed_at: START } as Checkpoint;
     const before = withSnapshot({ workers: [worker()], checkpoints: [checkpoint] });
     const change = { removed_workers: ["worker-0"], removed_checkpoints: ["c1"] };
-    const after = reduce(before, { kind: "change", change }, NOW);
+    const after = reduce(before, changed("a", change), NOW);
     expect(after.data?.workers.size).toBe(0);
     expect(after.data?.checkpoints).toEqual([]);
   });
@@ -61,28 +61,28 @@ describe("change", () => {
   it("takes over a checkpoint that is told again", () => {
     const checkpoint = { checkpoint_id: "c1", committed_at: START, verified: null } as Checkpoint;
     const before = withSnapshot({ checkpoints: [checkpoint] });
-    const after = reduce(before, { kind: "change", change: { checkpoints: [{ ...checkpoint, verified: true }] } }, NOW);
+    const after = reduce(before, changed("a", { checkpoints: [{ ...checkpoint, verified: true }] }), NOW);
     expect(after.data?.checkpoints).toEqual([{ ...checkpoint, verified: true }]);
   });
 
   it("leaves what is not in it untouched, so that nothing is drawn again", () => {
     const before = withSnapshot({ workers: [worker()] });
-    const after = reduce(before, { kind: "change", change: { actions: [] } }, NOW);
+    const after = reduce(before, changed("a", { actions: [] }), NOW);
     expect(after.data?.workers).toBe(before.data?.workers);
     expect(after.data?.datasets).toBe(before.data?.datasets);
   });
 
   it("is ignored before a snapshot and for another job", () => {
-    expect(reduce(INITIAL_STATE, { kind: "change", change: { workers: [worker()] } }, NOW)).toBe(INITIAL_STATE);
+    expect(reduce(INITIAL_STATE, changed("a", { workers: [worker()] }), NOW)).toBe(INITIAL_STATE);
     const before = withSnapshot();
-    expect(reduce(before, { kind: "change", change: { job: "b", workers: [worker()] } }, NOW)).toBe(before);
+    expect(reduce(before, changed("b", { workers: [worker()] }), NOW)).toBe(before);
   });
 
   it("adds a point to the charts once the last is old enough", () => {
     const started = reduce(withSnapshot(), { kind: "history", history: NO_HISTORY }, NOW);
-    const one = reduce(started, { kind: "change", change: { actions: [] } }, NOW);
-    const soon = reduce(one, { kind: "change", change: { actions: [] } }, NOW + 500);
-    const later = reduce(soon, { kind: "change", change: { actions: [] } }, NOW + 2000);
+    const one = reduce(started, changed("a", { actions: [] }), NOW);
+    const soon = reduce(one, changed("a", { actions: [] }), NOW + 500);
+    const later = reduce(soon, changed("a", { actions: [] }), NOW + 2000);
     expect([one, soon, later].map((state) => state.history?.points.length)).toEqual([1, 1, 2]);
   });
 });
@@ -92,8 +92,8 @@ describe("curves", () => {
     const metrics = { ...emptyDashboard().metrics, loss: 0.5 };
     const tasks = simulated().snapshot().tasks;
     const started = reduce(withSnapshot({ metrics, tasks }), { kind: "history", history: NO_HISTORY }, NOW);
-    const one = reduce(started, { kind: "change", change: { actions: [] } }, NOW);
-    const over = reduce(one, { kind: "change", change: { metrics: { ...metrics, loss: null } } }, NOW + 2000);
+    const one = reduce(started, changed("a", { actions: [] }), NOW);
+    const over = reduce(one, changed("a", { metrics: { ...metrics, loss: null } }), NOW + 2000);
     expect(over.history?.points.map((point) => point.loss)).toEqual([0.5, null]);
   });
 });

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 PUBLISHED = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
-    "benchmarks/README.md": "benchmarks.md",
+    "benchmarks/README.md": "benchmark-methods.md",
 }
 """Pages of the repository that are pages of the site too, and where."""
 

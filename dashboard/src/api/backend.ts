@@ -1,4 +1,4 @@
-import type { Action, ActionKind, Change, Dashboard, History, LogEntry, LogLevel } from "./types";
+import type { Action, ActionRequest, Change, Dashboard, History, LogEntry, LogLevel } from "./types";
 
 /** What a data source tells the store; the coordinator over HTTP and the simulation say it alike. */
 export type SourceEvent =
@@ -13,13 +13,6 @@ export type Sink = (event: SourceEvent) => void;
 export interface Connection {
   close(): void;
   retryNow(): void;
-}
-
-export interface ActionRequest {
-  job: string;
-  kind: ActionKind;
-  worker_id?: string;
-  reason?: string;
 }
 
 export interface LogQuery {

@@ -1,7 +1,7 @@
-import type { ActionRequest, Backend, Connection, LogQuery, RefreshMode, Sink } from "./backend";
+import type { Backend, Connection, LogQuery, RefreshMode, Sink } from "./backend";
 import { LiveConnection } from "./liveConnection";
 import { requestJson, withQuery } from "./request";
-import type { Action, History, LogEntry } from "./types";
+import type { Action, ActionRequest, History, LogEntry } from "./types";
 
 /** A coordinator, reached below the folder that serves this page. */
 export class HttpBackend implements Backend {

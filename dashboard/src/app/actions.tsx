@@ -1,5 +1,5 @@
 import { createContext, type ReactNode, useCallback, useContext, useMemo, useRef, useState } from "react";
-import type { ActionRequest } from "../api/backend";
+import type { ActionRequest } from "../api/types";
 import { Icon } from "../components/icons";
 import { useStore } from "../store/hooks";
 

@@ -1,5 +1,5 @@
-import type { ActionRequest, Backend, Connection, LogQuery, RefreshMode, Sink } from "../api/backend";
-import type { Action, History, LogEntry } from "../api/types";
+import type { Backend, Connection, LogQuery, RefreshMode, Sink } from "../api/backend";
+import type { Action, ActionRequest, History, LogEntry } from "../api/types";
 import { Simulation, TICK_SECONDS } from "./simulation";
 
 export const DEMO_SEED = 7;

@@ -1,6 +1,6 @@
-import type { ActionRequest } from "../api/backend";
 import type {
   Action,
+  ActionRequest,
   Change,
   Dashboard,
   Dataset,

@@ -58,7 +58,7 @@ function applySnapshot(state: State, dashboard: Dashboard, now: number): State {
 
 function applyChange(state: State, change: Change, now: number): State {
   if (!state.data) return state;
-  if (change.job !== undefined && change.job !== state.data.job) return state;
+  if (change.job !== state.data.job) return state;
   const {
     workers,
     removed_workers,
