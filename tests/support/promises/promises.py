@@ -169,6 +169,9 @@ class Promises:
         self._note_losses(model, applied, now)
         self._check_ended(model, applied)
         self._barriers.after(model, applied)
+        for effect in effects:
+            if isinstance(effect, Put) and isinstance(effect.record, RoundRecord):
+                model.heard.update(dict.fromkeys(effect.record.tickets, self._step))
         self._check_checkpoints(model, applied)
         self._attempts.after(model.live, applied)
         self._actions.after(applied)

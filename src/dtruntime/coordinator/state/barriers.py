@@ -260,6 +260,8 @@ class Barriers:
     def _complete(self, round_: Round, out: Outbox, answered: int = 0) -> Passed:
         tickets: dict[int, int] = {}
         for arrival in round_.arrived.values():
+            # Participants know each other, even those whose last call precedes a registration.
+            arrival.member.heard = self._roster.next_incarnation
             if ticket := max(arrival.calls.values()):
                 tickets[arrival.member.incarnation] = ticket
         participants = len(round_.arrived)

@@ -373,3 +373,17 @@ def test_too_many_open_barriers_are_refused_with_an_example(bench: Bench) -> Non
     assert refused.reason == "too_many_barriers"
     assert "'b0'" in str(refused)
     assert bench.arrive(a, "b7").held
+
+
+def test_loss_of_a_participant_that_arrived_before_a_newcomer_fails_the_newcomers_next_wait(
+    bench: Bench,
+) -> None:
+    """The victim's last call precedes the newcomer, and yet both have passed a round together."""
+    victim = bench.register(world_size=2)
+    assert bench.arrive(victim, "start").held
+    newcomer = bench.register(world_size=2)
+    assert isinstance(bench.arrive(newcomer, "start").reply, c.Passed)
+    call = bench.arrive(newcomer, "step", timeout=1000.0)
+    bench.kill(victim, among=[victim, newcomer])
+    assert isinstance(call.reply, c.MembershipChanged)
+    assert [lost.worker_id for lost in call.reply.lost] == [victim.worker_id]
