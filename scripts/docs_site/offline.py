@@ -16,9 +16,13 @@ def external_resources(site: Path) -> list[str]:
     """``page: address`` for each thing that a browser would load from another host."""
     found = []
     for page in sorted(site.rglob("*.html")):
-        for match in LOADED.finditer(page.read_text(encoding="utf-8")):
-            found.append(f"{page.relative_to(site)}: {match['src'] or match['href']}")
+        found.extend(
+            f"{page.relative_to(site)}: {match['src'] or match['href']}"
+            for match in LOADED.finditer(page.read_text(encoding="utf-8"))
+        )
     for sheet in sorted(site.rglob("*.css")):
-        for match in IMPORTED.finditer(sheet.read_text(encoding="utf-8")):
-            found.append(f"{sheet.relative_to(site)}: {match[1]}")
+        found.extend(
+            f"{sheet.relative_to(site)}: {match[1]}"
+            for match in IMPORTED.finditer(sheet.read_text(encoding="utf-8"))
+        )
     return found

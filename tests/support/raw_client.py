@@ -19,7 +19,7 @@ class Refusal(Exception):
         assert isinstance(error, grpc.Call)
         self.code: grpc.StatusCode = error.code()
         self.message: str = error.details() or ""
-        self.trailing = {key: value for key, value in error.trailing_metadata() or ()}
+        self.trailing = dict(error.trailing_metadata() or ())
         super().__init__(f"{self.code.name}: {self.message}")
 
     @property

@@ -104,7 +104,7 @@ class CheckpointManager:
     the next `save`, `wait` or `close`. Only committed checkpoints are listed and loaded.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         storage_path: str | os.PathLike[str] | StorageBackend | None = None,
         backend: str | None = None,

@@ -135,7 +135,7 @@ class DatasetRegistry:
         return worker if len({split_address(url)[1] for url in urls}) == 1 else None
 
     @awaitable
-    async def register_async(
+    async def register_async(  # noqa: PLR0913
         self,
         /,
         dataset_id: str,

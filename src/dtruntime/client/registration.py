@@ -55,7 +55,7 @@ class DatasetSpec:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def checked(
+    def checked(  # noqa: PLR0913
         cls,
         dataset_id: str,
         total_samples: int | None,

@@ -101,7 +101,7 @@ class LiveLoader(LoaderBase):
     no commit, and `close` gives back nothing that was claimed.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         source: Source,
         batch_size: int,

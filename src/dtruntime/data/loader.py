@@ -102,7 +102,7 @@ class Loader(LoaderBase):
     ranks, loader processes and samples per batch.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         source: Source | DatasetIndex | Mixture,
         batch_size: int | None = None,

@@ -52,7 +52,7 @@ class Run:
     it, everybody from the last checkpoint. Without one, a single process resumes and saves.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         checkpoints: str | os.PathLike[str],
         data: Any = None,

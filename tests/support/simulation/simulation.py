@@ -356,9 +356,11 @@ class Coordinator:
         leaving: list[tuple[Attempt, Any]] = []
         if attempt is not None and reply is not c.HELD:
             leaving.append((attempt, reply))
-        for effect in effects:
-            if isinstance(effect, Release) and effect.call in self._calls:
-                leaving.append((self._calls.pop(effect.call), effect.reply))
+        leaving.extend(
+            (self._calls.pop(effect.call), effect.reply)
+            for effect in effects
+            if isinstance(effect, Release) and effect.call in self._calls
+        )
         durable = [e for e in effects if isinstance(e, Put | Delete | DeleteJob)]
         self.journal.extend(e.event for e in effects if isinstance(e, Emit))
         stored = self.sim.promises.to_be_stored(machine, effects)

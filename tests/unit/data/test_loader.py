@@ -79,7 +79,7 @@ def test_every_row_arrives_once_with_its_own_columns(table_source, order, shuffl
     seed=st.integers(0, 3),
 )
 @settings(max_examples=60, deadline=None)
-def test_steps_and_samples_are_as_promised(
+def test_steps_and_samples_are_as_promised(  # noqa: PLR0913
     total, shard, world, batch, order, last, shuffle, window, seed
 ):
     options = dict(order=order, last=last, shuffle=shuffle, window=window, seed=seed, ids=True)
@@ -292,7 +292,7 @@ def test_states_of_different_steps_do_not_merge():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (dict(), "batch_size"),
+        ({}, "batch_size"),
         (dict(batch_size=0), "batch_size"),
         (dict(batch_size=4, global_batch_size=4), "either"),
         (dict(batch_size=4, rank=1), "rank 1"),

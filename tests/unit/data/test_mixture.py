@@ -78,8 +78,10 @@ def test_global_batches_of_a_mixture_survive_changes_of_the_world(data):
                     runs[-1].append(batch["__id__"].tolist())
                     if len(runs[-1]) == steps:
                         break
-            for step in range(max(map(len, runs))):
-                batches.append(sorted(i for run in runs if step < len(run) for i in run[step]))
+            batches.extend(
+                sorted(i for run in runs if step < len(run) for i in run[step])
+                for step in range(max(map(len, runs)))
+            )
             if loaders[0].epoch:
                 return batches
             state = loaders[0].state_dict()

@@ -45,8 +45,8 @@ def test_global_resume_continues_with_any_world_and_batch(lengths, shuffle, stre
     while position < len(order):
         world = data.draw(st.integers(1, 6))
         batch = data.draw(st.integers(1, max(1, len(order))))
-        for rank in range(world):
-            seen.append(order.samples(order.part(position, position + batch, rank, world)))
+        parts = (order.part(position, position + batch, rank, world) for rank in range(world))
+        seen.extend(order.samples(part) for part in parts)
         position += batch
 
     assert sorted(np.concatenate(seen)) == list(range(sum(lengths)))
