@@ -135,13 +135,13 @@ describe("workers", () => {
     const dialog = screen.getByRole("dialog", { name: "Drain worker-3?" });
     await user.type(within(dialog).getByRole("textbox"), "bad GPU");
     await user.click(within(dialog).getByRole("button", { name: "Drain the worker" }));
-    expect(await screen.findByText(/asked to leave/)).toBeTruthy();
+    expect(await screen.findByText(/will leave after/)).toBeTruthy();
     expect(backend.asked).toEqual([{ job: "pretrain-7b", kind: "drain", worker_id: "worker-3", reason: "bad GPU" }]);
   });
 
   it("says when a worker is not known", async () => {
     await open(dashboard, "#/workers/nobody");
-    expect(screen.getByText("No worker is called nobody")).toBeTruthy();
+    expect(screen.getByText("No worker named nobody")).toBeTruthy();
   });
 
   it("shows the heat map by keyboard", async () => {

@@ -54,7 +54,7 @@ describe("coverage in words", () => {
 
   it("says what is assumed and dropped", () => {
     expect(coverageVerdict({ ...full, assumed: 7, dropped: 3 }).text).toMatch(
-      /7 before a resumed position are assumed, and 3 were left out/,
+      /7 before a resumed position are assumed, and 3 were dropped/,
     );
   });
 

@@ -51,9 +51,9 @@ def test_empty_coordinator_says_what_to_run(own_coordinator, open_page):
     dashboard.until_text(f"COORDINATOR_URL={address}")
     titles = {
         "workers": "No worker has joined yet",
-        "data": "No dataset is registered",
-        "checkpoints": "No checkpoint is committed yet",
-        "barriers": "No barrier has been used yet",
+        "data": "No datasets yet",
+        "checkpoints": "No checkpoints yet",
+        "barriers": "No barriers yet",
         "runs": "No worker has joined yet",
         "journal": "Nothing has happened yet",
     }

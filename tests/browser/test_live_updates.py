@@ -41,7 +41,7 @@ def newest(api, event: str) -> float:
 
 def test_waiting_barrier(dashboard, workers):
     dashboard.go("barriers")
-    dashboard.until_text("No barrier has been used yet")
+    dashboard.until_text("No barriers yet")
     called = time.time()
     waits = [workers[rank].barrier("epoch-0") for rank in (0, 1, 3)]
     dashboard.see_promptly(
@@ -51,13 +51,13 @@ def test_waiting_barrier(dashboard, workers):
     workers[2].call("barrier", "epoch-0")
     for wait in waits:
         wait.result(30)
-    dashboard.until_text("Nobody waits")
+    dashboard.until_text("No one is waiting")
     assert dashboard.page.get_by_role("img", name="Barrier latencies").is_visible()
 
 
 def test_committed_checkpoint(dashboard, workers, api):
     dashboard.go("checkpoints")
-    dashboard.until_text("No checkpoint is committed yet")
+    dashboard.until_text("No checkpoints yet")
     workers[0].call("commit_checkpoint", "first", 100, path="nowhere", size_bytes=3 << 20)
     dashboard.see_promptly(
         "checkpoint committed",

@@ -36,7 +36,11 @@ function parseJson(text: string, status: number): unknown {
   try {
     return JSON.parse(text);
   } catch {
-    throw new ApiError("not_json", `The answer (${status}) is not JSON: is this address a Strata coordinator?`, status);
+    throw new ApiError(
+      "not_json",
+      `The response (${status}) is not JSON: is there a Strata coordinator at this address?`,
+      status,
+    );
   }
 }
 

@@ -58,7 +58,7 @@ function Shell() {
   return (
     <div className="shell" style={style}>
       <button type="button" className="skip-link" onClick={() => main.current?.focus()}>
-        Skip to the content
+        Skip to content
       </button>
       {store.backend.simulated && <DemoStrip />}
       <Navigation current={page} />

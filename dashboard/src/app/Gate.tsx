@@ -30,7 +30,7 @@ function Unreachable({ message, retryAt }: { message: string; retryAt: number })
   const store = useStore();
   return (
     <EmptyState
-      title="The coordinator does not answer"
+      title="The coordinator is not responding"
       commands={["strata coordinator 0.0.0.0:50051 --data-dir ./strata-data"]}
       actions={
         <>
@@ -38,12 +38,12 @@ function Unreachable({ message, retryAt }: { message: string; retryAt: number })
             Try now
           </button>
           <a className="button" href={DEMO_HREF}>
-            Look around with simulated data
+            Explore with simulated data
           </a>
         </>
       }
     >
-      Nothing came from <span className="mono">{store.backend.address}</span> ({message}). Start a coordinator, and this
+      No response from <span className="mono">{store.backend.address}</span> ({message}). Start a coordinator, and this
       page connects by itself. <Countdown until={retryAt} />
     </EmptyState>
   );
@@ -65,13 +65,13 @@ export function NoWorkers() {
       actions={
         simulated ? undefined : (
           <a className="button" href={DEMO_HREF}>
-            Look around with simulated data
+            Explore with simulated data
           </a>
         )
       }
     >
-      The coordinator is up and waits at <span className="mono">{grpc}</span>. Start your training as you always do,
-      with its address in COORDINATOR_URL; or run the demo, which trains a small model with four workers.
+      The coordinator is running at <span className="mono">{grpc}</span>. Start your training as you always do, with its
+      address in COORDINATOR_URL; or run the demo, which trains a small model with four workers.
     </EmptyState>
   );
 }

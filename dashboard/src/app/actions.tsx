@@ -19,9 +19,9 @@ const ActionsContext = createContext<Actions>({ ask: async () => false, busy: fa
 export const useActions = (): Actions => useContext(ActionsContext);
 
 const TAKEN: Record<ActionRequest["kind"], string> = {
-  checkpoint: "A checkpoint is asked for. The workers take it after their current step.",
+  checkpoint: "Checkpoint requested. The workers save it after their current step.",
   stop: "The run will stop at its next checkpoint.",
-  drain: "The worker is asked to leave after its current step.",
+  drain: "The worker will leave after its current step.",
 };
 const SHOWN_MS = 6_000;
 

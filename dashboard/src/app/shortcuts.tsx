@@ -47,8 +47,8 @@ export function ShortcutList() {
       ))}
       <Shortcut keys={["/"]} text="Search on this page" />
       <Shortcut keys={["↑", "↓", "←", "→"]} text="Move in tables, charts and the heat map" />
-      <Shortcut keys={["Enter"]} text="Open the chosen worker" />
-      <Shortcut keys={["t"]} text="Dark or light" />
+      <Shortcut keys={["Enter"]} text="Open the selected worker" />
+      <Shortcut keys={["t"]} text="Switch between dark and light" />
       <Shortcut keys={["?"]} text="This list" />
     </dl>
   );

@@ -38,7 +38,7 @@ export function CheckpointTimeline({ checkpoints, now }: { checkpoints: Checkpoi
     const next = ordered[Math.max(0, Math.min(ordered.length - 1, at + move))];
     setCursor(next?.checkpoint_id ?? null);
   };
-  const label = `${count(ordered.length)} checkpoints along time`;
+  const label = `${count(ordered.length)} checkpoints over time`;
   const reading = chosen ? `. Step ${count(chosen.step)}: ${format.bytes(storedBytes(chosen))}` : "";
   return (
     <div className="chart" ref={ref} style={{ height: HEIGHT }}>
@@ -91,7 +91,7 @@ export function CheckpointTimeline({ checkpoints, now }: { checkpoints: Checkpoi
           <span className="muted">
             {chosen.is_full ? "full" : "incremental"}
             {chosen.duration_seconds !== null && `, took ${duration(chosen.duration_seconds)}`}
-            {chosen.will_be_dropped ? ", dropped next" : ""}
+            {chosen.will_be_dropped ? ", deleted next" : ""}
           </span>
         </div>
       )}

@@ -85,7 +85,7 @@ export function LineChart(props: LineChartProps) {
   return (
     <div className="chart" ref={ref} style={{ height }}>
       {times.length < 2 ? (
-        <p className="chart-empty">The chart begins with the first measurements.</p>
+        <p className="chart-empty">Waiting for the first measurements.</p>
       ) : (
         <svg
           width={width}

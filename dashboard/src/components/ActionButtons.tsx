@@ -21,7 +21,7 @@ export function CheckpointButton({ primary = false }: { primary?: boolean }) {
       onClick={() => void ask({ kind: "checkpoint" })}
     >
       <Icon name="save" />
-      {pending ? "Checkpoint asked for" : "Checkpoint now"}
+      {pending ? "Checkpoint requested" : "Checkpoint now"}
     </button>
   );
 }
@@ -39,7 +39,7 @@ export function StopButton() {
         <ConfirmAction
           kind="stop"
           title="Stop at the next checkpoint?"
-          text="The workers finish their current step, commit a checkpoint, and end the run. Nothing is lost: started again, it goes on from there."
+          text="The workers finish their current step, commit a checkpoint, and end the run. Nothing is lost: when started again, it resumes from there."
           confirm="Stop the run"
           onClose={() => setOpen(false)}
         />

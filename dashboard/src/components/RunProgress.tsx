@@ -17,7 +17,7 @@ export function epochWords(task: Task): string {
 export function RunProgress({ task }: { task: Task }) {
   const over = task.state === "finished" || task.state === "stopped";
   if (task.progress === null) {
-    return over ? null : <p className="muted">This run has not told how long it is: its end is not known.</p>;
+    return over ? null : <p className="muted">This run has not reported its length, so its end is unknown.</p>;
   }
   const left = task.eta_seconds === null ? "time left not known" : `${duration(Math.round(task.eta_seconds))} left`;
   return (

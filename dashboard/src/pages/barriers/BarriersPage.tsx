@@ -19,8 +19,8 @@ export function BarriersPage() {
     return (
       <>
         <PageHead title="Barriers" />
-        <EmptyState title="No barrier has been used yet" code={'worker.barrier("epoch-0", timeout_ms=60_000)'}>
-          Workers wait for each other with this call. Then you see here who is missing, and how long it took.
+        <EmptyState title="No barriers yet" code={'worker.barrier("epoch-0", timeout_ms=60_000)'}>
+          Workers wait for each other at a barrier. This page shows who is missing and how long each one took.
         </EmptyState>
       </>
     );
@@ -57,7 +57,9 @@ function OpenBarriers({ open }: { open: OpenBarrier[] }) {
   return (
     <Panel title="Open barriers" flush>
       {open.length === 0 ? (
-        <p className="quiet-note">Nobody waits. A barrier stands here while some have arrived and others have not.</p>
+        <p className="quiet-note">
+          No one is waiting. A barrier appears here while some workers have arrived and others have not.
+        </p>
       ) : (
         <ol className="barriers">
           {open.map((barrier) => (

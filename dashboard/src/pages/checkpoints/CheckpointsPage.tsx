@@ -20,10 +20,10 @@ export function CheckpointsPage() {
       <>
         <PageHead title="Checkpoints" actions={hasWorkers ? <CheckpointButton primary /> : undefined} />
         <EmptyState
-          title="No checkpoint is committed yet"
+          title="No checkpoints yet"
           code={'with CheckpointManager("checkpoints") as manager:\n    manager.save(state, step=step)'}
         >
-          It appears here once it is stored: of several ranks, every rank's part.
+          A checkpoint appears here once the parts of all ranks are stored.
         </EmptyState>
       </>
     );
@@ -52,7 +52,7 @@ export function CheckpointsPage() {
               <i className="key second" /> incremental
             </span>
             <span>
-              <i className="key hatched" /> dropped next
+              <i className="key hatched" /> deleted next
             </span>
           </p>
         }
@@ -94,12 +94,12 @@ function Figures({ checkpoints, now }: { checkpoints: Checkpoint[]; now: number 
         }
       />
       <Stat
-        label="Saved by increments"
+        label="Saved by incremental writes"
         value={whole > 0 ? percent(1 - written / whole) : "—"}
         note={whole > 0 ? `${format.bytes(written)} written of ${format.bytes(whole)}` : noSaving(increments.length)}
       />
       <Stat
-        label="Dropped next"
+        label="Deleted next"
         value={retentionKnown ? count(dropped.length) : "—"}
         note={
           dropped.length
@@ -221,7 +221,7 @@ function CheckpointTable({ checkpoints, now }: { checkpoints: Checkpoint[]; now:
           checkpoint.will_be_dropped === null ? (
             <span className="muted">—</span>
           ) : checkpoint.will_be_dropped ? (
-            <span className="warn">dropped next</span>
+            <span className="warn">deleted next</span>
           ) : (
             <span className="muted">kept</span>
           ),

@@ -18,11 +18,11 @@ export function DataPage({ datasetId }: { datasetId: string | undefined }) {
       <>
         <PageHead title="Data" />
         <EmptyState
-          title="No dataset is registered"
+          title="No datasets yet"
           commands={["strata datasets register train ./data/train --format parquet"]}
           code={'DatasetRegistry().register("train", "data/train", "parquet")'}
         >
-          Register one from a shell, or in the training loop. Then you see here who reads which part, and proof that
+          Register one from a shell or in the training loop. This page then shows who reads which part, and proof that
           every sample is read once.
         </EmptyState>
       </>
@@ -94,7 +94,7 @@ function DistributionPanel({ dataset }: { dataset: Dataset }) {
         <p className="quiet-note">
           {dataset.coverage.length > 0
             ? "No rank has shards of its own: in global order the ranks share every batch."
-            : "Shards are dealt out when the first worker asks for its own."}
+            : "Shards are assigned when the first worker asks for its own."}
         </p>
       ) : (
         <ColumnChart
@@ -125,7 +125,7 @@ function DistributionPanel({ dataset }: { dataset: Dataset }) {
             {plural(change.moved_samples, "sample")}. The rest stayed where it was.
           </>
         ) : (
-          ranks.length > 0 && "No shard has moved: membership has not changed since the shards were dealt out."
+          ranks.length > 0 && "No shard has moved: membership has not changed since the shards were assigned."
         )}
         {ranks.length >= 1024 && " The first 1,024 ranks are shown."}
       </p>

@@ -13,7 +13,7 @@ export function coverageVerdict(coverage: Coverage): Verdict {
   const by = plural(workers, "worker");
   const asides = [
     assumed > 0 ? `${count(assumed)} before a resumed position are assumed` : "",
-    dropped > 0 ? `${count(dropped)} were left out on purpose with the last batch` : "",
+    dropped > 0 ? `${count(dropped)} were dropped with the last, incomplete batch` : "",
   ].filter(Boolean);
   const aside = asides.length ? ` Of these, ${asides.join(", and ")}.` : "";
   if (repeated > 0) {

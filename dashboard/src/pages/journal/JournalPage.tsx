@@ -96,7 +96,7 @@ export function JournalPage({ query }: { query: URLSearchParams }) {
         <footer className="log-foot">
           {older.error && <span className="bad">{older.error}</span>}
           {older.ended ? (
-            <span className="muted">That is the beginning of the journal.</span>
+            <span className="muted">Start of the journal.</span>
           ) : (
             <button
               type="button"

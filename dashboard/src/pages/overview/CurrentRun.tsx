@@ -13,7 +13,7 @@ export function CurrentRun() {
   if (!task) {
     return (
       <section className="run-hero" aria-label="Current run">
-        <p className="soft">Workers have joined; the run appears with the first step that one reports.</p>
+        <p className="soft">Workers have joined. The run appears when one of them reports its first step.</p>
       </section>
     );
   }

@@ -51,10 +51,10 @@ function RecoveryPanel() {
         <div className="quiet-note">
           <p>No worker was lost in this period.</p>
           <p className="muted">
-            When one is, this shows how long it took to notice and to train again
+            When one is lost, this shows how long it took to notice and to train again
             {metrics.last_recovery_seconds === null
               ? "."
-              : `. The last time: ${duration(metrics.last_recovery_seconds)}.`}
+              : `. Last recovery: ${duration(metrics.last_recovery_seconds)}.`}
           </p>
         </div>
       )}

@@ -35,7 +35,7 @@ function HistoryChart({ title, unit, pick, fit = false }: HistoryChartProps) {
   return (
     <Panel title={title}>
       {unknown ? (
-        <p className="quiet-note">Workers have not reported it in this period.</p>
+        <p className="quiet-note">No worker reported this in the selected period.</p>
       ) : (
         <LineChart
           label={`${title} over time`}

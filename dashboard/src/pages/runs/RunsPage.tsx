@@ -55,7 +55,7 @@ function Requests() {
   return (
     <Panel
       title="Requests"
-      note="what operators asked for"
+      note="from operators"
       flush
       end={
         <a className="link" href={href(["journal"], { search: "action." })}>
@@ -64,7 +64,7 @@ function Requests() {
       }
     >
       {entries.length === 0 ? (
-        <p className="quiet-note">Nobody has asked for anything: no checkpoint, no drain, no stop.</p>
+        <p className="quiet-note">No requests yet: no checkpoint, drain or stop.</p>
       ) : (
         <LogList entries={entries} />
       )}
@@ -83,7 +83,7 @@ const ACTION_TITLES: Record<Action["kind"], string> = {
 function PendingActions({ actions }: { actions: Action[] }) {
   const now = useServerNow();
   return (
-    <Panel title="Asked for, not done yet" flush>
+    <Panel title="Requested, not done yet" flush>
       <ul className="pending">
         {actions.map((action) => (
           <li key={action.action_id}>

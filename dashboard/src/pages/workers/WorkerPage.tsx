@@ -26,14 +26,14 @@ export function WorkerPage({ workerId }: { workerId: string }) {
       <>
         {back}
         <EmptyState
-          title={`No worker is called ${workerId}`}
+          title={`No worker named ${workerId}`}
           actions={
             <a className="button" href={href(["journal"], { search: workerId })}>
-              Look in the journal
+              Search the journal
             </a>
           }
         >
-          It has not joined this job, or another has taken its place.
+          It has not joined this job, or another worker has taken its place.
         </EmptyState>
       </>
     );
@@ -68,7 +68,7 @@ export function WorkerPage({ workerId }: { workerId: string }) {
 
 function WorkerStats({ worker }: { worker: WorkerRow }) {
   return (
-    <StatStrip label="Figures of this worker">
+    <StatStrip label="Worker figures">
       <Stat label="Rank" value={count(worker.rank)} note={`incarnation ${count(worker.incarnation)}`} />
       <Stat label="Step" value={count(worker.step)} note={`epoch ${count(worker.epoch)}`} />
       <Stat
@@ -231,7 +231,7 @@ function WorkerJournal({ workerId }: { workerId: string }) {
         </a>
       }
     >
-      {own.length === 0 ? <p className="quiet-note">No recent entry names this worker.</p> : <LogList entries={own} />}
+      {own.length === 0 ? <p className="quiet-note">No recent entries for this worker.</p> : <LogList entries={own} />}
     </Panel>
   );
 }
