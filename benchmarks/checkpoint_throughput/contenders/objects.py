@@ -13,7 +13,7 @@ from boto3.s3.transfer import TransferConfig
 from obstore.store import S3Store
 
 from dtruntime.checkpoint.load.pack_reader import lanes
-from dtruntime.storage.object_store.object_backend import PARALLEL_PARTS, PART_BYTES
+from dtruntime.storage.object_backend import PARALLEL_PARTS, PART_BYTES
 
 from .. import states
 from .base import Contender, Task

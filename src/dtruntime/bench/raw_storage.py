@@ -17,10 +17,9 @@ from .._background import side_by_side
 from ..display import size as readable
 from ..errors import ConfigError, StorageError, StorageNotFoundError
 from ..storage import LocalBackend, open_backend
+from ..storage.atomic_file import flush
 from ..storage.data_files import is_remote
-from ..storage.error_translation import storage_errors
-from ..storage.local_disk.atomic_file import flush
-from ..storage.local_disk.direct_io import (
+from ..storage.direct_io import (
     ALIGNMENT,
     BLOCK,
     LANES,
@@ -31,13 +30,9 @@ from ..storage.local_disk.direct_io import (
     write_block,
     write_buffered,
 )
-from ..storage.object_store.client import parse_object_url, store_for
-from ..storage.object_store.object_backend import (
-    PARALLEL_PARTS,
-    PART_BYTES,
-    lacks_obstore,
-    place_of,
-)
+from ..storage.error_translation import storage_errors
+from ..storage.object_backend import PARALLEL_PARTS, PART_BYTES, lacks_obstore, place_of
+from ..storage.object_client import parse_object_url, store_for
 
 PREFIX = "strata-bench-"
 SPARE_BYTES = 32 * 2**20

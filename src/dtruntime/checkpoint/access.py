@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from ..errors import CheckpointDamagedError
 from ..types import check_whole
-from .file_format.codecs import Compressor
+from .file_format.chunks import Compressor
 from .file_format.manifest import Manifest, Part, PartFile
 from .load.checkpoint_loader import CheckpointLoader
 from .manager import CheckpointManager

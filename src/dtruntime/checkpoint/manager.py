@@ -20,10 +20,10 @@ from ..config import Config
 from ..errors import ConfigError, StorageError
 from ..retention import Retention
 from ..storage import StorageBackend, open_backend, resolve_url
-from ..storage.object_store.client import SCHEMES, shown
+from ..storage.object_client import SCHEMES, shown
 from ..storage.urls import backend_options, with_region
 from ..types import CheckpointInfo, check_id, check_whole
-from .file_format.codecs import Compressor
+from .file_format.chunks import Compressor
 from .load.checkpoint_loader import CheckpointLoader, ranks_of
 from .save.commit import (
     CheckpointCoordinator,

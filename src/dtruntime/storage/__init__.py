@@ -8,9 +8,9 @@ from .backend import StorageBackend, StoredFile, StreamWriter
 from .byte_source import ByteSource, download, read_range, read_ranges, stream
 from .data_files import FileStat, expand
 from .disk_cache import CacheUsage, DiskCache
-from .local_disk.local_backend import LocalBackend
+from .local_backend import LocalBackend
 from .memory_backend import MemoryBackend
-from .object_store.object_backend import AzureBackend, GcsBackend, S3Backend
+from .object_backend import AzureBackend, GcsBackend, S3Backend
 from .urls import open_backend, resolve_url
 
 __all__ = [

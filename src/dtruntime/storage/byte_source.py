@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol
 from .._background import ThreadPool
 from ..errors import ShardError
 from .data_files import FileStat, local_stat
-from .object_store.client import changed, data_errors, parse_object_url, store_for
+from .object_client import changed, data_errors, parse_object_url, store_for
 
 if TYPE_CHECKING:
     from obstore import GetOptions

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from ..errors import ShardError, ShardNotFoundError
-from .object_store.client import (
+from .object_client import (
     IMPATIENT,
     Listing,
     ObjectUrl,

@@ -14,7 +14,7 @@ from ..errors import (
     StorageThrottledError,
     StrataError,
 )
-from .object_store.client import message_of
+from .object_client import message_of
 
 _REMEDIES = {
     errno.ENOSPC: "the disk is full: make room, or keep fewer checkpoints",

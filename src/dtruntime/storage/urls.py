@@ -12,10 +12,9 @@ from ..config import StorageConfig
 from ..errors import ConfigError, ShardError
 from .backend import StorageBackend
 from .data_files import absolute
-from .local_disk.local_backend import LocalBackend
+from .local_backend import LocalBackend
 from .memory_backend import MemoryBackend
-from .object_store.client import SCHEMES, shown
-from .object_store.object_backend import (
+from .object_backend import (
     AzureBackend,
     GcsBackend,
     S3Backend,
@@ -24,6 +23,7 @@ from .object_store.object_backend import (
     open_objects,
     place_of,
 )
+from .object_client import SCHEMES, shown
 
 _SCHEME_OF = {"s3": "s3", "gcs": "gs", "azure": "az"}
 _KINDS: dict[str, type[StorageBackend]] = {

@@ -12,8 +12,8 @@ from obstore.store import S3Store
 from dtruntime import DatasetRegistry, ShardError, StorageError
 from dtruntime.errors import ShardNotFoundError
 from dtruntime.storage import expand
+from dtruntime.storage import object_client as client
 from dtruntime.storage.data_files import look
-from dtruntime.storage.object_store import client
 from dtruntime.testing import LocalCoordinator
 
 pytestmark = pytest.mark.usefixtures("s3")

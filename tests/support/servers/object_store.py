@@ -11,7 +11,7 @@ import pytest
 from obstore.store import LocalStore
 
 from dtruntime.storage import FileStat, byte_source, expand
-from dtruntime.storage.object_store import client
+from dtruntime.storage import object_client as client
 
 
 class Bucket:

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from dtruntime.errors import StorageError, StoragePermissionError
-from dtruntime.storage import LocalBackend
+from dtruntime.storage import LocalBackend, direct_io
 from dtruntime.storage.backend import PARTIAL
-from dtruntime.storage.local_disk import direct_io
 from dtruntime.testing.conformance import noise
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount file systems")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...errors import ShardError
 from ...storage import ByteSource, FileStat, byte_source
-from ...storage.object_store.client import changed
+from ...storage.object_client import changed
 from .compression import InflatedFiles, compression_of, inflate
 from .csv_parsing import BOM, CsvParser, TypeLearner, merge_schemas, take_header, widened, with_text
 from .csv_records import CsvSegment, segments

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ...errors import ShardError
 from ...storage import ByteSource, FileStat, byte_source
-from ...storage.object_store.client import changed
+from ...storage.object_client import changed
 from .compression import InflatedFiles, compression_of, inflate, may_be_zlib
 from .format_reader import (
     BATCH_BYTES,

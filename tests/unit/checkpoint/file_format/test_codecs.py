@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtruntime.checkpoint.file_format.codecs import Compressor, apply_difference, decode, difference
+from dtruntime.checkpoint.file_format.chunks import Compressor, apply_difference, decode, difference
 from dtruntime.errors import StorageError
 
 METHODS = ("none", "gzip", "zstd")

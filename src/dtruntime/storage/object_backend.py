@@ -15,10 +15,10 @@ from contextlib import AbstractContextManager, suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 
-from ..._background import side_by_side
-from ..._buffers import BlockPool, Views, blocks_of, copy, size_of
-from ...errors import ConfigError, ShardError, StorageError, install_command
-from ..backend import (
+from .._background import side_by_side
+from .._buffers import BlockPool, Views, blocks_of, copy, size_of
+from ..errors import ConfigError, ShardError, StorageError, install_command
+from .backend import (
     Failures,
     Names,
     Pieces,
@@ -28,8 +28,8 @@ from ..backend import (
     StreamWriter,
     check_prefix,
 )
-from ..error_translation import storage_errors
-from .client import (
+from .error_translation import storage_errors
+from .object_client import (
     RETRY_SECONDS,
     Listing,
     ObjectUrl,

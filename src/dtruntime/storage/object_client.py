@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ShardError, ShardNotFoundError, StorageError
-from ...retry import Backoff
-from ...telemetry import EventLog
+from ..errors import ShardError, ShardNotFoundError, StorageError
+from ..retry import Backoff
+from ..telemetry import EventLog
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..._background import Hold
-from ..._buffers import BlockPool, copy
-from ...errors import StorageError
-from ..backend import StreamWriter
+from .._background import Hold
+from .._buffers import BlockPool, copy
+from ..errors import StorageError
+from .backend import StreamWriter
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

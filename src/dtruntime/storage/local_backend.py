@@ -10,11 +10,12 @@ from itertools import count
 from pathlib import Path
 from typing import TypeAlias
 
-from ..._background import side_by_side
-from ..._buffers import Views, blocks_of, cut, in_pieces, size_of
-from ...errors import StorageError, StorageNotFoundError
-from ...telemetry import EventLog
-from ..backend import (
+from .._background import side_by_side
+from .._buffers import Views, blocks_of, cut, in_pieces, size_of
+from ..errors import StorageError, StorageNotFoundError
+from ..telemetry import EventLog
+from .atomic_file import Folders, PartialFile, refuse_link, sweep_folder
+from .backend import (
     PARTIAL,
     Failures,
     Names,
@@ -24,10 +25,9 @@ from ..backend import (
     StoredFile,
     StreamWriter,
 )
-from ..error_translation import storage_errors
-from .atomic_file import Folders, PartialFile, refuse_link, sweep_folder
 from .direct_io import DIRECT_FROM, DirectRefusedError, bounce_blocks, set_direct, write_views
-from .local_stream import LocalStreamWriter
+from .error_translation import storage_errors
+from .local_writer import LocalStreamWriter
 
 log = EventLog("storage.local")
 

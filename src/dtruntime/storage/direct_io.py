@@ -11,8 +11,8 @@ from collections import deque
 from itertools import count
 from typing import Any
 
-from ..._background import side_by_side
-from ..._buffers import AT_ONCE, BlockPool, Views, blocks_of, copy, cut, size_of
+from .._background import side_by_side
+from .._buffers import AT_ONCE, BlockPool, Views, blocks_of, copy, cut, size_of
 
 ALIGNMENT = 4096
 BLOCK = 4 * 2**20

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from ..._background import Hold
-from ..._buffers import BlockPool
-from ..backend import StreamWriter
-from ..error_translation import storage_errors
+from .._background import Hold
+from .._buffers import BlockPool
 from .atomic_file import PartialFile
+from .backend import StreamWriter
 from .direct_io import (
     ALIGNMENT,
     BLOCK,
@@ -28,6 +27,7 @@ from .direct_io import (
     write_block,
     write_buffered,
 )
+from .error_translation import storage_errors
 
 _RESERVED_AT_ONCE = 64 * BLOCK
 

@@ -1,4 +1,0 @@
-"""Files of this machine: the backend, atomic files, direct I/O.
-
-Read ``local_backend`` first.
-"""
