@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from dtruntime.storage.direct_io import BLOCK, LANES
+from dtruntime.storage.local_writer import BLOCK, LANES
 
 LEAST = 64 * 2**20
 """fio counts whole milliseconds: less than this cannot be measured with it."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtruntime._background import side_by_side
-from dtruntime.storage.direct_io import BLOCK, LANES
+from dtruntime.storage.local_writer import BLOCK, LANES
 
 from .. import states
 from .base import Contender, Task, flush

@@ -16,7 +16,7 @@ from .._background import side_by_side, usable_cores
 from ..checkpoint.manager import CheckpointManager
 from ..display import size as readable
 from ..errors import StorageError, StrataError
-from ..storage.direct_io import ALIGNMENT
+from ..storage.local_writer import ALIGNMENT
 from .raw_storage import RawPlace, new_place
 from .report import Section, Series, Tell, in_round, results
 

@@ -18,9 +18,9 @@ from ..data.index import DatasetIndex, build_index
 from ..data.loader import Loader
 from ..data.source import FileSource
 from ..errors import ConfigError, ShardError
-from ..storage.atomic_file import flush
-from ..storage.data_files import is_remote
-from ..storage.error_translation import storage_errors
+from ..storage.backend import storage_errors
+from ..storage.local_writer import flush
+from ..storage.urls import is_remote
 from .raw_storage import PREFIX, check_room
 from .report import Section, Series, Tell, results
 

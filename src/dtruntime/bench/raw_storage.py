@@ -17,22 +17,22 @@ from .._background import side_by_side
 from ..display import size as readable
 from ..errors import ConfigError, StorageError, StorageNotFoundError
 from ..storage import LocalBackend, open_backend
-from ..storage.atomic_file import flush
-from ..storage.data_files import is_remote
-from ..storage.direct_io import (
+from ..storage.backend import storage_errors
+from ..storage.local_writer import (
     ALIGNMENT,
     BLOCK,
     LANES,
     DirectRefusedError,
     bounce_blocks,
+    flush,
     reserve,
     set_direct,
     write_block,
     write_buffered,
 )
-from ..storage.error_translation import storage_errors
 from ..storage.object_backend import PARALLEL_PARTS, PART_BYTES, lacks_obstore, place_of
 from ..storage.object_client import parse_object_url, store_for
+from ..storage.urls import is_remote
 
 PREFIX = "strata-bench-"
 SPARE_BYTES = 32 * 2**20

@@ -31,7 +31,7 @@ from .manager import CheckpointManager
 from .save.handle import SaveHandle
 from .state_dict import describe, rebuild
 from .state_dict.jax_arrays import as_key, with_64_bits
-from .state_dict.numpy_dtypes import decode_dtype, encode_dtype
+from .state_dict.skeleton import decode_dtype, encode_dtype
 from .store.tiers import CheckpointCopy
 
 

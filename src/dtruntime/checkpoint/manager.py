@@ -36,7 +36,7 @@ from .save.handle import Saved, SaveHandle
 from .save.pipeline import Pipeline
 from .save.staging import SLAB, StagingPool
 from .save.timing import SavePolicy
-from .state_dict.containers import shaped_like
+from .state_dict.rebuilding import shaped_like
 from .store.checkpoint_store import CheckpointStore
 from .store.cleanup import Cleanup
 from .store.condition_reports import ConditionReporter

@@ -32,15 +32,14 @@ from .safetensors_format import (
     views_of,
 )
 from .save.handle import Saved
-from .state_dict.buffers import Key
-from .state_dict.numpy_dtypes import decode_dtype
-from .state_dict.shared_memory import dense_strides
+from .state_dict.buffers import Key, dense_strides
 from .state_dict.skeleton import (
     LIBRARY,
     ROOT,
     ArrayEntry,
     KeyPath,
     Skeleton,
+    decode_dtype,
     outline,
     parse,
     parts_of,

@@ -26,7 +26,7 @@ from ..rpc.channel import Channel
 from ..rpc.gen import coordinator_pb2 as pb
 from ..sharding import MovePlan
 from ..sharding.coverage_digest import Counted
-from ..storage.data_files import is_remote
+from ..storage.urls import is_remote
 from ..telemetry import EventLog
 from ..types import FORMATS, DatasetSummary, EpochCoverage, ShardInfo, check_id, check_whole
 from . import current_orchestrator

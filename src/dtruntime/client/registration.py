@@ -15,8 +15,9 @@ from .._background import abandonable
 from ..config import Config
 from ..errors import ShardError, ShardValueError, StorageError, install_command
 from ..rpc.gen import coordinator_pb2 as pb
-from ..storage.data_files import absolute, is_remote, look
+from ..storage.data_files import look
 from ..storage.object_client import SCHEMES
+from ..storage.urls import absolute, is_remote
 from ..telemetry import EventLog
 from ..types import check_flag, check_id, check_whole
 from .dataset_descriptions import add_layout, index_in, options_in, options_text, unreadable_name

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..checkpoint.state_dict import describe, flatten
-from ..checkpoint.state_dict.containers import containers_of, shaped_like
+from ..checkpoint.state_dict.rebuilding import containers_of, shaped_like
 
 _SHARDING = ("torch.distributed.tensor", "torch.distributed.fsdp")
 """Without one of these modules of torch no model is sharded."""

@@ -1,12 +1,11 @@
 """Where bytes are kept: local files, and objects in S3, Google Cloud Storage and Azure.
 
 Read ``backend`` first (`StorageBackend`, the contract), then ``urls`` (`open_backend`). Training
-data is named by ``data_files``, read by ``byte_source`` and kept by ``disk_cache``.
+data is found and read by ``data_files`` and cached by ``disk_cache``.
 """
 
 from .backend import StorageBackend, StoredFile, StreamWriter
-from .byte_source import ByteSource, download, read_range, read_ranges, stream
-from .data_files import FileStat, expand
+from .data_files import ByteSource, FileStat, download, expand, read_range, read_ranges, stream
 from .disk_cache import CacheUsage, DiskCache
 from .local_backend import LocalBackend
 from .memory_backend import MemoryBackend

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import abc
+import errno
+import os
+import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import ClassVar, Self, TypeAlias
 
 from .._buffers import Data, Memory, Views, flat, views_of, writable_views_of
-from ..errors import StorageError, StorageNotFoundError
+from ..errors import (
+    ShardError,
+    ShardNotFoundError,
+    StorageError,
+    StorageNotFoundError,
+    StoragePermissionError,
+    StorageThrottledError,
+    StrataError,
+)
 
 Range: TypeAlias = tuple[int, int]
 """An offset and a length."""
@@ -341,3 +352,143 @@ def _fault_of(name: str) -> str:
         return f"it is longer than {MAX_BYTES} bytes"
     longest = max(map(len, parts))
     return f"a part is longer than {MAX_PART_BYTES} bytes" if longest > MAX_PART_BYTES else ""
+
+
+STORE_VARIABLES = ("AWS_", "GOOGLE_", "AZURE_")
+_SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|KEY$|SAS|CREDENTIAL", re.IGNORECASE)
+_URL = re.compile(r"(\w[\w+.-]*://)(?:[^\s/?#]*@)?([^\s?#\"'<>()]*)(?:[?#][^\s\"'<>()]*)?")
+_MESSAGE_LIMIT = 600
+_REMEDIES = {
+    errno.ENOSPC: "the disk is full: make room, or keep fewer checkpoints",
+    errno.EDQUOT: "the disk quota is used up: make room, or keep fewer checkpoints",
+    errno.EROFS: "the file system is read-only: choose another folder, or mount it writable",
+    errno.ENOTDIR: "a file or a symbolic link is where a folder should be: move it away",
+    errno.EISDIR: "a folder is where the file should be: move it away",
+    errno.ELOOP: "it is a symbolic link, and links are not followed: put the file itself there",
+    errno.ENAMETOOLONG: "the name is too long for this file system",
+    errno.EMFILE: "this process has too many open files: raise the limit (ulimit -n)",
+    errno.EIO: "the disk fails: look into the system's log",
+}
+_STATUS = re.compile(r"status code: (\d{3})\b")
+_EXPIRED = re.compile(
+    r"<Code>(ExpiredToken|TokenRefreshRequired|RequestExpired|RequestTimeTooSkewed)</Code>"
+)
+_THROTTLED = re.compile(r"<Code>(SlowDown|ServerBusy)</Code>")
+
+
+@contextmanager
+def storage_errors(doing: str, where: str, secrets: tuple[str, ...] = ()) -> Iterator[None]:
+    """Turn errors of the file system and of obstore into ``StorageError`` and its kin.
+
+    The message says what was being done to ``where``, what the store said, and the remedy.
+    """
+    try:
+        yield
+    except StrataError:
+        raise
+    except OSError as exc:
+        raise _of_system(exc, f"cannot {doing} {where}", secrets) from exc
+    except Exception as exc:
+        if not type(exc).__module__.startswith("obstore"):
+            raise
+        raise _of_store(exc, f"cannot {doing} {where}", secrets) from exc
+
+
+def _of_system(exc: OSError, what: str, secrets: tuple[str, ...]) -> StorageError:
+    # obstore raises FileNotFoundError and its like too, with what the store said and no number.
+    said = exc.strerror or message_of(exc, secrets)
+    error: StorageError
+    if isinstance(exc, FileNotFoundError):
+        error = StorageNotFoundError(f"{what}: it does not exist ({said})")
+    elif isinstance(exc, PermissionError):
+        error = _no_permission(what, said)
+    else:
+        error = StorageError(f"{what}: {_REMEDIES.get(exc.errno or 0, said)}")
+    error.errno = exc.errno
+    return error
+
+
+def _no_permission(what: str, said: str) -> StoragePermissionError:
+    return StoragePermissionError(
+        f"{what}: it is not permitted; change the permissions, or use credentials or a user that "
+        f"have them ({said})"
+    )
+
+
+def _of_store(exc: Exception, what: str, secrets: tuple[str, ...]) -> StorageError:
+    said = message_of(exc, secrets)
+    # Only some calls of obstore tell the kinds of errors apart by their class.
+    status = found[1] if (found := _STATUS.search(str(exc))) else ""
+    if status == "404":
+        return StorageNotFoundError(f"{what}: it does not exist ({said})")
+    if _EXPIRED.search(str(exc)):
+        return StoragePermissionError(
+            f"{what}: the credentials have expired, or this machine's clock is wrong; renew them "
+            f"and start again, or use a role, whose credentials are renewed by themselves ({said})"
+        )
+    if status in ("401", "403"):
+        return _no_permission(what, said)
+    if status in ("429", "503") or (status == "200" and _THROTTLED.search(str(exc))):
+        return StorageThrottledError(
+            f"{what}: the store is overloaded or away, also after retries; ask it less, or "
+            f"raise its limits ({said})"
+        )
+    return StorageError(f"{what}: {said}")
+
+
+@contextmanager
+def data_errors(doing: str, what: str) -> Iterator[None]:
+    """Turn errors of a store or of the file system into Strata's, naming ``what``."""
+    try:
+        yield
+    except (ShardError, StorageError):
+        raise
+    except FileNotFoundError as exc:
+        name = exc.filename or what
+        raise ShardNotFoundError(f"cannot {doing} {name}: it does not exist") from exc
+    except PermissionError as exc:
+        raise ShardError(
+            f"cannot {doing} {exc.filename or what}: this user has no permission to; change the "
+            "permissions, or run as a user who has them"
+        ) from exc
+    except OSError as exc:
+        raise StorageError(f"cannot {doing} {exc.filename or what}: {exc.strerror or exc}") from exc
+    except Exception as exc:
+        if not type(exc).__module__.startswith("obstore"):
+            raise
+        if type(exc).__name__ == "PreconditionError":
+            raise changed(what) from exc
+        raise StorageError(f"cannot {doing} {what}: {message_of(exc)}") from exc
+
+
+def changed(what: str) -> ShardError:
+    """The error for a file that is not the one that was indexed."""
+    return ShardError(
+        f"{what} has changed since it was indexed: index the dataset again, or restore the file"
+    )
+
+
+def message_of(error: Exception, secrets: Iterable[str] = ()) -> str:
+    """What a store said, on one line, without its debug output and without credentials.
+
+    ``secrets`` are to be left out besides those in the environment. URLs lose their queries, which
+    may be signatures.
+    """
+    text = _URL.sub(r"\1\2", " ".join(str(error).partition("\n\nDebug source")[0].split()))
+    for secret in {*secrets, *secrets_in(os.environ)}:
+        text = text.replace(secret, "***")
+    return text if len(text) <= _MESSAGE_LIMIT else text[:_MESSAGE_LIMIT] + "..."
+
+
+def secrets_in(settings: Mapping[str, str]) -> set[str]:
+    """The values that nobody may see among environment variables of stores."""
+    return {
+        value
+        for name, value in settings.items()
+        if name.upper().startswith(STORE_VARIABLES) and is_secret(name, value)
+    }
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether nobody may see the value of a setting."""
+    return bool(_SECRET.search(name)) and len(value) > 3

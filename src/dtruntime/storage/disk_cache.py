@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import hashlib
 import os
+import re
+import struct
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from ..config import DatasetConfig
 from ..telemetry import EventLog
-from . import byte_source
-from .cache_folder import HEADER_BYTES, CacheFolder, delete_entry, is_entry, key_of, taken
-from .data_files import FileStat, absolute, is_remote
+from . import data_files
+from .data_files import FileStat
+from .urls import absolute, is_remote
 
 log = EventLog("storage.cache")
 
@@ -93,25 +100,25 @@ class DiskCache:
 
     def read_range(self, file: FileStat, offset: int, length: int) -> bytes:
         """Return ``length`` bytes from ``offset`` on, as :func:`storage.read_range` does."""
-        byte_source.check_range(file, offset, length)
+        data_files.check_range(file, offset, length)
         return self.read_ranges(file, [(offset, length)])[0]
 
     def read_ranges(self, file: FileStat, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Return the bytes of each ``(offset, length)``; missing ones are fetched side by side."""
         if file.is_local or not self.limit_bytes:
-            return byte_source.read_ranges(file, ranges)
+            return data_files.read_ranges(file, ranges)
         held = {span: self._load(file, *span) for span in dict.fromkeys(ranges)}
         missing = [span for span, data in held.items() if data is None]
-        for span, data in zip(missing, byte_source.read_ranges(file, missing), strict=True):
+        for span, data in zip(missing, data_files.read_ranges(file, missing), strict=True):
             self._keep(key_of(file, *span), data)
             held[span] = data
         return [held[span] or b"" for span in ranges]
 
-    def stream(self, file: FileStat, chunk: int = byte_source.CHUNK) -> Iterator[bytes]:
+    def stream(self, file: FileStat, chunk: int = data_files.CHUNK) -> Iterator[bytes]:
         """Yield a file's bytes from first to last; chunks are kept like any other range."""
         if file.is_local or not self.limit_bytes:
-            return byte_source.stream(file, chunk)
-        return byte_source.read_ahead(file, chunk, self.read_range)
+            return data_files.stream(file, chunk)
+        return data_files.read_ahead(file, chunk, self.read_range)
 
     def usage(self) -> CacheUsage:
         """Count what is in the folder, which takes a look at every entry."""
@@ -170,3 +177,301 @@ class DiskCache:
             remedy="data are read from the store meanwhile; make room or give permission there, "
             "choose another folder (cache_dir), or switch the cache off (cache_limit_bytes = 0)",
         )
+
+
+log = EventLog("storage.cache")
+
+LAYOUT = "strata-shards-v1"
+PARTIAL_SECONDS = 600
+"""A partial entry that has not grown for so long is of a process that died."""
+RECOUNT_SHARE = 20
+"""A process that has written this part of the limit recounts, whatever the tally says."""
+ROOM_SHARE = 10
+"""Eviction makes room for this part of the limit, so that not every write has to evict."""
+
+_SHELF = re.compile(r"[0-9a-f]{2}")
+_NAME = re.compile(r"[0-9a-f]{64}\.range(\.[0-9a-f]{16}\.partial)?")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFile:
+    """A file with the name of an entry."""
+
+    path: str
+    size: int
+    """How much of the disk it takes."""
+    used: float
+    """When it was last read or written, in seconds of the wall clock."""
+    partial: bool
+
+    @property
+    def may_go(self) -> bool:
+        """Whether no process is writing it."""
+        return not self.partial or time.time() - self.used > PARTIAL_SECONDS
+
+
+class CacheFolder:
+    """Entries by key. Its methods raise ``OSError`` when the folder cannot be used."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._root = os.path.join(folder, LAYOUT)
+        self._made = False
+        self._written = 0
+
+    def load(self, key: bytes, length: int) -> bytes | None:
+        """Return what is kept under a key; None when there is nothing, or nothing whole."""
+        return read_entry(self._path(key), key, length)
+
+    def store(self, key: bytes, data: bytes) -> None:
+        """Keep data under a key; there has to be room."""
+        path = self._path(key)
+        with suppress(FileExistsError):
+            os.mkdir(os.path.dirname(path), 0o700)
+        write_entry(path, key, data)
+
+    def make_room(self, size: int, limit: int) -> bool:
+        """Take ``size`` of ``limit`` bytes, evicting if need be.
+
+        False when there is no room, or when another process is just making some.
+        """
+        self._make()
+        with CacheTally.opened(os.path.join(self._root, "tally")) as tally:
+            known = tally.read()
+            tally.add(size)
+            self._written += size
+            due = not known or self._written > limit // RECOUNT_SHARE
+            if not due and tally.read() <= limit:
+                return True
+            with tally.locked() as mine:
+                return mine and self._recount(tally, size, limit)
+
+    def scan(self) -> Iterator[CacheFile]:
+        """Find every file with the name of an entry."""
+        for shelf in _scandir(self._root):
+            if _SHELF.fullmatch(shelf.name) and shelf.is_dir(follow_symlinks=False):
+                for file in _scandir(shelf.path):
+                    name = _NAME.fullmatch(file.name)
+                    if name and file.is_file(follow_symlinks=False):
+                        with suppress(FileNotFoundError):
+                            info = file.stat(follow_symlinks=False)
+                            size = taken(info.st_size)
+                            yield CacheFile(file.path, size, info.st_mtime, bool(name[1]))
+
+    def _recount(self, tally: CacheTally, size: int, limit: int) -> bool:
+        before = tally.read()
+        total = self._evict(size, limit)
+        fits = total + size <= limit
+        # What others wrote during the scan may not have been seen by it.
+        tally.reset(total + fits * size + tally.read() - before)
+        self._written = 0
+        return fits
+
+    def _evict(self, size: int, limit: int) -> int:
+        """Delete remains of dead processes, then least recently used entries; return the rest."""
+        found = list(self.scan())
+        remains = [file for file in found if file.partial and file.may_go]
+        total = sum(file.size for file in found) - _deleted(remains)
+        if total + size <= limit:
+            return total
+        enough = limit - max(size, limit // ROOM_SHARE)
+        entries = sorted((f for f in found if not f.partial), key=attrgetter("used"))
+        for number, entry in enumerate(entries):
+            if total <= enough:
+                log.debug("cache.evicted", folder=self._folder, entries=number, bytes_left=total)
+                break
+            delete_entry(entry.path)
+            total -= entry.size  # also of a foreign file, which does not count
+        return total
+
+    def _make(self) -> None:
+        """Make the folder once: one that vanishes later may be a disk that was unmounted."""
+        if not self._made:
+            os.makedirs(self._folder, exist_ok=True)
+        self._made = True
+        with suppress(FileExistsError):
+            os.mkdir(self._root, 0o700)
+
+    def _path(self, key: bytes) -> str:
+        name = key.hex()
+        return os.path.join(self._root, name[:2], f"{name}.range")
+
+
+def _deleted(files: list[CacheFile]) -> int:
+    for file in files:
+        delete_entry(file.path)
+    return sum(file.size for file in files)
+
+
+def _scandir(path: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(path) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+MAGIC = b"STRATA-1"
+_HEADER = struct.Struct("<8s32sQI")
+HEADER_BYTES = _HEADER.size
+# Neither follow a link nor wait for the writer of a pipe that lies where an entry should.
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+def key_of(file: FileStat, offset: int, length: int) -> bytes:
+    """What a range is kept under: another one for other content."""
+    told = file.url, file.size, file.fingerprint, offset, length
+    return hashlib.sha256(repr(told).encode()).digest()
+
+
+def read_entry(path: str, key: bytes, length: int) -> bytes | None:
+    """Return what was kept, and mark it as used; None when it is not there or is not whole.
+
+    What is not whole is deleted if it is ours.
+    """
+    try:
+        handle = os.open(path, _READ)
+    except FileNotFoundError:
+        return None
+    try:
+        head = os.read(handle, HEADER_BYTES)
+        data = _read_rest(handle, length)
+        if head == _header(key, data) and len(data) == length:
+            with suppress(OSError):  # the folder may be read-only
+                os.utime(handle)
+            return data
+    finally:
+        os.close(handle)
+    log.debug("cache.damaged", file=path)
+    delete_entry(path)
+    return None
+
+
+def write_entry(path: str, key: bytes, data: bytes) -> None:
+    """Keep data; others see the whole entry or none. A file that is not ours stays."""
+    with suppress(FileNotFoundError):
+        if not _is_ours(path):
+            return
+    partial = f"{path}.{os.urandom(8).hex()}.partial"
+    try:
+        with open(partial, "xb", opener=_private) as sink:
+            sink.write(_header(key, data))
+            sink.write(data)
+        os.replace(partial, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(partial)
+        raise
+
+
+def delete_entry(path: str) -> bool:
+    """Delete an entry, complete or partial; False when the file is not ours and stays."""
+    with suppress(FileNotFoundError):
+        if not _is_ours(path):
+            return False
+        os.unlink(path)
+    return True
+
+
+def _is_ours(path: str) -> bool:
+    """Whether a file begins as an entry does, or as one does that a crash left unwritten."""
+    handle = os.open(path, _READ)
+    try:
+        head = os.read(handle, len(MAGIC))
+    finally:
+        os.close(handle)
+    return MAGIC.startswith(head) or not head.strip(b"\0")
+
+
+def is_entry(path: str) -> bool:
+    """Whether a file is there and begins as an entry does."""
+    try:
+        return _is_ours(path)
+    except OSError:
+        return False
+
+
+def _header(key: bytes, data: bytes) -> bytes:
+    from google_crc32c import value as crc32c
+
+    return _HEADER.pack(MAGIC, key, len(data), crc32c(data))
+
+
+def _read_rest(handle: int, length: int) -> bytes:
+    """Up to ``length`` bytes, mostly in one piece; a system call has an upper limit."""
+    pieces = []
+    while length and (piece := os.read(handle, length)):
+        pieces.append(piece)
+        length -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+UNIT = 4096
+"""Sizes are counted in blocks of the file system."""
+_TALLY_MAGIC = b"STRATA-TALLY\n"
+_TALLY_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+class CacheTally:
+    """A file whose length is the number of units that a cache takes.
+
+    Appending is atomic, so processes add to it without a lock. The one that recounts holds the
+    file's lock, which the system takes back from a process that dies.
+    """
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    @classmethod
+    @contextmanager
+    def opened(cls, path: str) -> Iterator[CacheTally]:
+        """Open the file, which is made when it is missing; ``OSError`` when it is not a tally."""
+        handle = os.open(path, _TALLY_FLAGS, 0o600)
+        try:
+            if not os.fstat(handle).st_size:
+                os.write(handle, _TALLY_MAGIC)
+            if os.pread(handle, len(_TALLY_MAGIC), 0) != _TALLY_MAGIC:
+                raise OSError(errno.EEXIST, "a file that is not Strata's has the name", path)
+            yield cls(handle)
+        finally:
+            os.close(handle)
+
+    def add(self, size: int) -> None:
+        """Count ``size`` more bytes."""
+        os.write(self._handle, bytes(_units(size)))
+
+    def read(self) -> int:
+        """Return how many bytes are counted; 0 when nobody has counted yet."""
+        return (os.fstat(self._handle).st_size - len(_TALLY_MAGIC)) * UNIT
+
+    def reset(self, size: int) -> None:
+        """Count ``size`` bytes and no others; the file becomes sparse and takes no room."""
+        os.ftruncate(self._handle, len(_TALLY_MAGIC))
+        os.ftruncate(self._handle, len(_TALLY_MAGIC) + max(1, _units(size)))
+
+    @contextmanager
+    def locked(self) -> Iterator[bool]:
+        """Hold the lock, without waiting; False when another one holds it."""
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            # Closing would not do: a child forked meanwhile has the file open too.
+            fcntl.flock(self._handle, fcntl.LOCK_UN)
+
+
+def taken(size: int) -> int:
+    """How much of the disk a file of ``size`` bytes takes."""
+    return _units(size) * UNIT
+
+
+def _units(size: int) -> int:
+    return -(-size // UNIT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,6 @@ from .._background import side_by_side
 from .._buffers import Views, blocks_of, cut, in_pieces, size_of
 from ..errors import StorageError, StorageNotFoundError
 from ..telemetry import EventLog
-from .atomic_file import Folders, PartialFile, refuse_link, sweep_folder
 from .backend import (
     PARTIAL,
     Failures,
@@ -24,10 +24,18 @@ from .backend import (
     StorageBackend,
     StoredFile,
     StreamWriter,
+    storage_errors,
 )
-from .direct_io import DIRECT_FROM, DirectRefusedError, bounce_blocks, set_direct, write_views
-from .error_translation import storage_errors
-from .local_writer import LocalStreamWriter
+from .local_writer import (
+    DIRECT_FROM,
+    DirectRefusedError,
+    LocalStreamWriter,
+    PartialFile,
+    bounce_blocks,
+    set_direct,
+    sweep_folder,
+    write_views,
+)
 
 log = EventLog("storage.local")
 
@@ -108,7 +116,7 @@ class LocalBackend(StorageBackend):
     def _writer(self, name: str) -> StreamWriter:
         with storage_errors("write", self.location(name)):
             self._sweep_once(name)
-            file = PartialFile(self._folders, name.split("/"))
+            file = self._begin(name)
             direct = self._wants_direct(file.handle)
         return LocalStreamWriter(name, self.location(name), file, self._bounce, direct=direct)
 
@@ -195,11 +203,15 @@ class LocalBackend(StorageBackend):
     @contextmanager
     def _partial(self, name: str) -> Iterator[PartialFile]:
         self._sweep_once(name)
-        file = PartialFile(self._folders, name.split("/"))
+        file = self._begin(name)
         try:
             yield file
         finally:
             file.close()
+
+    def _begin(self, name: str) -> PartialFile:
+        *above, last = name.split("/")
+        return PartialFile(lambda: self._folders.make(above), last)
 
     def _fill_file(self, file: PartialFile, views: Views) -> None:
         if size_of(views) >= DIRECT_FROM and self._wants_direct(file.handle):
@@ -265,3 +277,112 @@ def _fill(handle: int, offset: int, views: Views) -> None:
             if not found:
                 raise OSError(f"the file was cut off at {offset} bytes while it was read")
             offset, some = offset + found, cut(some, found, size_of(some))
+
+
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class Folders:
+    """Opens folders by their parts relative to a root; symbolic links below it are refused.
+
+    Methods raise ``OSError``.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self._durable: set[tuple[int, int]] = set()
+
+    @contextmanager
+    def opened(self, parts: Sequence[str]) -> Iterator[int]:
+        """A folder that is there; ``FileNotFoundError`` otherwise."""
+        handle = self._walk(parts, make=False)
+        try:
+            yield handle
+        finally:
+            os.close(handle)
+
+    def make(self, parts: Sequence[str]) -> int:
+        """Open a folder, which is made, durably, when it is missing. The caller closes it."""
+        return self._walk(parts, make=True)
+
+    def prune(self, parts: Sequence[str]) -> None:
+        """Remove a folder and those above it while they are empty; the root stays."""
+        with suppress(OSError):
+            for depth in range(len(parts), 0, -1):
+                with self.opened(parts[: depth - 1]) as parent:
+                    os.rmdir(parts[depth - 1], dir_fd=parent)
+
+    def _walk(self, parts: Sequence[str], *, make: bool) -> int:
+        handle = self._open_root(make)
+        for part in parts:
+            try:
+                below = self._step(handle, part, make)
+            except NotADirectoryError as exc:
+                if make:
+                    raise
+                # What would lie under a file is not there.
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from exc
+            finally:
+                os.close(handle)
+            handle = below
+        return handle
+
+    def _open_root(self, make: bool) -> int:
+        with suppress(FileNotFoundError):
+            return os.open(self.root, _FOLDER_FLAGS)
+        if make:
+            _make_durably(self.root)
+        return os.open(self.root, _FOLDER_FLAGS)
+
+    def _step(self, above: int, part: str, make: bool) -> int:
+        made = False
+        try:
+            handle = _open_below(above, part)
+        except FileNotFoundError:
+            if not make:
+                raise
+            with suppress(FileExistsError):
+                os.mkdir(part, dir_fd=above)
+                made = True
+            handle = _open_below(above, part)
+        if make:
+            info = os.fstat(handle)
+            self._keep(above, (info.st_dev, info.st_ino), made)
+        return handle
+
+    def _keep(self, above: int, folder: tuple[int, int], made: bool) -> None:
+        """Make a folder's entry durable, once: whoever made it may not have come so far."""
+        if made or folder not in self._durable:
+            os.fsync(above)
+            self._durable.add(folder)
+
+
+def refuse_link(info: os.stat_result) -> None:
+    """Raise ``OSError`` when something is a symbolic link."""
+    if stat.S_ISLNK(info.st_mode):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+def _open_below(above: int, part: str) -> int:
+    try:
+        return os.open(part, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=above)
+    except NotADirectoryError:
+        refuse_link(os.stat(part, dir_fd=above, follow_symlinks=False))
+        raise
+
+
+def _make_durably(path: str) -> None:
+    above = os.path.dirname(path)
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        _make_durably(above)
+        with suppress(FileExistsError):
+            os.mkdir(path)
+    handle = os.open(above, _FOLDER_FLAGS)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -27,8 +27,8 @@ from .backend import (
     StoredFile,
     StreamWriter,
     check_prefix,
+    storage_errors,
 )
-from .error_translation import storage_errors
 from .object_client import (
     RETRY_SECONDS,
     Listing,

@@ -10,15 +10,15 @@ import functools
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ShardError, ShardNotFoundError, StorageError
+from ..errors import ShardError, StorageError
 from ..retry import Backoff
 from ..telemetry import EventLog
+from .backend import STORE_VARIABLES, data_errors, is_secret
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -38,16 +38,12 @@ _ENDPOINTS = {
     "gs": ("GOOGLE_BASE_URL", "GOOGLE_ENDPOINT_URL"),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
-_FAMILIES = ("AWS_", "GOOGLE_", "AZURE_")
-_SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|KEY$|SAS|CREDENTIAL", re.IGNORECASE)
 _SIGNATURE = re.compile(
     r"[?&](?:x-(?:amz|goog)-[\w-]+"
     r"|[\w-]*(?:sig|signature|token|secret|password|credential|accesskeyid|accessid))=",
     re.IGNORECASE,
 )
 """What the query of a URL that grants access has."""
-_URL = re.compile(r"(\w[\w+.-]*://)(?:[^\s/?#]*@)?([^\s?#\"'<>()]*)(?:[?#][^\s\"'<>()]*)?")
-_MESSAGE_LIMIT = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +64,7 @@ class StoreOptions:
     @property
     def secrets(self) -> tuple[str, ...]:
         """The values that nobody may see."""
-        return tuple(value for name, value in self.config if _is_secret(name, value))
+        return tuple(value for name, value in self.config if is_secret(name, value))
 
 
 IMPATIENT = StoreOptions(
@@ -155,7 +151,7 @@ def _first_user() -> int:
 def open_store(url: ObjectUrl, options: StoreOptions) -> ObjectStore:
     """Return the client of a bucket; errors are obstore's own."""
     settings = tuple(
-        sorted(item for item in os.environ.items() if item[0].upper().startswith(_FAMILIES))
+        sorted(item for item in os.environ.items() if item[0].upper().startswith(STORE_VARIABLES))
     )
     return _open_store(url.scheme, url.bucket, settings, options)
 
@@ -210,63 +206,6 @@ def _retry_config(options: StoreOptions) -> RetryConfig:
             "base": BACKOFF.factor,
         },
     }
-
-
-@contextmanager
-def data_errors(doing: str, what: str) -> Iterator[None]:
-    """Turn errors of a store or of the file system into Strata's, naming ``what``."""
-    try:
-        yield
-    except (ShardError, StorageError):
-        raise
-    except FileNotFoundError as exc:
-        name = exc.filename or what
-        raise ShardNotFoundError(f"cannot {doing} {name}: it does not exist") from exc
-    except PermissionError as exc:
-        raise ShardError(
-            f"cannot {doing} {exc.filename or what}: this user has no permission to; change the "
-            "permissions, or run as a user who has them"
-        ) from exc
-    except OSError as exc:
-        raise StorageError(f"cannot {doing} {exc.filename or what}: {exc.strerror or exc}") from exc
-    except Exception as exc:
-        if not type(exc).__module__.startswith("obstore"):
-            raise
-        if type(exc).__name__ == "PreconditionError":
-            raise changed(what) from exc
-        raise StorageError(f"cannot {doing} {what}: {message_of(exc)}") from exc
-
-
-def changed(what: str) -> ShardError:
-    """The error for a file that is not the one that was indexed."""
-    return ShardError(
-        f"{what} has changed since it was indexed: index the dataset again, or restore the file"
-    )
-
-
-def message_of(error: Exception, secrets: Iterable[str] = ()) -> str:
-    """What a store said, on one line, without its debug output and without credentials.
-
-    ``secrets`` are to be left out besides those in the environment. URLs lose their queries, which
-    may be signatures.
-    """
-    text = _URL.sub(r"\1\2", " ".join(str(error).partition("\n\nDebug source")[0].split()))
-    for secret in {*secrets, *secrets_in(os.environ)}:
-        text = text.replace(secret, "***")
-    return text if len(text) <= _MESSAGE_LIMIT else text[:_MESSAGE_LIMIT] + "..."
-
-
-def secrets_in(settings: Mapping[str, str]) -> set[str]:
-    """The values that nobody may see among environment variables of stores."""
-    return {
-        value
-        for name, value in settings.items()
-        if name.upper().startswith(_FAMILIES) and _is_secret(name, value)
-    }
-
-
-def _is_secret(name: str, value: str) -> bool:
-    return bool(_SECRET.search(name)) and len(value) > 3
 
 
 log = EventLog("storage")

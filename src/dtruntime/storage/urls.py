@@ -7,11 +7,12 @@ import os
 import re
 from importlib.util import find_spec
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from ..config import StorageConfig
 from ..errors import ConfigError, ShardError
 from .backend import StorageBackend
-from .data_files import absolute
 from .local_backend import LocalBackend
 from .memory_backend import MemoryBackend
 from .object_backend import (
@@ -23,7 +24,7 @@ from .object_backend import (
     open_objects,
     place_of,
 )
-from .object_client import SCHEMES, shown
+from .object_client import SCHEMES, parse_object_url, shown
 
 _SCHEME_OF = {"s3": "s3", "gcs": "gs", "azure": "az"}
 _KINDS: dict[str, type[StorageBackend]] = {
@@ -37,6 +38,25 @@ _SLIP = re.compile(
     r"(s3a?|gs|gcs|az|azure|abfss?|file|memory|hdfs|https?)(?::(?!//)/?|//)", re.IGNORECASE
 )
 """A scheme without all of ``://`` behind it."""
+
+
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Whether ``path`` lies in an object store."""
+    scheme, separator, _ = os.fspath(path).partition("://")
+    return bool(separator) and scheme.lower() != "file"
+
+
+def absolute(path: str | os.PathLike[str]) -> str:
+    """The same place in the one spelling that does not depend on the working directory."""
+    text = os.fspath(path)
+    if is_remote(text):
+        return str(parse_object_url(text))
+    if text.lower().startswith("file://"):
+        parts = urlsplit(text)
+        if parts.netloc not in ("", "localhost"):
+            raise ShardError(f"{shown(text)!r} names another machine: write file:///absolute/path")
+        text = url2pathname(parts.path)
+    return os.path.abspath(os.path.expanduser(text))
 
 
 def open_backend(place: str | os.PathLike[str], **options: Any) -> StorageBackend:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dtruntime import TrainingOrchestrator
-from dtruntime.checkpoint.file_format.chunking import PAGE
+from dtruntime.checkpoint.file_format.chunks import PAGE
 from dtruntime.checkpoint.manager import CheckpointManager
 from dtruntime.checkpoint.save.commit import SharedCommitter
 from dtruntime.errors import CheckpointAbortedError, CheckpointDamagedError, StorageError

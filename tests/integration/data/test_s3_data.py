@@ -19,7 +19,7 @@ from obstore.store import S3Store
 
 from dtruntime.data import DatasetRows, build_index, shards
 from dtruntime.errors import ShardError, ShardNotFoundError, StorageError
-from dtruntime.storage import DiskCache, byte_source, download, expand, read_range
+from dtruntime.storage import DiskCache, data_files, download, expand, read_range
 from tests.support.data.real_data import DIGITS, FLIGHTS
 from tests.support.servers.s3_server import upload
 
@@ -28,13 +28,13 @@ from tests.support.servers.s3_server import upload
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of all ranges that are fetched from the store."""
     sizes: list[int] = []
-    fetch = byte_source._fetch
+    fetch = data_files._fetch
 
-    def spy(file: byte_source.FileStat, offset: int, length: int) -> bytes:
+    def spy(file: data_files.FileStat, offset: int, length: int) -> bytes:
         sizes.append(length)
         return fetch(file, offset, length)
 
-    monkeypatch.setattr(byte_source, "_fetch", spy)
+    monkeypatch.setattr(data_files, "_fetch", spy)
     return sizes
 
 
@@ -210,7 +210,7 @@ def test_names_mean_the_same_on_disk_and_on_s3(s3: S3Store, tmp_path: Path, patt
 def test_large_object_is_fetched_in_parts(
     s3: S3Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fetched: list[int]
 ) -> None:
-    monkeypatch.setattr(byte_source, "PART", 100_000)
+    monkeypatch.setattr(data_files, "PART", 100_000)
     content = os.urandom(1_234_567)
     obstore.put(s3, "large/x.bin", content)
     file = expand("s3://data/large/x.bin")[0]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dtruntime.storage import DiskCache, FileStat
-from dtruntime.storage.cache_folder import LAYOUT, key_of
+from dtruntime.storage.disk_cache import LAYOUT, key_of
 from tests.support.programs.cache_reader import LONGEST, all_ranges
 from tests.support.servers.object_store import Bucket
 

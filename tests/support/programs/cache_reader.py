@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from dtruntime.storage import DiskCache, FileStat, cache_folder, expand
+from dtruntime.storage import DiskCache, FileStat, disk_cache, expand
 from tests.support.servers.object_store import Bucket
 
 ROUNDS = 400
@@ -69,9 +69,9 @@ def main(bucket: str, folder: str, limit: str, seed: str, fate: str) -> None:
             child.join()
             sys.exit(child.exitcode)
         if fate == "die-writing":
-            cache_folder.os.replace = killed_at(os.replace, 20)
+            disk_cache.os.replace = killed_at(os.replace, 20)
         elif fate == "die-evicting":
-            cache_folder.delete_entry = killed_at(cache_folder.delete_entry, 20)
+            disk_cache.delete_entry = killed_at(disk_cache.delete_entry, 20)
         chance = random.Random(seed)
         read_at_random(cache, file, content, chance)
         while fate.startswith("die-"):  # others may have done the work at which it is to die

@@ -10,7 +10,7 @@ import obstore
 import pytest
 from obstore.store import LocalStore
 
-from dtruntime.storage import FileStat, byte_source, expand
+from dtruntime.storage import FileStat, data_files, expand
 from dtruntime.storage import object_client as client
 
 
@@ -30,7 +30,7 @@ class Bucket:
     @contextmanager
     def reachable(self) -> Iterator[Bucket]:
         """Every bucket is this one."""
-        fetch = byte_source._fetch
+        fetch = data_files._fetch
 
         def spy(file: FileStat, offset: int, length: int) -> bytes:
             self.fetched.append((offset, length))
@@ -38,5 +38,5 @@ class Bucket:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(client, "_open_store", lambda *_: self._store)
-            patch.setattr(byte_source, "_fetch", spy)
+            patch.setattr(data_files, "_fetch", spy)
             yield self

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_np
 
-from dtruntime.checkpoint.file_format.chunking import CHUNK, LARGE
+from dtruntime.checkpoint.file_format.chunks import CHUNK, LARGE
 from dtruntime.checkpoint.manager import CheckpointManager
 from dtruntime.storage import open_backend
 from tests.support.state_dict_round_trip import same

@@ -20,7 +20,7 @@ from dtruntime.data import CsvOptions, DatasetRows, build_index
 from dtruntime.data.readers import format_reader
 from dtruntime.data.readers.csv_records import find_lines
 from dtruntime.errors import ShardError
-from dtruntime.storage import byte_source
+from dtruntime.storage import data_files
 
 
 def index_of(path: Path | str, **options: Any) -> DatasetRows:
@@ -173,8 +173,8 @@ def test_types_are_those_of_a_plain_read_of_everything(
 
 
 def in_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = byte_source.stream
-    monkeypatch.setattr(byte_source, "stream", lambda file: whole(file, 8))
+    whole = data_files.stream
+    monkeypatch.setattr(data_files, "stream", lambda file: whole(file, 8))
 
 
 @pytest.mark.usefixtures("small_blocks")

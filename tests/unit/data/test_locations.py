@@ -10,8 +10,10 @@ import pytest
 
 from dtruntime.errors import ShardError, ShardNotFoundError, StorageError
 from dtruntime.storage import FileStat, download, expand, read_range, read_ranges, stream
-from dtruntime.storage.data_files import _fingerprint, absolute, glob_pattern
-from dtruntime.storage.object_client import message_of, parse_object_url, store_for
+from dtruntime.storage.backend import message_of
+from dtruntime.storage.data_files import _fingerprint, glob_pattern
+from dtruntime.storage.object_client import parse_object_url, store_for
+from dtruntime.storage.urls import absolute
 
 TREE = [
     "part-1.csv",

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dtruntime.config import Config
 from dtruntime.errors import ShardError
 from dtruntime.storage import DiskCache, FileStat, expand, read_ranges
-from dtruntime.storage.cache_folder import (
+from dtruntime.storage.disk_cache import (
     HEADER_BYTES,
     LAYOUT,
     MAGIC,

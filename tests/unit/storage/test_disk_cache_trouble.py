@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from dtruntime.storage import DiskCache, FileStat, disk_cache
-from dtruntime.storage.cache_folder import LAYOUT
+from dtruntime.storage.disk_cache import LAYOUT
 from tests.support.servers.object_store import Bucket
 
 CONTENT = random.Random(7).randbytes(2_000_000)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dtruntime.errors import StorageError, StoragePermissionError
-from dtruntime.storage import LocalBackend, direct_io
+from dtruntime.storage import LocalBackend, local_writer
 from dtruntime.storage.backend import PARTIAL
 from dtruntime.testing.conformance import noise
 
@@ -50,7 +50,7 @@ HOW = pytest.mark.parametrize("how", ["write", "create", "stream"])
 @pytest.mark.parametrize("extra", [-4097, -1, 0, 511, 4096])
 @pytest.mark.parametrize("blocks", [1, 3])
 def test_every_size_around_a_block_is_exact(backend: LocalBackend, blocks: int, extra: int) -> None:
-    size = blocks * direct_io.BLOCK + extra
+    size = blocks * local_writer.BLOCK + extra
     memory = mmap.mmap(-1, size + 3)
     memory[:] = noise(size + 3)
     with memoryview(memory) as view, view[:size] as aligned, view[3:] as unaligned:
@@ -303,7 +303,7 @@ def test_lent_memory_comes_back_when_the_disk_is_full(mounted: Any) -> None:
 def test_system_without_direct_writes_is_written_through_the_cache(
     backend: LocalBackend, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(direct_io, "_O_DIRECT", 0)  # as on macOS
+    monkeypatch.setattr(local_writer, "_O_DIRECT", 0)  # as on macOS
     store(backend, how, "file", noise(9_000_001))
     assert backend.read("file") == noise(9_000_001)
 

@@ -18,7 +18,7 @@ from dtruntime.storage import (
     open_backend,
     resolve_url,
 )
-from dtruntime.storage.object_client import message_of
+from dtruntime.storage.backend import message_of
 from dtruntime.storage.urls import backend_options, with_region
 
 

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.planner import WriteItemType
 from ...errors import StorageError
 from ..save.staging import DeviceSource
 from ..state_dict import Buffer
-from ..state_dict.python_bytes import BytesBuffer
+from ..state_dict.buffers import BytesBuffer
 from ..state_dict.torch_tensors import TorchBuffer
 from .metadata import name_of_dtype
 

@@ -21,8 +21,7 @@ from ...errors import CheckpointDamagedError, StorageError
 from ...telemetry import EventLog
 from ...types import check_whole
 from ..access import Access, access, manager_of
-from ..file_format.chunk_index import ChunkIndex
-from ..file_format.chunking import lay_out
+from ..file_format.chunks import ChunkIndex, lay_out
 from ..file_format.manifest import (
     PARTS,
     Extent,

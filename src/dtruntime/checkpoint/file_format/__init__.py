@@ -1,6 +1,5 @@
-"""What the files of a checkpoint say.
+"""The files of a checkpoint.
 
-Read ``manifest`` first. A part is what one rank saved: a stream of bytes that is cut into chunks
-(``chunking``), which are encoded (``chunks``) and lie in packs; those of earlier checkpoints are
-found by ``chunk_index``.
+Read ``manifest`` first. A part is what one rank saved: a stream of bytes, cut into chunks that are
+encoded and stored in packs (``chunks``).
 """

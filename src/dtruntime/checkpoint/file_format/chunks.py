@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import StorageError
+from .manifest import Chunk, Pack, Part
 
 COMPRESSIONS = ("none", "gzip", "zstd")
 WORTH_IT = 0.9
@@ -144,3 +147,173 @@ def _zstandard() -> Any:
             "compression by zstd needs the zstandard package: pip install 'dtruntime[zstd]', or "
             "use compression='gzip'"
         ) from exc
+
+
+PAGE = 4096
+ALIGNMENT = 64
+"""Every buffer begins at a multiple of this, so that arrays can be used where they lie."""
+LARGE = 2**20
+"""A buffer of this size has chunks of its own, so that it is told apart when it has not changed."""
+CHUNK = 8 * 2**20
+"""No chunk is larger."""
+GROUP = 64 * 2**20
+"""So many bytes are digested and handed to the storage together."""
+FIRST_GROUP = 24 * 2**20
+"""Fewer at the beginning, so that the storage soon has something to do: a part of an upload is 16
+MiB, and a group may lack a chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLayout:
+    """Where buffers lie, in the order given, and the stretches that make chunks."""
+
+    offsets: tuple[int, ...]
+    length: int
+    bounds: tuple[int, ...]
+    """Where chunks begin, and at the end the length."""
+
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        """The start and end of each chunk."""
+        return pairwise(self.bounds)
+
+
+def lay_out(sizes: Sequence[int]) -> StreamLayout:
+    """Place buffers one after the other; large ones begin on a page and with a chunk."""
+    offsets = []
+    bounds = [0]
+    at = 0
+    for size in sizes:
+        large = size >= LARGE
+        if large or (bounds[-1] < at and at + size - bounds[-1] > CHUNK):
+            at = _aligned(at, PAGE)
+            _cut(bounds, at)
+        else:
+            at = _aligned(at, ALIGNMENT)
+        offsets.append(at)
+        at += size
+        if large:
+            while at - bounds[-1] > CHUNK:
+                _cut(bounds, bounds[-1] + CHUNK)
+            at = _aligned(at, PAGE)
+            _cut(bounds, at)
+    _cut(bounds, at)
+    return StreamLayout(tuple(offsets), at, tuple(bounds))
+
+
+def packed(bounds: Sequence[int], size: int) -> Iterator[tuple[int, ...]]:
+    """The bounds of as many whole chunks as fit ``size`` bytes, again and again."""
+    some: list[int] = list(bounds[:1])
+    for start, stop in pairwise(bounds):
+        if len(some) > 1 and stop - some[0] > size:
+            yield tuple(some)
+            some = [start]
+        some.append(stop)
+    if len(some) > 1:
+        yield tuple(some)
+
+
+def grouped(bounds: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The bounds of the groups in a stretch of the stream; the stream's first one is small."""
+    if bounds and bounds[0] == 0:
+        for first in islice(packed(bounds, FIRST_GROUP), 1):
+            yield first
+            bounds = bounds[len(first) - 1 :]
+    yield from packed(bounds, GROUP)
+
+
+def _cut(bounds: list[int], at: int) -> None:
+    if at > bounds[-1]:
+        bounds.append(at)
+
+
+def _aligned(at: int, to: int) -> int:
+    return -(-at // to) * to
+
+
+LIVE_SHARE = 0.5
+"""A pack of which less than this is still used is not referred to any more, so that it can go."""
+LONGEST_CHAIN = 8
+"""So many differences may have to be applied to make a chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChunk:
+    """A chunk and the pack that has it."""
+
+    chunk: Chunk
+    pack: Pack
+    depth: int = 0
+    """How many differences make it."""
+
+
+class ChunkIndex:
+    """The chunks of a committed checkpoint, by digest."""
+
+    def __init__(self, parts: Iterable[Part] = ()) -> None:
+        self._by_digest: dict[str, StoredChunk] = {}
+        parts = list(parts)
+        worn = _worn_packs(parts)
+        for part in parts:
+            bases = {chunk.digest: chunk for chunk in part.bases}
+            for chunk in (*part.chunks, *part.bases):
+                pack = part.packs[chunk.pack]
+                depth = _depth(chunk, bases)
+                if pack.file not in worn:
+                    self._by_digest.setdefault(chunk.digest, StoredChunk(chunk, pack, depth))
+
+    def __len__(self) -> int:
+        return len(self._by_digest)
+
+    def forget_missing(self, there: Mapping[str, int]) -> None:
+        """Forget chunks whose pack is not there any more, or not as long as it was."""
+        self._by_digest = {
+            digest: stored
+            for digest, stored in self._by_digest.items()
+            if there.get(stored.pack.file) == stored.pack.size
+        }
+
+    def forget(self, is_damaged: Callable[[str], bool]) -> None:
+        """Forget chunks whose pack was found to be damaged."""
+        packs = {stored.pack.file for stored in self._by_digest.values()}
+        damaged = {file for file in packs if is_damaged(file)}
+        self._by_digest = {
+            digest: stored
+            for digest, stored in self._by_digest.items()
+            if stored.pack.file not in damaged
+        }
+
+    def find(self, digest: str, length: int) -> StoredChunk | None:
+        """Where a chunk is stored."""
+        stored = self._by_digest.get(digest)
+        return stored if stored is not None and stored.chunk.length == length else None
+
+    def with_bases(self, stored: StoredChunk) -> list[StoredChunk] | None:
+        """A chunk and everything it is a difference from; none when something is missing."""
+        found = [stored]
+        while found[-1].chunk.base:
+            base = self._by_digest.get(found[-1].chunk.base)
+            if base is None or len(found) > LONGEST_CHAIN:
+                return None
+            found.append(base)
+        return found
+
+
+def _depth(chunk: Chunk, bases: Mapping[str, Chunk]) -> int:
+    depth = 0
+    while chunk.base and chunk.base in bases:
+        chunk, depth = bases[chunk.base], depth + 1
+    return depth
+
+
+def _worn_packs(parts: Iterable[Part]) -> set[str]:
+    """Packs of which little is used."""
+    used: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    for part in parts:
+        for pack in part.packs:
+            sizes[pack.file] = pack.size
+        places = {(c.pack, c.position, c.stored) for c in (*part.chunks, *part.bases)}
+        for number, _, stored in places:
+            file = part.packs[number].file
+            used[file] = used.get(file, 0) + stored
+    return {file for file, size in sizes.items() if used.get(file, 0) < LIVE_SHARE * size}

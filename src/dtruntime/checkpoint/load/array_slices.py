@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from ..file_format.chunking import CHUNK
+from ..file_format.chunks import CHUNK
 from .pack_reader import PartReader
 
 ROOM = 256 * 2**20

@@ -17,8 +17,7 @@ from ..._background import side_by_side, usable_cores
 from ..._buffers import collector_paused, new_bytes
 from ...errors import CheckpointDamagedError, StorageError
 from ...storage.backend import StorageBackend
-from ..file_format.chunk_index import LONGEST_CHAIN
-from ..file_format.chunks import MOST_BYTES, apply_difference, decode
+from ..file_format.chunks import LONGEST_CHAIN, MOST_BYTES, apply_difference, decode
 from ..file_format.manifest import Chunk, Pack, Part, digest_of
 from ..store.catalog import is_damage
 

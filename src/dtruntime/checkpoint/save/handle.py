@@ -18,7 +18,7 @@ from ...errors import StorageError
 from ...telemetry import EventLog
 from ...telemetry.tracing import NO_SPAN, Span
 from ...types import WorkerState
-from ..file_format.chunking import CHUNK, grouped
+from ..file_format.chunks import CHUNK, grouped
 from ..file_format.manifest import digest_of
 from .pack_writer import Group
 

@@ -12,8 +12,7 @@ from ..._background import Ahead, Hold
 from ...errors import StorageError
 from ...storage.backend import StorageBackend, StreamWriter
 from ...telemetry import EventLog, tracing
-from ..file_format.chunk_index import LONGEST_CHAIN, ChunkIndex, StoredChunk
-from ..file_format.chunks import Compressor, difference
+from ..file_format.chunks import LONGEST_CHAIN, ChunkIndex, Compressor, StoredChunk, difference
 from ..file_format.manifest import PACKS, Chunk, Extent, Pack, Part, digest_of
 
 log = EventLog("checkpoint")

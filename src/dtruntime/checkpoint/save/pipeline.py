@@ -21,9 +21,7 @@ from ...client.member_calls import MemberCalls
 from ...errors import CheckpointAbortedError, CheckpointDamagedError, StorageError, StrataError
 from ...telemetry import EventLog, tracing
 from ...types import WorkerState
-from ..file_format.chunk_index import ChunkIndex
-from ..file_format.chunking import lay_out
-from ..file_format.chunks import Compressor
+from ..file_format.chunks import ChunkIndex, Compressor, lay_out
 from ..file_format.manifest import PACKS, Extent, Manifest, Part, is_stored_in_full
 from ..state_dict import Buffer, flatten
 from ..store.catalog import files_removed

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..._background import Hold, usable_cores
 from ..._buffers import new_pages
-from ..file_format.chunking import GROUP, StreamLayout, grouped, packed
+from ..file_format.chunks import GROUP, StreamLayout, grouped, packed
 from .pack_writer import Group
 
 SLAB = GROUP

@@ -1,7 +1,7 @@
 """State dicts as JSON (the skeleton) and flat memory (the buffers), and back; never by pickle.
 
-Read ``flattening`` first, then ``skeleton`` and ``rebuilding``. The values of one library each are
-known to ``numpy_arrays``, ``torch_tensors``, ``jax_arrays`` and ``python_bytes``.
+Read ``flattening`` first, then ``skeleton`` and ``rebuilding``. ``numpy_arrays``, ``torch_tensors``
+and ``jax_arrays`` handle the values of one library each.
 """
 
 from .buffers import Buffer

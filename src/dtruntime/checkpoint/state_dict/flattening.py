@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import enum
+import io
+import os
+import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from operator import attrgetter
 from typing import Any, Protocol
 
 from ..._buffers import collector_paused
-from .buffers import Buffer, Key
+from .buffers import Buffer, BytesBuffer, Key
 from .skeleton import (
     ENCODERS,
     FORMAT,
@@ -17,11 +21,12 @@ from .skeleton import (
     KeyPath,
     Node,
     encode_key,
+    leaves_of,
+    library_of,
     name_of,
     path_of,
     to_base64,
 )
-from .supported_types import leaves_of, library_of, refusal, unsupported
 
 INLINE_BYTES = 1024
 """Bytes up to this size are written into the skeleton, longer ones are buffers."""
@@ -79,6 +84,7 @@ class _Walk:
         self._open: set[int] = set()
         self._todo: list[tuple[Any, KeyPath | None, Key]] = []
         self._leaves: dict[str, Leaves] = {}
+        self._long_bytes: list[Buffer] = []
         self._handlers: dict[type, _Handler] = {
             **{kind: _scalar(encoder) for kind, encoder in ENCODERS.items()},
             bytes: self._bytes,
@@ -118,7 +124,7 @@ class _Walk:
                 raise unsupported(value)
             home = leaves_of(library)
             is_array = home.is_array(kind)
-            handler = self._keeping(library) if is_array else _scalar(home.encode_value)
+            handler = self._keeping(library) if is_array else _library_value(home.encode_value)
         self._handlers[kind] = handler
         return handler
 
@@ -144,7 +150,17 @@ class _Walk:
     def _bytes(self, value: bytes | bytearray, place: KeyPath | None, key: Key) -> Node:
         if len(value) <= INLINE_BYTES:
             return [type(value).__name__, to_base64(value)]
-        return self._keeping("python")(value, place, key)
+        node = self._known.get(id(value))
+        if node is None:
+            position = len(self._arrays)
+            self._arrays.append(
+                {"kind": type(value).__name__, "dtype": "uint8", "shape": [len(value)]}
+            )
+            self._names.append(name_of(place, key))
+            self._values.append(value)
+            self._long_bytes.append(BytesBuffer(value, position))
+            node = self._known[id(value)] = ["array", position]
+        return node
 
     def _enter(self, value: Collection[Any], parent: KeyPath | None, key: Key) -> KeyPath:
         if id(value) in self._open:
@@ -183,7 +199,9 @@ class _Walk:
         return [type(value).__name__, sorted(_keys(value), key=repr)]
 
     def _tree(self) -> Tree:
-        buffers = [b for leaves in self._leaves.values() for b in leaves.buffers(self._arrays)]
+        buffers = list(self._long_bytes)
+        for leaves in self._leaves.values():
+            buffers.extend(leaves.buffers(self._arrays))
         buffers.sort(key=attrgetter("position"))
         arrays, names = self._arrays, self._names
         taken: set[str] = set()
@@ -207,6 +225,16 @@ def _scalar(encoder: Callable[[Any], Node]) -> _Handler:
     return lambda value, place, key: encoder(value)
 
 
+def _library_value(encoder: Callable[[Any], Node]) -> _Handler:
+    def handle(value: Any, place: KeyPath | None, key: Key) -> Node:
+        node = encoder(value)
+        if node is None:
+            raise unsupported(value)
+        return node
+
+    return handle
+
+
 def _keys(value: Iterable[Any]) -> list[Node]:
     try:
         return [key if type(key) is str and key.isascii() else encode_key(key) for key in value]
@@ -224,3 +252,50 @@ def _unlike(name: str, taken: set[str]) -> str:
         number += 1
         unique = f"{name}#{number}"
     return unique
+
+
+_KINDS: list[tuple[tuple[type, ...], str, str]] = [
+    ((type,), "a class", "save its name, or what makes its instances"),
+    (
+        (types.FunctionType, types.BuiltinFunctionType, types.MethodType),
+        "a function",
+        "leave it out",
+    ),
+    ((types.ModuleType,), "a module", "leave it out"),
+    ((enum.Enum,), "a member of an enumeration", "save its .value"),
+    ((os.PathLike,), "a path", "save str(path)"),
+    ((io.IOBase,), "a file", "save its content as bytes"),
+    ((memoryview,), "a memoryview", "save bytes(view) or an array"),
+    ((types.GeneratorType,), "a generator", "save list(generator)"),
+    ((dict,), "a dict of its own type", "save dict(value)"),
+    ((list,), "a list of its own type", "save list(value)"),
+    ((tuple,), "a tuple of its own type", "save tuple(value)"),
+    (
+        (str, bytes, bytearray, int, float, complex),
+        "of a type derived from a builtin",
+        "convert it to the builtin",
+    ),
+]
+
+
+def unsupported(value: Any) -> TypeError:
+    """Make the error for a value of a type that is not stored."""
+    kind = type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    for types_, what, remedy in _KINDS:
+        if isinstance(value, types_):
+            return TypeError(f"is {what} ({name}): {remedy}")
+    if is_dataclass(value):
+        return TypeError(f"is a dataclass ({name}): save dataclasses.asdict(value)")
+    if callable(getattr(value, "state_dict", None)):
+        return TypeError(f"is a {name}: save its .state_dict()")
+    return TypeError(
+        f"is a {name}: save it as dicts, lists, numbers, strings, bytes and arrays "
+        "(checkpoints are never pickled)"
+    )
+
+
+def refusal(path: str, cause: TypeError | ValueError) -> TypeError | ValueError:
+    """Put the place of a value before the reason."""
+    kind = TypeError if isinstance(cause, TypeError) else ValueError
+    return kind(f"{path} {cause}")

@@ -10,9 +10,7 @@ import numpy as np
 
 from .buffers import Buffer
 from .numpy_arrays import allocate
-from .numpy_dtypes import decode_dtype, encode_dtype, name_of
-from .skeleton import ArrayEntry, Node, damaged
-from .supported_types import unsupported
+from .skeleton import ArrayEntry, Node, damaged, decode_dtype, dtype_name, encode_dtype
 
 _IMPLEMENTATIONS = frozenset({"threefry2x32", "rbg", "unsafe_rbg"})
 
@@ -24,7 +22,7 @@ def is_array(kind: type) -> bool:
 
 def encode_value(value: Any) -> Node:
     """Refuse: no other values of JAX are stored."""
-    raise unsupported(value)
+    return None
 
 
 class Leaves:
@@ -98,7 +96,7 @@ class JaxBuffer(Buffer):
         self.position = position
         self.others = ()
         self.nbytes = array.size * dtype.itemsize
-        self.dtype = name_of(dtype)
+        self.dtype = dtype_name(dtype)
         self.itemsize = dtype.itemsize
         place = _place_of(array)
         self.device = "cpu" if place.startswith("cpu:") else place

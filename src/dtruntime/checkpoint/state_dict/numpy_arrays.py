@@ -7,11 +7,27 @@ from typing import Any
 
 import numpy as np
 
-from .buffers import StridedBuffer, memory_at
-from .numpy_dtypes import decode_dtype, encode_dtype, name_of
-from .shared_memory import Memory, MemoryLayout, dense_strides, extent_of, join, overlaps_itself
-from .skeleton import ArrayEntry, Node, encode_bytes, encode_str, from_base64, to_base64
-from .supported_types import unsupported
+from .buffers import (
+    Memory,
+    MemoryLayout,
+    StridedBuffer,
+    dense_strides,
+    extent_of,
+    join,
+    memory_at,
+    overlaps_itself,
+)
+from .skeleton import (
+    ArrayEntry,
+    Node,
+    decode_dtype,
+    dtype_name,
+    encode_bytes,
+    encode_dtype,
+    encode_str,
+    from_base64,
+    to_base64,
+)
 
 ALIGNMENT = 64
 """Arrays are restored at multiples of this address, which JAX can take without a copy."""
@@ -23,7 +39,7 @@ def is_array(kind: type) -> bool:
 
 
 def encode_value(value: Any) -> Node:
-    """Encode a scalar or a type; ``TypeError`` for anything else."""
+    """Encode a scalar or a type; None for anything else."""
     if type(value) is np.str_:
         return ["numpy str", encode_str(str.__str__(value))]
     if type(value) is np.bytes_:
@@ -37,7 +53,7 @@ def encode_value(value: Any) -> Node:
         raise TypeError("is a random generator: save its .bit_generator.state")
     if isinstance(value, np.random.RandomState):
         raise TypeError("is a random generator: save its .get_state()")
-    raise unsupported(value)
+    return None
 
 
 def decode_scalar(dtype: Node, text: str) -> Any:
@@ -101,7 +117,7 @@ class NumpyBuffer(StridedBuffer):
         self.first = array
         self.position = position
         self.others = ()
-        self.dtype = name_of(array.dtype)
+        self.dtype = dtype_name(array.dtype)
         self.itemsize = array.itemsize
         self.device = "cpu"
         address = low = _address(array)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, Protocol, TypeAlias
@@ -11,25 +11,26 @@ import numpy as np
 
 from ..._buffers import collector_paused
 from ...telemetry import EventLog
-from .buffers import Key
+from .buffers import Key, extent_of
 from .numpy_arrays import decode_scalar as decode_numpy_scalar
-from .numpy_dtypes import decode_dtype
-from .shared_memory import extent_of
 from .skeleton import (
     LIBRARY,
     PLAIN,
+    ROOT,
     ArrayEntry,
     Node,
     Skeleton,
     damaged,
+    decode_dtype,
     decode_key,
     decode_scalar,
     from_base64,
+    landings_of,
+    library_of,
     parse,
     parts_of,
     starts_of,
 )
-from .supported_types import landings_of
 
 
 class Landing(Protocol):
@@ -43,6 +44,26 @@ class Landing(Protocol):
 
     def restore(self, entry: ArrayEntry) -> Any:
         """Make an array of the memory."""
+
+
+class BytesLanding:
+    """Memory that a byte string is restored in."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._bytes = bytearray(nbytes)
+
+    def view(self) -> memoryview:
+        """The memory to read into."""
+        return memoryview(self._bytes)
+
+    def settle(self) -> None:
+        """Do nothing: the bytes lie where they were read."""
+
+    def restore(self, entry: ArrayEntry) -> bytes | bytearray:
+        """Make a byte string of the memory."""
+        if entry.shape != [len(self._bytes)] or entry.strides is not None:
+            raise damaged(f"{len(self._bytes)} bytes have the shape {entry.shape}")
+        return bytes(self._bytes) if entry.kind == "bytes" else self._bytes
 
 
 def rebuild(
@@ -169,6 +190,8 @@ class Rebuild:
     def _maker(self, kind: str, device: str) -> Callable[[int], Landing]:
         """Makes memory of so many bytes for arrays that were on a device."""
         library = LIBRARY[kind]
+        if library == "python":
+            return BytesLanding
         home = landings_of(library)
         place = self._places.of(device, library, home)
         return lambda nbytes: home.Landing(nbytes, place)
@@ -246,7 +269,7 @@ def check_buffers(skeleton: Skeleton, used: Collection[int]) -> dict[int, int]:
 
 
 def _check_empty(entry: ArrayEntry) -> None:
-    size = landings_of(LIBRARY[entry.kind]).itemsize(entry)
+    size = _itemsize(entry)
     if size * prod(entry.shape) or entry.offset or entry.strides is not None:
         raise damaged(f"an array of shape {entry.shape} has no bytes")
 
@@ -263,8 +286,13 @@ def _check_buffer(tenants: list[ArrayEntry], nbytes: int) -> int:
     return nbytes
 
 
+def _itemsize(entry: ArrayEntry) -> int:
+    library = LIBRARY[entry.kind]
+    return 1 if library == "python" else landings_of(library).itemsize(entry)
+
+
 def _extent(entry: ArrayEntry) -> tuple[int, int]:
-    size = landings_of(LIBRARY[entry.kind]).itemsize(entry)
+    size = _itemsize(entry)
     if entry.strides is None:
         low, high = 0, size * prod(entry.shape)
     else:
@@ -375,3 +403,104 @@ def _torch_value(node: Node) -> Any:
         case ["torch device", str(name)]:
             return landings_of("torch").decode_device(name)
     raise damaged(f"{node!r:.80} is no value of torch")
+
+
+_ITEMS_SHOWN = 4
+
+
+def shaped_like(like: Any, loaded: Any, *, exact: bool = True) -> Any:
+    """Put what was loaded into containers of the classes that ``like`` has at the same places.
+
+    ``ValueError`` names the place where they differ: by keys, by the number of parts, or by the
+    library, element type or shape of an array. Numbers and other values may differ. Without
+    ``exact`` what differs stays as it was loaded.
+    """
+    return _shape(like, loaded, ROOT, exact)
+
+
+def containers_of(state: Any) -> Any:
+    """The containers of a state, with ``None`` in place of every value."""
+    if isinstance(state, dict):
+        return _dict_like(state, {key: containers_of(part) for key, part in state.items()})
+    if _is_sequence(state):
+        return _sequence_like(state, [containers_of(part) for part in state])
+    return None
+
+
+def _shape(like: Any, loaded: Any, place: str, exact: bool) -> Any:
+    if isinstance(like, dict):
+        if not isinstance(loaded, dict):
+            return _differs(loaded, place, like, exact)
+        if exact:
+            _check_keys(like, loaded, place)
+        parts = {
+            key: _shape(like[key], part, f"{place}[{key!r}]", exact) if key in like else part
+            for key, part in loaded.items()
+        }
+        found = _dict_like(like, parts)
+        if isinstance(found, OrderedDict) and hasattr(loaded, "_metadata"):
+            found._metadata = loaded._metadata  # type: ignore[attr-defined]
+        return found
+    if _is_sequence(like):
+        if not _is_sequence(loaded) or (len(loaded) != len(like) and (exact or _is_named(like))):
+            return _differs(loaded, place, like, exact)
+        shaped = [
+            _shape(old, part, f"{place}[{number}]", exact)
+            for number, (old, part) in enumerate(zip(like, loaded, strict=False))
+        ]
+        return _sequence_like(like, [*shaped, *loaded[len(shaped) :]])
+    if exact and _array_text(like) != _array_text(loaded):
+        return _differs(loaded, place, like, exact)
+    return loaded
+
+
+def _is_named(state: Any) -> bool:
+    return isinstance(state, tuple) and hasattr(state, "_fields")
+
+
+def _is_sequence(state: Any) -> bool:
+    return type(state) in {list, tuple} or _is_named(state)
+
+
+def _dict_like(like: dict[Any, Any], parts: dict[Any, Any]) -> dict[Any, Any]:
+    if isinstance(like, defaultdict):
+        return defaultdict(like.default_factory, parts)
+    return OrderedDict(parts) if isinstance(like, OrderedDict) else parts
+
+
+def _sequence_like(like: Any, parts: list[Any]) -> Any:
+    if _is_named(like):
+        return type(like)._make(parts)
+    return parts if type(like) is list else tuple(parts)
+
+
+def _array_text(value: Any) -> str:
+    """What an array is; nothing for other values."""
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is None or dtype is None or isinstance(value, np.generic):
+        return ""
+    return f"{library_of(type(value))} {dtype} {tuple(shape)}"
+
+
+def _differs(loaded: Any, place: str, like: Any, exact: bool) -> Any:
+    if not exact:
+        return loaded
+    raise ValueError(
+        f"{place} was saved as {_told(loaded)}, and is {_told(like)} here: make it as it was"
+    )
+
+
+def _told(value: Any) -> str:
+    described = _array_text(value)
+    if described:
+        return described
+    named = type(value).__name__
+    return f"a {named} of {len(value)} parts" if _is_sequence(value) else f"a {named}"
+
+
+def _check_keys(like: dict[Any, Any], loaded: dict[Any, Any], place: str) -> None:
+    pairs = ((loaded, like, "which is not here"), (like, loaded, "which was not saved"))
+    for one, other, told in pairs:
+        if only := [repr(key) for key in one if key not in other]:
+            more = " and more" * (len(only) > _ITEMS_SHOWN)
+            raise ValueError(f"{place} has {', '.join(only[:_ITEMS_SHOWN])}{more}, {told}")

@@ -9,10 +9,8 @@ from typing import Any
 import torch
 
 from ..._buffers import LARGE, use_large_pages
-from .buffers import StridedBuffer, memory_at
-from .shared_memory import Memory, MemoryLayout, join, overlaps_itself
+from .buffers import Memory, MemoryLayout, StridedBuffer, join, memory_at, overlaps_itself
 from .skeleton import ArrayEntry, Node, damaged
-from .supported_types import unsupported
 
 DTYPES: dict[str, Any] = {
     name: getattr(torch, name)
@@ -39,7 +37,7 @@ def is_array(kind: type) -> bool:
 
 
 def encode_value(value: Any) -> Node:
-    """Encode a size, a type or a device; ``TypeError`` for anything else."""
+    """Encode a size, a type or a device; None for anything else."""
     if isinstance(value, torch.Size):
         return ["torch size", list(value)]
     if isinstance(value, torch.dtype):
@@ -48,7 +46,7 @@ def encode_value(value: Any) -> Node:
         return ["torch device", str(value)]
     if isinstance(value, torch.Generator):
         raise TypeError("is a random generator: save its .get_state()")
-    raise unsupported(value)
+    return None
 
 
 class Leaves:

@@ -11,9 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...storage.atomic_file import this_host
-from ...storage.backend import StorageBackend, StoredFile
-from ...storage.error_translation import storage_errors
+from ...storage.backend import StorageBackend, StoredFile, storage_errors
+from ...storage.local_writer import this_host
 from ..file_format.manifest import LOCKS
 
 ORPHAN_SECONDS = 6 * 3600.0

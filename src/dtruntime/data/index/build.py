@@ -28,7 +28,7 @@ import pyarrow as pa
 from ..._background import ThreadPool, usable_cores
 from ...errors import ShardError
 from ...storage import FileStat, expand
-from ...storage.data_files import absolute
+from ...storage.urls import absolute
 from ...telemetry import EventLog
 from ..readers import IndexedFile, Options, Reader, SchemaConflict, default_options, reader_for
 from .dataset_index import DatasetIndex, changes_since, index_from_json, index_to_json

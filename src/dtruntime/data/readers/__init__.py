@@ -7,7 +7,7 @@ and TFRecord. Read ``format_reader`` first, then ``parquet``.
 from __future__ import annotations
 
 from ...errors import ShardError
-from ...storage import DiskCache, byte_source
+from ...storage import DiskCache, data_files
 from ...types import FORMATS
 from .csv import CsvReader
 from .format_reader import (
@@ -61,7 +61,7 @@ def reader_for(options: Options, cache: DiskCache | None = None) -> Reader:
 
     With a ``cache`` it reads objects through that, and local files as ever.
     """
-    source = byte_source if cache is None else cache
+    source = data_files if cache is None else cache
     match options:
         case CsvOptions():
             return CsvReader(options, source)

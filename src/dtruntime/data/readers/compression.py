@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from ...errors import ShardError
-from ...storage import ByteSource, FileStat, byte_source
+from ...storage import ByteSource, FileStat, data_files
 
 CHUNK = 8 * 2**20
 KEPT_BYTES = 256 * 2**20
@@ -34,7 +34,7 @@ def may_be_zlib(head: bytes) -> bool:
     return len(head) > 1 and head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0
 
 
-def inflate(file: FileStat, compression: str, source: ByteSource = byte_source) -> Iterator[bytes]:
+def inflate(file: FileStat, compression: str, source: ByteSource = data_files) -> Iterator[bytes]:
     """Yield what a file inflates to; ``ShardError`` when it is cut off or corrupt."""
     with _corruption(file, compression):
         if compression == "zlib":
@@ -98,7 +98,7 @@ class InflatedFiles:
     is read as a stream that goes on where the last read ended: reading backwards starts it anew.
     """
 
-    def __init__(self, kept_bytes: int = KEPT_BYTES, source: ByteSource = byte_source) -> None:
+    def __init__(self, kept_bytes: int = KEPT_BYTES, source: ByteSource = data_files) -> None:
         self._limit = kept_bytes
         self._source = source
         self._kept: OrderedDict[FileStat, bytes] = OrderedDict()

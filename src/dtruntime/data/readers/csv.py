@@ -10,8 +10,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...errors import ShardError
-from ...storage import ByteSource, FileStat, byte_source
-from ...storage.object_client import changed
+from ...storage import ByteSource, FileStat, data_files
+from ...storage.backend import changed
 from .compression import InflatedFiles, compression_of, inflate
 from .csv_parsing import BOM, CsvParser, TypeLearner, merge_schemas, take_header, widened, with_text
 from .csv_records import CsvSegment, segments
@@ -35,7 +35,7 @@ class CsvReader(Reader):
     format = "csv"
     suffixes = tuple(f".{kind}{ending}" for kind in ("csv", "tsv") for ending in _ENDINGS)
 
-    def __init__(self, options: CsvOptions | None = None, source: ByteSource = byte_source) -> None:
+    def __init__(self, options: CsvOptions | None = None, source: ByteSource = data_files) -> None:
         self._source = source
         self._options = options or CsvOptions()
         self._given = {name: _type_named(text) for name, text in self._options.types.items()}

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...errors import ShardError
-from ...storage import ByteSource, FileStat, byte_source
-from ...storage.byte_source import check_unchanged
+from ...storage import ByteSource, FileStat, data_files
+from ...storage.data_files import check_unchanged
 from .format_reader import (
     Advance,
     FileIndex,
@@ -46,7 +46,7 @@ class ParquetReader(Reader):
     format = "parquet"
     suffixes = (".parquet", ".pq", ".parq")
 
-    def __init__(self, source: ByteSource = byte_source) -> None:
+    def __init__(self, source: ByteSource = data_files) -> None:
         self._source = source
         self._groups = _GroupCache(GROUPS_KEPT_BYTES)
         read_footer = functools.partial(_read_footer, source)
@@ -236,7 +236,7 @@ READ_AHEAD = 64 * 1024
 class RemoteFile(io.RawIOBase):
     """A seekable object that fetches what is read, unless it was loaded before."""
 
-    def __init__(self, file: FileStat, source: ByteSource = byte_source) -> None:
+    def __init__(self, file: FileStat, source: ByteSource = data_files) -> None:
         super().__init__()
         self._file = file
         self._source = source
@@ -293,7 +293,7 @@ class RemoteFile(io.RawIOBase):
 
 @contextmanager
 def arrow_source(
-    file: FileStat, ranges: Sequence[tuple[int, int]] = (), source: ByteSource = byte_source
+    file: FileStat, ranges: Sequence[tuple[int, int]] = (), source: ByteSource = data_files
 ) -> Iterator[pa.NativeFile]:
     """Open a file for Arrow; ``ranges`` of an object are fetched first, side by side."""
     if not file.is_local:
@@ -301,7 +301,7 @@ def arrow_source(
         remote.load(ranges)
         yield pa.PythonFile(remote, mode="r")
         return
-    byte_source.open_local(file).close()
+    data_files.open_local(file).close()
     if file.size == 0:
         yield pa.BufferReader(b"")
         return

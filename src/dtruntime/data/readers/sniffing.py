@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...errors import ShardError
-from ...storage import ByteSource, FileStat, byte_source
+from ...storage import ByteSource, FileStat, data_files
 from .compression import compression_of
 from .tfrecord_checksums import masked_crc
 
@@ -11,7 +11,7 @@ HEAD = 512
 _TEXT_CONTROLS = b"\t\n\r\f"
 
 
-def head_of(file: FileStat, source: ByteSource = byte_source) -> bytes:
+def head_of(file: FileStat, source: ByteSource = data_files) -> bytes:
     """The first bytes of a file."""
     return source.read_range(file, 0, min(HEAD, file.size))
 
@@ -34,7 +34,7 @@ def starts_record(head: bytes) -> bool:
 
 
 def wrong_format(
-    file: FileStat, wanted: str, detail: str, source: ByteSource = byte_source
+    file: FileStat, wanted: str, detail: str, source: ByteSource = data_files
 ) -> ShardError:
     """The error for a file that cannot be read as ``wanted``."""
     found = format_of(head_of(file, source))

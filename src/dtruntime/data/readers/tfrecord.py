@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import ShardError
-from ...storage import ByteSource, FileStat, byte_source
-from ...storage.object_client import changed
+from ...storage import ByteSource, FileStat, data_files
+from ...storage.backend import changed
 from .compression import InflatedFiles, compression_of, inflate, may_be_zlib
 from .format_reader import (
     BATCH_BYTES,
@@ -48,7 +48,7 @@ class TfrecordReader(Reader):
     )
 
     def __init__(
-        self, options: TfrecordOptions | None = None, source: ByteSource = byte_source
+        self, options: TfrecordOptions | None = None, source: ByteSource = data_files
     ) -> None:
         self._source = source
         self._raw = (options or TfrecordOptions()).raw

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError, ShardNotFoundError
-from ...storage.data_files import absolute, expand, is_remote
+from ...storage.data_files import expand
+from ...storage.urls import absolute, is_remote
 from ...types import check_whole
 
 _PACKAGE = __name__.partition(".")[0]

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtruntime.checkpoint.file_format.chunking import (
+from dtruntime.checkpoint.file_format.chunks import (
     ALIGNMENT,
     CHUNK,
     FIRST_GROUP,

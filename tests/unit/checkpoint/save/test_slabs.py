@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dtruntime.checkpoint.file_format.chunking import FIRST_GROUP, lay_out
+from dtruntime.checkpoint.file_format.chunks import FIRST_GROUP, lay_out
 from dtruntime.checkpoint.save.staging import SLAB, StagingPool, staged
 from dtruntime.checkpoint.state_dict import flatten
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dtruntime.checkpoint.state_dict import flatten, rebuild
-from dtruntime.checkpoint.state_dict.containers import containers_of, shaped_like
+from dtruntime.checkpoint.state_dict.rebuilding import containers_of, shaped_like
 
 
 class Adam(NamedTuple):

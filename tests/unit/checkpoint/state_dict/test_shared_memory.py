@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from dtruntime.checkpoint.state_dict import flatten, shared_memory
-from dtruntime.checkpoint.state_dict.shared_memory import MemoryLayout, share_an_element
+from dtruntime.checkpoint.state_dict import buffers, flatten
+from dtruntime.checkpoint.state_dict.buffers import MemoryLayout, share_an_element
 from tests.support.state_dict_round_trip import round_trip, stored
 
 
@@ -93,7 +93,7 @@ def test_overlapping_columns_are_restored_as_views_and_others_stay_apart():
 
 
 def test_too_many_interleaved_views_are_stored_with_what_lies_between(monkeypatch):
-    monkeypatch.setattr(shared_memory, "MAX_COMPARED", 3)
+    monkeypatch.setattr(buffers, "MAX_COMPARED", 3)
     matrix = torch.arange(600.0).view(20, 30)
     assert sizes([matrix[:, i] for i in range(4)]) == [(19 * 30 + 4) * 4]
     assert sizes([matrix[:, i] for i in range(3)]) == [80, 80, 80]
