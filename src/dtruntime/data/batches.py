@@ -12,12 +12,25 @@ import pyarrow as pa
 
 from ..errors import ConfigError, ShardError
 from ..types import check_flag
-from .columns import Assemble, Block, NumpyBlocks, arrow_block, as_array
-from .list_columns import ListColumn, RaggedColumns
+from .columns import (
+    MASK,
+    Assemble,
+    Block,
+    ListColumn,
+    NumpyBlocks,
+    arrow_block,
+    as_array,
+    is_fixed,
+    is_list_of_values,
+    objects,
+    unequal_rows,
+)
 from .mixture import ORIGIN
 
 Output = Literal["numpy", "torch", "jax", "arrow"]
 OUTPUTS = ("numpy", "torch", "jax", "arrow")
+
+RAGGED = ("error", "pad", "nested", "list")
 
 _PACKAGES = {"torch": "pip install torch", "jax": "pip install jax"}
 """How to install what an output needs."""
@@ -152,6 +165,79 @@ class Batches:
         if valid is not None:
             extra[VALID] = valid
         return extra
+
+
+class RaggedColumns:
+    """How columns of lists are given, as the user wants it."""
+
+    def __init__(self, modes: str | Mapping[str, str], output: str) -> None:
+        """``modes`` are for all columns, or for some of them by name."""
+        self._modes = dict(modes) if isinstance(modes, Mapping) else {}
+        self._usual = "error" if isinstance(modes, Mapping) else modes
+        for mode in (self._usual, *self._modes.values()):
+            if mode not in RAGGED:
+                raise ValueError(f"ragged must be one of {', '.join(RAGGED)}, not {mode!r}")
+            if mode == "nested" and output != "torch":
+                raise ValueError(
+                    f"ragged='nested' is for output='torch', not {output!r}: use 'pad' or 'list'"
+                )
+        if output == "arrow" and modes != "error":
+            raise ValueError("ragged is for arrays: output='arrow' gives lists as they are")
+        self._output = output
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        """Of the rows of each stacked column."""
+
+    def added(self, schema: pa.Schema) -> list[str]:
+        """The columns that are added to batches; refuses modes of columns that cannot have them."""
+        lists = [field.name for field in schema if _may_be_ragged(field.type)]
+        for name in self._modes:
+            if name not in lists:
+                raise ShardError(
+                    f"ragged names {name!r}, which is no column of lists of numbers; those are: "
+                    f"{', '.join(lists) or 'none'}"
+                )
+        return [name + MASK for name in lists if self._mode(name) == "pad"]
+
+    def given(self, column: ListColumn, nested: Callable[[], Callable[..., Any]]) -> dict[str, Any]:
+        """A column of a batch, and what is added for it."""
+        name, mode = column.name, self._mode(column.name)
+        if mode == "error":
+            return {name: column.stacked()}
+        if mode == "pad":
+            array, mask = column.padded()
+            return {name: array, name + MASK: mask}
+        if mode == "nested":
+            return {name: nested()(*column.jagged())}
+        rows = column.rows()
+        return {name: rows if self._output != "numpy" else objects(rows)}
+
+    def shapes(self, columns: Iterable[Any]) -> dict[str, tuple[int, ...]]:
+        """The shapes of the rows of columns that are stacked; called after they were given."""
+        return {
+            column.name: column.stacked().shape[1:]
+            for column in columns
+            if isinstance(column, ListColumn) and self._mode(column.name) == "error"
+        }
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Refuse a batch whose rows have other shapes than those of the batches before.
+
+        Without it, whether rows of different lengths are an error would depend on which of them
+        come together.
+        """
+        for name, given in shapes.items():
+            shape = tuple(given)  # torch's loader processes hand them over as lists
+            before = self._shapes.setdefault(name, shape)
+            if before != shape:
+                lengths = ["x".join(map(str, one)) for one in (before, shape)]
+                raise unequal_rows(name, lengths, "rows, in different batches,")
+
+    def _mode(self, name: str) -> str:
+        return self._modes.get(name, self._usual)
+
+
+def _may_be_ragged(kind: pa.DataType) -> bool:
+    return is_list_of_values(kind) and not is_fixed(kind)
 
 
 def _check_installed(output: Output) -> None:

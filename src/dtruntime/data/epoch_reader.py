@@ -14,9 +14,9 @@ from typing import Literal, NamedTuple
 from ..errors import ShardError
 from ..sharding import SlotTable
 from .columns import Block
-from .loader_state import LoaderState, OrderPlan
+from .loader_state import LoaderState
 from .mixture import Mixture, MixtureReader
-from .order import AffinityOrder, GlobalOrder, Lanes, SampleRun, Segment, runs_of_rank
+from .order import AffinityOrder, GlobalOrder, Lanes, OrderPlan, SampleRun, Segment, runs_of_rank
 from .prefetch import LaneReader, ShardFetcher
 from .source import Source
 

@@ -23,8 +23,7 @@ from .batches import Batches, Output
 from .columns import Block
 from .iteration import LoaderBase
 from .loader import prefetch_of, window_of
-from .loader_state import OrderPlan
-from .order import AffinityOrder, Lane, Segment
+from .order import AffinityOrder, Lane, OrderPlan, Segment
 from .prefetch import LaneReader, ShardFetcher
 from .source import Source
 

@@ -29,9 +29,9 @@ from .epoch_reader import (
 )
 from .index import DatasetIndex
 from .iteration import Iteration, LoaderBase
-from .loader_state import LoaderState, OrderPlan, pack, unpack
+from .loader_state import LoaderState, pack, unpack
 from .mixture import ORIGIN, Mixture
-from .order import DEFAULT_WINDOW
+from .order import DEFAULT_WINDOW, OrderPlan
 from .prefetch import ShardFetcher
 from .source import FileSource, Source
 

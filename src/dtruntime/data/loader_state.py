@@ -4,46 +4,18 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from ..errors import ShardError
 from ..sharding.coverage_digest import Digest
-from .order import Shuffle
+from .order import AtLeastOne, Count, OrderPlan
 
 VERSION = 1
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-AtLeastOne = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
-
 Past = tuple[AtLeastOne, list[Count]]
 """A stretch with one number of workers: how many, and what each consumed (one number: each)."""
-
-
-class OrderPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What decides the order; a position means nothing without it."""
-
-    order: str
-    samples: AtLeastOne
-    fingerprint: str
-    layout: str
-    seed: int
-    shuffle: bool
-    window: AtLeastOne
-    streams: AtLeastOne
-
-    def shuffle_in(self, epoch: int) -> Shuffle:
-        """What decides the order of one epoch."""
-        return Shuffle(self.seed, epoch, self.shuffle, self.window)
-
-    def difference(self, other: OrderPlan) -> str:
-        """What is not the same in another plan."""
-        return "; ".join(
-            f"{field}: {getattr(self, field)!r} in the state, {getattr(other, field)!r} here"
-            for field in self.__struct_fields__
-            if getattr(self, field) != getattr(other, field)
-        )
 
 
 class LoaderState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -13,8 +13,7 @@ from ..errors import ShardError
 from ..sharding import shuffled
 from ..types import check_whole
 from .columns import Block
-from .loader_state import OrderPlan
-from .order import GlobalOrder, stream_bounds
+from .order import GlobalOrder, OrderPlan, stream_bounds
 from .prefetch import LaneReader, ShardFetcher
 from .source import Source
 

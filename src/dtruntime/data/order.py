@@ -14,14 +14,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..sharding import Membership, Permutation, SlotTable, shuffled
 
 Ints = NDArray[np.int64]
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 
 DEFAULT_WINDOW = 8
 _SHARDS, _SAMPLES = 1, 2
@@ -58,6 +62,31 @@ class Shuffle:
         if not self.enabled:
             return None
         return shuffled(length, self.seed, self.epoch, _SAMPLES, key)
+
+
+class OrderPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What decides the order; a position means nothing without it."""
+
+    order: str
+    samples: AtLeastOne
+    fingerprint: str
+    layout: str
+    seed: int
+    shuffle: bool
+    window: AtLeastOne
+    streams: AtLeastOne
+
+    def shuffle_in(self, epoch: int) -> Shuffle:
+        """What decides the order of one epoch."""
+        return Shuffle(self.seed, epoch, self.shuffle, self.window)
+
+    def difference(self, other: OrderPlan) -> str:
+        """What is not the same in another plan."""
+        return "; ".join(
+            f"{field}: {getattr(self, field)!r} in the state, {getattr(other, field)!r} here"
+            for field in self.__struct_fields__
+            if getattr(self, field) != getattr(other, field)
+        )
 
 
 class Window:

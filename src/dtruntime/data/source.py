@@ -14,8 +14,7 @@ from ..errors import ShardError
 from ..storage.disk_cache import DiskCache
 from ..types import check_whole
 from .index import shards
-from .index.dataset_index import DatasetIndex
-from .index.partition import ShardSpec
+from .index.dataset_index import DatasetIndex, ShardSpec
 from .readers import reader_for
 from .readers.format_reader import select
 

@@ -7,12 +7,11 @@ them for an epoch; :func:`plan_change` says beforehand what a change of membersh
 coordinator. Read ``assignment`` first.
 """
 
-from .assignment import FileTable, SlotTable
+from .assignment import FileTable, Membership, SlotTable
 from .consistent_hash import ConsistentHash
 from .hashing import Permutation, shuffled
 from .move_plan import MovePlan, fewest_moves, lowest_free_slots, plan_change, plan_moves
 from .shard_manager import DatasetParams, ShardManager, ShardRange
-from .slot_membership import Membership
 
 __all__ = [
     "ConsistentHash",

@@ -9,14 +9,162 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 from operator import index as as_int
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .bidding import deal
-from .hashing import fold, mix_array
-from .slot_membership import MAX_COUNT, Membership
+from dtruntime.errors import ShardError
+
+from .hashing import WORD, fold, mix_array
+
+MAX_COUNT = (1 << 31) - 1
+
+
+class Membership(NamedTuple):
+    """The slots that share a dataset: ``slot_count`` in all, less the dead.
+
+    ``weights`` has one positive integer for each slot, dead or live; without it all are equal.
+    """
+
+    slot_count: int
+    dead: Collection[int] = ()
+    weights: Sequence[int] | None = None
+
+    def normalised(self) -> Membership:
+        """Return the same membership checked, hashable and without dead slots at its end.
+
+        Raises ``ValueError`` or ``TypeError`` for a membership that cannot be, ``ShardError``
+        when every slot is dead.
+        """
+        slot_count = as_int(self.slot_count)
+        if not 1 <= slot_count <= MAX_COUNT:
+            raise ValueError(f"slot_count must be from 1 to {MAX_COUNT}, not {slot_count}")
+        dead = _checked_dead(self.dead, slot_count)
+        weights = None if self.weights is None else _checked_weights(self.weights, slot_count)
+        while slot_count - 1 in dead:
+            slot_count -= 1
+        return Membership(
+            slot_count,
+            frozenset(slot for slot in dead if slot < slot_count),
+            weights and weights[:slot_count],
+        )
+
+    def bounds(self, shard_count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return each slot's exact share of ``shard_count`` shards, rounded down and up."""
+        shares = np.ones(self.slot_count, dtype=np.int64)
+        if self.weights is not None:
+            shares[:] = self.weights
+        shares[list(self.dead)] = 0
+        least, rest = np.divmod(shard_count * shares, shares.sum())
+        return least, least + (rest > 0)
+
+
+def _checked_dead(dead: Collection[int], slot_count: int) -> frozenset[int]:
+    checked = frozenset(as_int(slot) for slot in dead)
+    if checked and not 0 <= min(checked) <= max(checked) < slot_count:
+        raise ValueError(
+            f"dead slots {min(checked)}..{max(checked)} reach outside the {slot_count} slots"
+        )
+    if len(checked) == slot_count:
+        raise ShardError(
+            f"all {slot_count} slots are dead, so none can own a shard: let a worker join first"
+        )
+    return checked
+
+
+def _checked_weights(weights: Sequence[int], slot_count: int) -> tuple[int, ...]:
+    checked = tuple(as_int(weight) for weight in weights)
+    if len(checked) != slot_count:
+        raise ValueError(f"{slot_count} slots need as many weights, not {len(checked)}")
+    if not 1 <= min(checked) <= max(checked) <= MAX_COUNT:
+        raise ValueError(
+            f"weights must be from 1 to {MAX_COUNT}, not {min(checked)}..{max(checked)}"
+        )
+    return checked
+
+
+_FREE_ROUNDS = 8
+_STEP = 0xD1342543DE82EF95
+
+
+def deal(
+    hashes: NDArray[np.uint64],
+    loads: NDArray[np.int64],
+    least: NDArray[np.int64],
+    most: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Return a slot for each hash: slots fill up to ``least`` first, then up to ``most``.
+
+    ``loads`` is what each slot holds already. All slots together must have enough room.
+    """
+    slots = _bid(hashes, np.maximum(least - loads, 0))
+    left = np.flatnonzero(slots < 0)
+    loads = loads + np.bincount(slots[slots >= 0], minlength=loads.size)
+    slots[left] = _bid(hashes[left], most - loads)
+    return slots
+
+
+def _bid(hashes: NDArray[np.uint64], room: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return a slot with room for each hash, earlier hashes first; -1 where room ran out.
+
+    Each round, every hash without a slot bids for one of its own pseudo-random choice. The
+    choices hardly depend on which other slots there are or have room, so that a change of
+    room disturbs few bids.
+    """
+    slots = np.full(hashes.size, -1, dtype=np.int64)
+    bidders = np.arange(hashes.size)
+    room = room.copy()
+    rounds = 0
+    while bidders.size and room.any():
+        step = np.uint64(rounds * _STEP & WORD)
+        draws = mix_array(hashes[bidders] + step)
+        free = rounds < _FREE_ROUNDS
+        choices = _any_slot(draws, room) if free else _open_slot(draws, room, step)
+        winning = winners(choices, room)
+        won = choices[winning]
+        slots[bidders[winning]] = won
+        room -= np.bincount(won, minlength=room.size)
+        bidders = np.delete(bidders, winning)
+        rounds += 1
+    return slots
+
+
+def _any_slot(draws: NDArray[np.uint64], room: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the slot each draw stands for, -1 when that slot does not exist or is full.
+
+    Drawing from a power of two keeps nearly all choices when the number of slots changes.
+    """
+    mask = np.uint64((1 << (room.size - 1).bit_length()) - 1)
+    choices = (draws & mask).astype(np.int64)
+    choices[choices >= room.size] = -1
+    choices[room[choices] == 0] = -1
+    return choices
+
+
+def _open_slot(
+    draws: NDArray[np.uint64], room: NDArray[np.int64], step: np.uint64
+) -> NDArray[np.int64]:
+    """Return a slot with room for each draw: the next one on a ring of those slots."""
+    slots = np.flatnonzero(room)
+    points = mix_array(mix_array(slots.astype(np.uint64)) + step)
+    around = np.argsort(points)
+    nearest = np.searchsorted(points[around], draws) % slots.size
+    return slots[around[nearest]]
+
+
+def winners(choices: NDArray[np.int64], room: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return which bids succeed: the first ones for each slot, as many as it has room for.
+
+    A choice of -1 is no bid.
+    """
+    bids = np.flatnonzero(choices >= 0)
+    bids = bids[np.argsort(choices[bids], kind="stable")]
+    slots = choices[bids]
+    first = np.flatnonzero(np.diff(slots, prepend=-1))
+    rank = np.arange(bids.size) - np.repeat(first, np.diff(first, append=bids.size))
+    return bids[rank < room[slots]]
+
 
 _REMEMBERED = 4
 _LARGE = 1 << 20

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dtruntime.errors import ShardError, ShardNotFoundError
 
-from .bidding import winners
+from .assignment import winners
 from .hashing import hash_name, mix, mix_array
 
 

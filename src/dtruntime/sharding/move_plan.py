@@ -9,8 +9,7 @@ from operator import index as as_int
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .assignment import SlotTable
-from .slot_membership import Membership
+from .assignment import Membership, SlotTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from dtruntime.errors import ShardError, ShardNotFoundError
 
-from .assignment import SlotTable
+from .assignment import MAX_COUNT, SlotTable
 from .hashing import Permutation
-from .slot_membership import MAX_COUNT
 
 
 @dataclass(frozen=True, slots=True)

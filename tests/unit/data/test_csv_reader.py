@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from dtruntime.data import CsvOptions, DatasetRows, build_index
 from dtruntime.data.readers import format_reader
-from dtruntime.data.readers.csv_records import find_lines
+from dtruntime.data.readers.csv import find_lines
 from dtruntime.errors import ShardError
 from dtruntime.storage import data_files
 

@@ -9,8 +9,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message, message_fa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtruntime.data.readers.protobuf_wire import PADDING
-from dtruntime.data.readers.tfrecord_examples import MalformedExample, parse_examples
+from dtruntime.data.readers.tfrecord_examples import PADDING, MalformedExample, parse_examples
 from tests.support.data.record_files import example, feature, field, varint
 
 KINDS = {"bytes_list": "bytes", "float_list": "float", "int64_list": "int64"}

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from dtruntime.data import TfrecordOptions, build_index
 from dtruntime.data.batches import Batches
-from dtruntime.data.columns import Block, NumpyBlocks
-from dtruntime.data.list_columns import ListColumn
+from dtruntime.data.columns import Block, ListColumn, NumpyBlocks
 from dtruntime.data.loader import Loader
 from dtruntime.data.source import FileSource
 from dtruntime.errors import ShardError

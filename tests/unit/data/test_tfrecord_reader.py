@@ -17,7 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dtruntime.data import DatasetRows, TfrecordOptions, build_index
-from dtruntime.data.readers.tfrecord_checksums import masked_crc
+from dtruntime.data.readers.format_reader import masked_crc
 from dtruntime.errors import ShardError
 from tests.support.data.record_files import crc32c, example, feature, field, frame, write_records
 

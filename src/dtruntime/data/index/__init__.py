@@ -1,7 +1,7 @@
 """Indexes: which samples a dataset has, in which files they lie, and how it is cut into shards.
 
 ``dataset_index`` is the index and its JSON form; ``build`` makes one of files and keeps it on
-disk; ``partition`` cuts it into shards. Read ``dataset_index`` first.
+disk. Read ``dataset_index`` first.
 """
 
 from .build import IndexProgress, build_index
@@ -9,11 +9,14 @@ from .dataset_index import (
     Changes,
     Column,
     DatasetIndex,
+    ShardPiece,
+    Shards,
+    ShardSpec,
     changes_since,
     index_from_json,
     index_to_json,
+    shards,
 )
-from .partition import ShardPiece, Shards, ShardSpec, shards
 
 __all__ = [
     "Changes",

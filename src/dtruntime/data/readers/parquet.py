@@ -25,8 +25,8 @@ from .format_reader import (
     SchemaConflict,
     check_names,
     describe_difference,
+    wrong_format,
 )
-from .sniffing import wrong_format
 
 FOOTERS_KEPT = 64
 FILES_OPEN = 16
