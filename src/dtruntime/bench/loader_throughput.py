@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,15 +22,21 @@ from ..storage.backend import storage_errors
 from ..storage.local_writer import flush
 from ..storage.urls import is_remote
 from .raw_storage import PREFIX, check_room
-from .report import Section, Series, Tell, results
+from .report import Announce, Section, Series, results
 
 ROUNDS = 5
 TURN_SECONDS = 3.0
-"""A turn ends after so long, also in the middle of the files."""
+"""A turn ends after this time, also in the middle of the files."""
 LIMIT = "pyarrow scan"
-
+FILES = 8
+FEATURES = tuple(f"x{number}" for number in range(12))
+LABEL = "label"
+ROW_GROUP = 10_000
+ROW_BYTES = 4 * len(FEATURES) + 8
+"""Of a decoded row of `random_table`."""
 Counts: TypeAlias = Generator[int, None, None]
 """The number of samples in each batch that is read."""
+T = TypeVar("T")
 
 
 def bench_data(
@@ -40,113 +46,74 @@ def bench_data(
     format: str,
     size: int,
     batch_size: int,
-    tell: Tell,
+    tell: Announce,
 ) -> Section:
     """Measure ``paths``, or files of ``size`` bytes that are written for it and removed."""
     with contextlib.ExitStack() as stack:
+        place = ", ".join(paths) or "parquet files of its own"
         if not paths:
             tell("writing files")
-            paths, place = [stack.enter_context(written_files(size))], "parquet files of its own"
-        else:
-            place = ", ".join(paths)
+            paths = [stack.enter_context(_written_files(size))]
         tell("indexing")
-        race = _LoaderRounds(index_files(paths, format), columns, batch_size)
+        index = _index_files(paths, format)
+        source = FileSource(index, columns=columns)
+        names = list(source.schema.names)
+        dataset = pa.dataset.dataset([file.url for file in index.files], format=index.format)
+
+        def scan() -> Iterator[pa.RecordBatch]:
+            yield from dataset.to_batches(columns=names)
+
+        def load(shuffle: bool) -> Counts:
+            with Loader(source, batch_size, shuffle=shuffle) as loader:
+                for batch in loader:
+                    yield len(batch[names[0]])
+
         tell("first reading")
-        race.warm_up()
+        # What fits is in memory after that, and the size of a sample is known.
+        rows = nbytes = 0
+        for batch in _for_a_turn(scan()):
+            rows, nbytes = rows + len(batch), nbytes + batch.nbytes
+        each = nbytes / rows
+        turns: dict[Series, Callable[[], Counts]] = {
+            Series(LIMIT, "samples", bytes_each=each): lambda: (len(b) for b in scan()),
+            Series("loader, in order", "samples", LIMIT, each): lambda: load(False),
+            Series("loader, shuffled", "samples", LIMIT, each): lambda: load(True),
+        }
         for number in range(ROUNDS):
             tell(f"round {number + 1}")
-            race.round()
-        return race.section(place)
-
-
-class _LoaderRounds:
-    """Everything in each round, so that all meet the same machine."""
-
-    def __init__(self, index: DatasetIndex, columns: Sequence[str] | None, batch_size: int) -> None:
-        self._index = index
-        self._source = FileSource(index, columns=columns)
-        self._columns = list(self._source.schema.names)
-        self._batch_size = batch_size
-        files = [file.url for file in index.files]
-        self._dataset = pa.dataset.dataset(files, format=index.format)
-        self._records: dict[Series, Callable[[], Counts]] = {}
-
-    def warm_up(self) -> None:
-        """Read for a turn: what fits is in memory then, and a sample's size is known."""
-        rows = size = 0
-        began = time.perf_counter()
-        for batch in self._scanned():
-            rows, size = rows + len(batch), size + batch.nbytes
-            if time.perf_counter() - began > TURN_SECONDS:
-                break
-        each = size / rows
-        self._records = {
-            Series(LIMIT, "samples", bytes_each=each): self._scan,
-            Series("loader, in order", "samples", LIMIT, each): lambda: self._load(False),
-            Series("loader, shuffled", "samples", LIMIT, each): lambda: self._load(True),
+            for series, read in turns.items():
+                with contextlib.closing(read()) as counts:
+                    began = time.perf_counter()
+                    rows = sum(_for_a_turn(counts))
+                    series.add(time.perf_counter() - began, rows)
+        facts = {
+            "files": len(index.files),
+            "file_bytes": index.total_bytes,
+            "samples": index.total_samples,
+            "columns": len(names),
+            "batch_size": batch_size,
+            "rounds": ROUNDS,
         }
-
-    def round(self) -> None:
-        """Measure everything once."""
-        for record, read in self._records.items():
-            with contextlib.closing(read()) as batches:
-                record.add(*_turn(batches))
-
-    def section(self, place: str) -> Section:
-        """What came out."""
-        return Section(
-            name="data",
-            place=place,
-            facts={
-                "files": len(self._index.files),
-                "file_bytes": self._index.total_bytes,
-                "samples": self._index.total_samples,
-                "columns": len(self._columns),
-                "batch_size": self._batch_size,
-                "rounds": ROUNDS,
-            },
-            measures=results(list(self._records)),
-            notes=[
-                "bytes are those of decoded samples",
-                "files are read once before: as much as fits comes from memory, not from the disk",
-            ],
-        )
-
-    def _scanned(self) -> Iterator[pa.RecordBatch]:
-        yield from self._dataset.to_batches(columns=self._columns)
-
-    def _scan(self) -> Counts:
-        for batch in self._scanned():
-            yield len(batch)
-
-    def _load(self, shuffle: bool) -> Counts:
-        with Loader(self._source, self._batch_size, shuffle=shuffle) as loader:
-            for batch in loader:
-                yield len(batch[self._columns[0]])
+        notes = [
+            "bytes are those of decoded samples",
+            "files are read once before: as much as fits comes from memory, not from the disk",
+        ]
+        return Section("data", place, {**facts}, results(list(turns)), notes)
 
 
-def _turn(batches: Counts) -> tuple[float, int]:
-    """Read for a while, or to the end."""
-    rows = 0
+def _for_a_turn(batches: Iterable[T]) -> Iterator[T]:
+    """Batches until the turn is over."""
     began = time.perf_counter()
-    for count in batches:
-        rows += count
+    for batch in batches:
+        yield batch
         if time.perf_counter() - began > TURN_SECONDS:
-            break
-    return time.perf_counter() - began, rows
+            return
 
 
-FILES = 8
-FEATURES = 12
-ROW_GROUP = 10_000
-_ROW_BYTES = 4 * FEATURES + 8
-_SEED = 11
-
-
-def index_files(paths: Sequence[str], format: str) -> DatasetIndex:
+def _index_files(paths: Sequence[str], format: str) -> DatasetIndex:
     """Index files, folders and globs of this machine as one dataset.
 
-    ``ConfigError`` for what lies elsewhere, ``ShardError`` when files differ in their columns.
+    ``ConfigError`` for remote files, ``ShardError`` when files differ in their columns.
     """
     for path in paths:
         if is_remote(path):
@@ -161,25 +128,26 @@ def index_files(paths: Sequence[str], format: str) -> DatasetIndex:
 
 
 @contextlib.contextmanager
-def written_files(size: int) -> Iterator[str]:
+def _written_files(size: int) -> Iterator[str]:
     """A folder with parquet files of about ``size`` bytes, which is removed at the end."""
     with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name:
         remedy = "choose a smaller --size, name files, or set TMPDIR to another folder"
         check_room(Path(name), size, remedy)
         with storage_errors("write", name):
             for number in range(FILES):
-                _write(Path(name, f"part-{number}.parquet"), size // FILES // _ROW_BYTES, number)
+                path = Path(name, f"part-{number}.parquet")
+                rows = max(1, size // FILES // ROW_BYTES)
+                # Noise does not compress, and a dictionary of it only costs time.
+                options = {"compression": "none", "use_dictionary": False}
+                table = random_table(rows, number)
+                pq.write_table(table, path, row_group_size=ROW_GROUP, **options)
+                with path.open("rb") as file:
+                    flush(file.fileno())  # so that nothing is still being written while it is read
         yield name
 
 
-def _write(path: Path, rows: int, number: int) -> None:
-    random = np.random.default_rng((_SEED, number))
-    columns = {
-        f"x{column}": random.standard_normal(max(1, rows), dtype=np.float32)
-        for column in range(FEATURES)
-    }
-    table = pa.table({**columns, "label": random.integers(0, 1000, max(1, rows))})
-    # Noise does not compress, and a dictionary of it only costs time.
-    pq.write_table(table, path, row_group_size=ROW_GROUP, compression="none", use_dictionary=False)
-    with path.open("rb") as file:
-        flush(file.fileno())  # so that nothing is still being written while it is read
+def random_table(rows: int, *seed: int) -> pa.Table:
+    """Rows of twelve features and a label, the same for the same seed."""
+    random = np.random.default_rng(seed)
+    columns = {name: random.standard_normal(rows, dtype=np.float32) for name in FEATURES}
+    return pa.table({**columns, LABEL: random.integers(0, 1000, rows)})

@@ -1,14 +1,15 @@
-"""A folder to measure in, and its disk without Strata: writes past the page cache, and reads."""
+"""A disk or a bucket without Strata: one file written durably, and read again."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,282 +17,38 @@ from numpy.typing import NDArray
 from .._background import side_by_side
 from ..display import size as readable
 from ..errors import ConfigError, StorageError, StorageNotFoundError
-from ..storage import LocalBackend, open_backend
+from ..storage import LocalBackend, local_writer, open_backend
 from ..storage.backend import storage_errors
-from ..storage.local_writer import (
-    ALIGNMENT,
-    BLOCK,
-    LANES,
-    DirectRefusedError,
-    bounce_blocks,
-    flush,
-    reserve,
-    set_direct,
-    write_block,
-    write_buffered,
-)
+from ..storage.local_writer import ALIGNMENT, BLOCK, LANES, flush
 from ..storage.object_backend import PARALLEL_PARTS, PART_BYTES, lacks_obstore, place_of
 from ..storage.object_client import parse_object_url, store_for
 from ..storage.urls import is_remote
 
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
 PREFIX = "strata-bench-"
 SPARE_BYTES = 32 * 2**20
-"""What a file system needs beside the files."""
-_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+"""Space that a file system needs beside the files."""
+Bytes: TypeAlias = NDArray[np.uint8]
 
 
-class LocalPlace:
-    """A new folder within the one that was named; nothing else there is touched."""
-
-    def __init__(self, parent: Path, needed: int) -> None:
-        """``StorageError`` when the folder is not there, or has less than ``needed`` bytes."""
-        if not parent.is_dir():
-            raise StorageNotFoundError(
-                f"{parent} is no folder: name one that exists, or a URL of a bucket"
-            )
-        check_room(parent, needed, "choose a smaller --size, or another place")
-        self._folder = parent / f"{PREFIX}{secrets.token_hex(4)}"
-        with storage_errors("make", str(self._folder)):
-            self._folder.mkdir()
-        self.url = self._folder.as_uri()
-        self._file = self._folder / "raw"
-        try:
-            self._direct = self._takes_direct()
-        except BaseException:
-            self.remove()
-            raise
-
-    @property
-    def raw_write(self) -> str:
-        """How `write` writes."""
-        if self._direct:
-            return f"direct writes of {BLOCK >> 20} MiB by {LANES} threads, then fsync"
-        return "writes through the page cache, then fsync: the file system takes no direct ones"
-
-    @property
-    def raw_read(self) -> str:
-        """How `read` reads."""
-        if self._direct:
-            return f"direct reads of {BLOCK >> 20} MiB by {LANES} threads into new memory"
-        return "reads through the page cache, from the front to the end, into new memory"
-
-    def write(self, memory: memoryview) -> None:
-        """Write memory, which is aligned, to a new file, and wait until it is on the disk."""
-        with storage_errors("write", str(self._file)):
-            handle = os.open(self._file, _NEW, 0o600)
-            try:
-                if self._direct:
-                    _write_direct(handle, memory)
-                else:
-                    write_buffered(handle, [memory], 0)
-                flush(handle)
-            finally:
-                os.close(handle)
-
-    def read(self, size: int) -> NDArray[np.uint8]:
-        """Read what `write` wrote into new memory."""
-        target = _aligned(size)
-        with storage_errors("read", str(self._file)):
-            handle = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                if self._direct:
-                    _read_direct(handle, target.data)
-                else:
-                    _fill(handle, 0, target.data)
-            finally:
-                os.close(handle)
-        return target
-
-    def delete(self) -> None:
-        """Delete what `write` wrote."""
-        with storage_errors("delete", str(self._file)):
-            self._file.unlink(missing_ok=True)
-
-    def forget(self) -> None:
-        """Ask the system to keep nothing of the files in memory."""
-        if not hasattr(os, "posix_fadvise"):
-            return
-        for path in self._folder.rglob("*"):
-            if path.is_file():
-                with path.open("rb") as file:
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-    def remove(self) -> None:
-        """Remove the folder with everything in it."""
-        with storage_errors("remove", str(self._folder)):
-            shutil.rmtree(self._folder)
-
-    def _takes_direct(self) -> bool:
-        """Write a block, to see whether the file system takes it."""
-        self._direct = True
-        try:
-            self.write(_aligned(ALIGNMENT).data)
-        except DirectRefusedError:
-            return False
-        finally:
-            self.delete()
-        return True
-
-
-def check_room(folder: Path, needed: int, remedy: str) -> None:
-    """Raise ``StorageError`` when a file system has less than ``needed`` bytes."""
-    usage = shutil.disk_usage(folder)
-    # Some, such as ramfs, do not tell.
-    if usage.total and usage.free < needed + SPARE_BYTES:
-        raise StorageError(
-            f"{folder} has {readable(usage.free)} free, and {readable(needed + SPARE_BYTES)} are "
-            f"needed: {remedy}"
-        )
-
-
-def _aligned(size: int) -> NDArray[np.uint8]:
-    """New memory that direct writes and reads can use."""
-    memory = np.empty(size + ALIGNMENT, np.uint8)
-    skip = -memory.__array_interface__["data"][0] % ALIGNMENT
-    return memory[skip : skip + size]
-
-
-def _write_direct(handle: int, memory: memoryview) -> None:
-    bounce = bounce_blocks()  # not used: the memory is aligned
-    set_direct(handle, True)
-    reserve(handle, 0, memory.nbytes)
-    side_by_side(
-        range(0, memory.nbytes, BLOCK),
-        lambda at: write_block(handle, [memory[at : at + BLOCK]], at, bounce),
-        min(LANES, -(-memory.nbytes // BLOCK)),
-    )
-
-
-def _read_direct(handle: int, target: memoryview) -> None:
-    set_direct(handle, True)
-    side_by_side(
-        range(0, target.nbytes, BLOCK),
-        lambda at: _fill(handle, at, target[at : at + BLOCK]),
-        min(LANES, -(-target.nbytes // BLOCK)),
-    )
-
-
-def _fill(handle: int, at: int, view: memoryview) -> None:
-    while view.nbytes:
-        got = os.preadv(handle, [view], at)
-        if not got:
-            raise OSError(f"the file ends at {at} bytes")
-        at, view = at + got, view[got:]
-
-
-class ObjectPlace:
-    """A new prefix under the URL that was named; nothing else there is touched."""
-
-    def __init__(self, url: str) -> None:
-        """``StorageError`` when the bucket does not answer."""
-        parent = place_of(url)
-        self.url = f"{str(parent).rstrip('/')}/{PREFIX}{secrets.token_hex(4)}"
-        self._key = f"{parse_object_url(self.url).key}/raw"
-        try:
-            with storage_errors("reach", parent.base):
-                self._reach()
-        except ImportError as exc:
-            raise lacks_obstore(url) from exc
-
-    @property
-    def raw_write(self) -> str:
-        """How `write` writes."""
-        return f"an upload in parts of {PART_BYTES >> 20} MiB, {PARALLEL_PARTS} at a time"
-
-    @property
-    def raw_read(self) -> str:
-        """How `read` reads."""
-        return f"ranges of {PART_BYTES >> 20} MiB, {PARALLEL_PARTS} at a time, into new memory"
-
-    def write(self, memory: memoryview) -> None:
-        """Store memory as an object."""
-        import obstore
-
-        with storage_errors("write", self._raw):
-            obstore.put(
-                self._store,
-                self._key,
-                memory,
-                use_multipart=memory.nbytes > PART_BYTES,
-                chunk_size=PART_BYTES,
-                max_concurrency=PARALLEL_PARTS,
-            )
-
-    def read(self, size: int) -> NDArray[np.uint8]:
-        """Fetch what `write` stored into new memory."""
-        import obstore
-
-        target = np.empty(size, np.uint8)
-
-        def fetch(at: int) -> None:
-            end = min(at + PART_BYTES, size)
-            part = obstore.get_range(self._store, self._key, start=at, end=end)
-            target[at:end] = np.frombuffer(memoryview(part), np.uint8)
-
-        with storage_errors("read", self._raw):
-            side_by_side(range(0, size, PART_BYTES), fetch, PARALLEL_PARTS)
-        return target
-
-    def delete(self) -> None:
-        """Delete what `write` stored."""
-        import obstore
-
-        with storage_errors("delete", self._raw):
-            obstore.delete(self._store, self._key)
-
-    def forget(self) -> None:
-        """What a store keeps in memory is its own affair."""
-
-    def remove(self) -> None:
-        """Delete every object under the prefix."""
-        with open_backend(self.url) as backend:
-            failures = backend.delete_many([file.name for file in backend.list()])
-        if failures:
-            raise StorageError(
-                f"{len(failures)} objects under {self.url} could not be deleted, delete them by "
-                f"hand: {failures[0][1]}"
-            )
-
-    @property
-    def _raw(self) -> str:
-        return f"{self.url}/raw"
-
-    def _reach(self) -> None:
-        """Ask once and not for long, so that a wrong URL or key is told at once."""
-        import obstore
-
-        place = parse_object_url(self.url)
-        obstore.list_with_delimiter(store_for(place, patient=False), place.key)
-        self._store = store_for(place)
-
-
-class RawPlace(Protocol):
-    """A place for checkpoints, and how fast it is without Strata."""
+@dataclass(frozen=True, slots=True)
+class RawPlace:
+    """A new folder or prefix, and one raw file in it; nothing else there is touched."""
 
     url: str
-
-    @property
-    def raw_write(self) -> str:
-        """How `write` writes."""
-
-    @property
-    def raw_read(self) -> str:
-        """How `read` reads."""
-
-    def write(self, memory: memoryview) -> None:
-        """Write one file, durably."""
-
-    def read(self, size: int) -> NDArray[np.uint8]:
-        """Read it."""
-
-    def delete(self) -> None:
-        """Delete it."""
-
-    def forget(self) -> None:
-        """Let the next read come from the disk."""
-
-    def remove(self) -> None:
-        """Remove everything that was written."""
+    raw_write: str
+    """How `write` writes, in words."""
+    raw_read: str
+    write: Callable[[memoryview], None]
+    """Writes aligned memory to the file, durably."""
+    read: Callable[[int], Bytes]
+    """Reads so many bytes of the file into new memory."""
+    delete: Callable[[], None]
+    """Deletes the file."""
+    forget: Callable[[], None] = lambda: None
+    """Drops all files of the place from the page cache, where it has one."""
 
 
 @contextmanager
@@ -300,17 +57,191 @@ def new_place(named: str, needed: int) -> Iterator[RawPlace]:
 
     ``ConfigError`` when nothing can be stored there, ``StorageError`` when it does not answer.
     """
-    place = _open(named, needed)
-    try:
-        yield place
-    finally:
-        place.remove()
-
-
-def _open(named: str, needed: int) -> RawPlace:
     if named.lower().startswith("memory:"):
         raise ConfigError(f"{named} is memory of this process: name a folder or a bucket")
     backend = open_backend(named)
     if isinstance(backend, LocalBackend) and not is_remote(named):
-        return LocalPlace(Path(backend.root), needed)
-    return ObjectPlace(named)
+        with _new_folder(Path(backend.root), needed) as folder:
+            yield _local_place(folder)
+    else:
+        place = _object_place(named)
+        try:
+            yield place
+        finally:
+            _remove_objects(place.url)
+
+
+@contextmanager
+def _new_folder(parent: Path, needed: int) -> Iterator[Path]:
+    if not parent.is_dir():
+        raise StorageNotFoundError(
+            f"{parent} is not a folder: name an existing one, or the URL of a bucket"
+        )
+    check_room(parent, needed, "choose a smaller --size, or another place")
+    folder = parent / f"{PREFIX}{secrets.token_hex(4)}"
+    with storage_errors("make", str(folder)):
+        folder.mkdir()
+    try:
+        yield folder
+    finally:
+        with storage_errors("remove", str(folder)):
+            shutil.rmtree(folder)
+
+
+def _local_place(folder: Path) -> RawPlace:
+    file, direct = folder / "raw", True
+
+    def write(memory: memoryview) -> None:
+        with storage_errors("write", str(file)):
+            write_file(file, memory, direct=direct)
+
+    def read(size: int) -> Bytes:
+        target = _aligned(size)
+        with storage_errors("read", str(file)):
+            read_file(file, target.data, direct=direct)
+        return target
+
+    def delete() -> None:
+        with storage_errors("delete", str(file)):
+            file.unlink(missing_ok=True)
+
+    try:
+        write(_aligned(ALIGNMENT).data)
+    except local_writer.DirectRefusedError:
+        direct = False
+    delete()
+    blocks = f"of {BLOCK >> 20} MiB by {LANES} threads"
+    writes, reads = f"direct writes {blocks}, then fsync", f"direct reads {blocks} into new memory"
+    if not direct:
+        writes = "writes through the page cache, then fsync: no direct writes here"
+        reads = "sequential reads through the page cache into new memory"
+    url = folder.as_uri()
+    return RawPlace(url, writes, reads, write, read, delete, lambda: drop_cached(folder))
+
+
+def _object_place(named: str) -> RawPlace:
+    parent = place_of(named)
+    url = f"{str(parent).rstrip('/')}/{PREFIX}{secrets.token_hex(4)}"
+    place = parse_object_url(url)
+    key, name = f"{place.key}/raw", f"{url}/raw"
+    try:
+        import obstore
+
+        with storage_errors("reach", parent.base):
+            # Once and not for long, so that a wrong URL or key fails at once.
+            obstore.list_with_delimiter(store_for(place, patient=False), place.key)
+            store = store_for(place)
+    except ImportError as exc:
+        raise lacks_obstore(named) from exc
+
+    def write(memory: memoryview) -> None:
+        with storage_errors("write", name):
+            upload(store, key, memory)
+
+    def read(size: int) -> Bytes:
+        with storage_errors("read", name):
+            return download(store, key, size, PARALLEL_PARTS)
+
+    def delete() -> None:
+        with storage_errors("delete", name):
+            obstore.delete(store, key)
+
+    parts = f"of {PART_BYTES >> 20} MiB, {PARALLEL_PARTS} at a time"
+    writes, reads = f"an upload in parts {parts}", f"ranges {parts}, into new memory"
+    return RawPlace(url, writes, reads, write, read, delete)
+
+
+def _remove_objects(url: str) -> None:
+    with open_backend(url) as backend:
+        failures = backend.delete_many([file.name for file in backend.list()])
+    if failures:
+        raise StorageError(
+            f"{len(failures)} objects under {url} could not be deleted, delete them by hand: "
+            f"{failures[0][1]}"
+        )
+
+
+def write_file(path: Path, memory: memoryview, *, direct: bool) -> None:
+    """Write aligned memory to a new file, in blocks by several threads if ``direct``, and fsync."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        local_writer.write_views(handle, [memory], local_writer.bounce_blocks(), direct=direct)
+        flush(handle)
+    finally:
+        os.close(handle)
+
+
+def read_file(path: Path, target: memoryview, *, direct: bool = False) -> None:
+    """Fill memory from a file; it has to be aligned if ``direct``."""
+    block, lanes = (BLOCK, LANES) if direct else (max(1, target.nbytes), 1)
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def fill(at: int) -> None:
+        view = target[at : at + block]
+        while view.nbytes:
+            got = os.preadv(handle, [view], at)
+            if not got:
+                raise OSError(f"the file ends at {at} bytes")
+            at, view = at + got, view[got:]
+
+    try:
+        if direct:
+            local_writer.set_direct(handle, True)
+        side_by_side(range(0, target.nbytes, block), fill, lanes)
+    finally:
+        os.close(handle)
+
+
+def drop_cached(folder: Path) -> None:
+    """Ask the system to drop all files of a folder from the page cache."""
+    for path in folder.rglob("*") if hasattr(os, "posix_fadvise") else ():
+        if path.is_file():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def check_room(folder: Path, needed: int, remedy: str) -> None:
+    """Raise ``StorageError`` when a file system has less than ``needed`` bytes."""
+    usage = shutil.disk_usage(folder)
+    # Some, such as ramfs, do not say.
+    if usage.total and usage.free < needed + SPARE_BYTES:
+        raise StorageError(
+            f"{folder} has {readable(usage.free)} free, and {readable(needed + SPARE_BYTES)} are "
+            f"needed: {remedy}"
+        )
+
+
+def _aligned(size: int) -> Bytes:
+    """New memory that direct writes and reads can use."""
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    skip = -memory.__array_interface__["data"][0] % ALIGNMENT
+    return memory[skip : skip + size]
+
+
+def upload(store: ObjectStore, key: str, memory: memoryview) -> None:
+    """Store an object in parts of the size and number that Strata uses."""
+    import obstore
+
+    obstore.put(
+        store,
+        key,
+        memory,
+        use_multipart=memory.nbytes > PART_BYTES,
+        chunk_size=PART_BYTES,
+        max_concurrency=PARALLEL_PARTS,
+    )
+
+
+def download(store: ObjectStore, key: str, size: int, lanes: int) -> Bytes:
+    """Fetch an object into new memory, in ranges of Strata's part size."""
+    import obstore
+
+    target = np.empty(size, np.uint8)
+
+    def fetch(at: int) -> None:
+        end = min(at + PART_BYTES, size)
+        part = obstore.get_range(store, key, start=at, end=end)
+        target[at:end] = np.frombuffer(memoryview(part), np.uint8)
+
+    side_by_side(range(0, size, PART_BYTES), fetch, lanes)
+    return target

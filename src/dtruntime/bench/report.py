@@ -1,4 +1,4 @@
-"""Everything that was measured, as ``--json`` prints it."""
+"""What a benchmark measures: turns and their statistics, in the shape that ``--json`` prints."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import os
 import platform
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias, TypeVar
 
 import msgspec
 import psutil
@@ -18,6 +19,17 @@ from .._background import usable_cores
 from .._version import __version__
 
 SCHEMA = 1
+PACKAGES = ("grpcio", "numpy", "obstore", "pyarrow", "pygrpc-native", "uvloop", "xxhash")
+BUSY_SHARE = 0.5
+"""A load average above this share of all cores means that something else is running."""
+Unit = Literal["bytes", "calls", "samples"]
+Announce: TypeAlias = Callable[[str], None]
+"""Called with what is being measured."""
+Fact: TypeAlias = str | int | float
+T = TypeVar("T")
+
+_DIGITS = 7
+"""Of seconds: clocks are no finer."""
 
 
 class BenchReport(msgspec.Struct, frozen=True):
@@ -32,22 +44,13 @@ class BenchReport(msgspec.Struct, frozen=True):
     schema: int = SCHEMA
 
 
-Unit = Literal["bytes", "calls", "samples"]
-Tell: TypeAlias = Callable[[str], None]
-"""Is told what is being measured."""
-Fact: TypeAlias = str | int | float
-
-_DIGITS = 7
-"""Of seconds: clocks tell no more."""
-
-
 class Measure(msgspec.Struct, frozen=True):
     """One thing that was measured in every round."""
 
     name: str
     unit: Unit
     limit: str
-    """The measure that it is compared with; empty when it is none, or a limit itself."""
+    """The measure that it is compared with; empty for a limit, or where there is none."""
     seconds: list[float]
     """Each turn, in the order of the rounds."""
     amounts: list[int]
@@ -60,7 +63,7 @@ class Measure(msgspec.Struct, frozen=True):
     least_seconds: float
     longest_seconds: float
     per_second: float | None
-    """Units per second, by the median of the time that each takes."""
+    """Units per second, by the median time per unit."""
     of_limit: float | None
     """The rate as a fraction of the limit's in the same round, the median of all rounds."""
     call_p50_seconds: float | None
@@ -77,7 +80,25 @@ class Section(msgspec.Struct, frozen=True):
     """How it was measured."""
     measures: list[Measure]
     notes: list[str]
-    """What has to be known to read the numbers."""
+    """How to read the numbers."""
+
+
+class Times(msgspec.Struct, frozen=True):
+    """The median and the extremes of repeated measurements."""
+
+    median: float
+    best: float
+    worst: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        """``values`` must not be empty."""
+        return cls(statistics.median(values), min(values), max(values))
+
+    @property
+    def spread(self) -> float:
+        """The difference between worst and best, relative to the median."""
+        return (self.worst - self.best) / self.median
 
 
 class Series:
@@ -93,7 +114,7 @@ class Series:
         self._calls: list[float] = []
 
     def add(self, seconds: float, amount: int = 0, calls: Iterable[float] = ()) -> None:
-        """Note a turn."""
+        """Record a turn."""
         self._seconds.append(round(seconds, _DIGITS))
         self._amounts.append(amount)
         self._calls += (round(call, _DIGITS) for call in calls)
@@ -105,10 +126,11 @@ class Series:
         return [amount / max(seconds, 10**-_DIGITS) for seconds, amount in pairs if amount]
 
     def result(self, limits: dict[str, Series]) -> Measure:
-        """What the turns come to, beside those of the limit."""
+        """The statistics of all turns, beside those of the limit."""
         rates = self.rates
         limit = limits[self._limit].rates if self._limit else []
         ratios = [mine / most for mine, most in zip(rates, limit, strict=False)]
+        times = Times.of(self._seconds)
         return Measure(
             name=self.name,
             unit=self._unit,
@@ -117,9 +139,9 @@ class Series:
             amounts=self._amounts,
             bytes_each=self._bytes_each,
             call_seconds=self._calls,
-            median_seconds=statistics.median(self._seconds),
-            least_seconds=min(self._seconds),
-            longest_seconds=max(self._seconds),
+            median_seconds=times.median,
+            least_seconds=times.best,
+            longest_seconds=times.worst,
             # By the time of a unit: of an even number of turns the median of rates is another one.
             per_second=1 / statistics.median(1 / rate for rate in rates) if rates else None,
             of_limit=statistics.median(ratios) if ratios else None,
@@ -128,27 +150,23 @@ class Series:
         )
 
 
-def in_round(tell: Tell, number: int) -> Tell:
-    """Tell also which round it is."""
-    return lambda text: tell(f"round {number}: {text}")
-
-
-def results(records: Sequence[Series]) -> list[Measure]:
+def results(series: Sequence[Series]) -> list[Measure]:
     """All measures, in order."""
-    limits = {record.name: record for record in records}
-    return [record.result(limits) for record in records]
+    by_name = {one.name: one for one in series}
+    return [one.result(by_name) for one in series]
+
+
+def in_turn(items: Sequence[T], number: int, rounds: int = 0) -> list[T]:
+    """The order of round ``number`` (from 0): another item is first in each round."""
+    first = number * len(items) // rounds if rounds else number % len(items)
+    return [*items[first:], *items[:first]]
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """The least value that so many per cent do not exceed; None when there are none."""
+    """The smallest value that at least ``percent`` of all values do not exceed."""
     if not values:
         return None
     return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
-
-
-PACKAGES = ("grpcio", "numpy", "obstore", "pyarrow", "pygrpc-native", "uvloop", "xxhash")
-BUSY_SHARE = 0.5
-"""A load average of more than this share of all cores says that something else is running."""
 
 
 class MachineInfo(msgspec.Struct, frozen=True):
@@ -169,11 +187,13 @@ class MachineInfo(msgspec.Struct, frozen=True):
     busy: bool
 
 
-def describe() -> MachineInfo:
-    """Look at this machine."""
+def describe(packages: Iterable[str] = PACKAGES) -> MachineInfo:
+    """Describe this machine, and the versions of ``packages`` that are installed."""
     cores = os.cpu_count() or 1
     memory = psutil.virtual_memory()
-    load = _load_average()
+    load: list[float] = []
+    with suppress(OSError):
+        load = [round(each, 2) for each in os.getloadavg()]
     return MachineInfo(
         system=f"{platform.system()} {platform.release()}",
         processor=_processor(),
@@ -183,35 +203,27 @@ def describe() -> MachineInfo:
         available_bytes=memory.available,
         python=platform.python_version(),
         strata=__version__,
-        packages={name: found for name in PACKAGES if (found := _version(name))},
+        packages={name: number for name in packages if (number := package_version(name))},
         load_average=load,
         busy=is_busy(load, cores),
     )
 
 
 def is_busy(load_average: list[float], cores: int) -> bool:
-    """Whether the last minute's load says that others use the machine."""
+    """Whether the load of the last minute shows that others use the machine."""
     return bool(load_average) and load_average[0] > cores * BUSY_SHARE
 
 
-def _load_average() -> list[float]:
-    try:
-        return [round(load, 2) for load in os.getloadavg()]
-    except OSError:
-        return []
-
-
-def _version(package: str) -> str:
-    try:
+def package_version(package: str) -> str:
+    """The version that is installed; empty when none is."""
+    with suppress(PackageNotFoundError):
         return version(package)
-    except PackageNotFoundError:
-        return ""
+    return ""
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()

@@ -1,9 +1,10 @@
-"""What was measured, as a person reads it."""
+"""Benchmark results as tables for people."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -12,35 +13,55 @@ from ..display import count, duration, size
 from .report import MachineInfo, Measure, Section
 
 
+def table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str = "") -> Table:
+    """A table whose first column is text and whose others are numbers; framed if titled."""
+    made = Table(
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+        box=box.SIMPLE_HEAD if title else None,
+        padding=(0, 0, 0, 1) if title else (0, 2, 0, 0),
+    )
+    made.add_column(headings[0], no_wrap=True)
+    for heading in headings[1:]:
+        made.add_column(heading, justify="right", no_wrap=not title)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
 def machine_view(machine: MachineInfo) -> RenderableType:
     """The machine in a line, and a warning when it is busy."""
     cores = count(machine.cores, "core")
     if machine.usable_cores < machine.cores:
         cores += f", {machine.usable_cores} usable"
+    software = f"{machine.system}   Python {machine.python}   strata {machine.strata}"
     head = Text.assemble(
         ("machine ", "bold"),
         machine.processor or machine.system,
-        (
-            f"   {cores}   {size(machine.memory_bytes)}   {machine.system}   "
-            f"Python {machine.python}   strata {machine.strata}",
-            "dim",
-        ),
+        (f"   {cores}   {size(machine.memory_bytes)}   {software}", "dim"),
     )
     if not machine.busy:
         return head
-    warning = (
-        f"the machine is busy (load average {machine.load_average[0]:g}, "
-        f"{count(machine.cores, 'core')}): numbers may be lower, and differ from run to run"
-    )
+    load = f"load average {machine.load_average[0]:g}, {count(machine.cores, 'core')}"
+    warning = f"the machine is busy ({load}): expect lower numbers that vary between runs"
     return Group(head, Text(warning, "yellow"))
 
 
 def section_view(section: Section) -> RenderableType:
-    """One part: a heading, its table, and what has to be known to read it."""
+    """One part: a heading, its table, and how to read it."""
     head = Text.assemble(
         (f"{section.name} ", "bold"), section.place, (f"   {_facts(section)}", "dim")
     )
-    return Group(Text(), head, _table(section), *_notes(section))
+    columns, cells = _TABLES[section.name]
+    limits = {one.limit for one in section.measures}
+    rows = []
+    for one in section.measures:
+        # Limits, each followed by what is compared with it.
+        name, style = (one.name, "dim") if one.name in limits else (f"  {one.name}", "")
+        rows.append([Text(text, style) for text in (name, *cells(one))])
+    return Group(Text(), head, table(("", *columns), rows), *_notes(section))
 
 
 def skipped_view(name: str, reason: str) -> RenderableType:
@@ -53,23 +74,22 @@ def _facts(section: Section) -> str:
     rounds = count(int(facts["rounds"]), "round")
     if section.name == "checkpoints":
         return f"{size(int(facts['size_bytes']))}   {rounds}"
-    if section.name == "coordinator":
-        return f"{count(int(facts['workers']), 'worker')}   {rounds}"
-    return (
-        f"{count(int(facts['files']), 'file')}   {size(int(facts['file_bytes']))}   "
-        f"{count(int(facts['samples']), 'sample')}   {count(int(facts['columns']), 'column')}   "
-        f"batches of {facts['batch_size']}   {rounds}"
-    )
+    nouns = {"workers": "worker", "files": "file", "samples": "sample", "columns": "column"}
+    parts = [count(int(facts[name]), noun) for name, noun in nouns.items() if name in facts]
+    if section.name == "data":
+        parts.insert(1, size(int(facts["file_bytes"])))
+        parts.append(f"batches of {facts['batch_size']}")
+    return "   ".join([*parts, rounds])
 
 
 def _notes(section: Section) -> Iterable[Text]:
+    notes = list(section.notes)
     if section.name == "checkpoints":
-        yield Text(f"  write raw: {section.facts['raw_write']}", "dim")
-        yield Text(f"  read raw: {section.facts['raw_read']}", "dim")
-    for note in section.notes:
-        yield Text(f"  {note}", "dim")
+        facts = section.facts
+        notes[:0] = [f"write raw: {facts['raw_write']}", f"read raw: {facts['raw_read']}"]
     if int(section.facts["rounds"]) > 1:
-        yield Text("  of limit: the median of what each round reached of its own limit", "dim")
+        notes.append("of limit: how much of its own limit each round reached, the median")
+    return (Text(f"  {note}", "dim") for note in notes)
 
 
 def _checkpoints(one: Measure) -> tuple[str, ...]:
@@ -90,22 +110,7 @@ _TABLES: dict[str, tuple[tuple[str, ...], Callable[[Measure], tuple[str, ...]]]]
     "coordinator": (("rate", "of limit", "one call: p50", "p99"), _coordinator),
     "data": (("samples", "rate", "of limit", "from", "to"), _data),
 }
-"""The columns of each part, and what they say about a measure."""
-
-
-def _table(section: Section) -> Table:
-    """Limits, each followed by what is compared with it."""
-    columns, cells = _TABLES[section.name]
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("", no_wrap=True)
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    limits = {one.limit for one in section.measures}
-    for one in section.measures:
-        is_limit = one.name in limits
-        title = Text(one.name if is_limit else f"  {one.name}")
-        table.add_row(title, *cells(one), style="dim" if is_limit else "")
-    return table
+"""The columns of each part, and their cells for one measure."""
 
 
 def _times(one: Measure) -> tuple[str, ...]:

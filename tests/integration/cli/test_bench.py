@@ -157,7 +157,7 @@ def test_documented_fields_are_those_of_the_document(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["/nowhere/at/all"], 1, "/nowhere/at/all is no folder"),
+        (["/nowhere/at/all"], 1, "/nowhere/at/all is not a folder"),
         (["ftp://host/x"], 2, "unknown scheme"),
         (["memory://x"], 2, "name a folder or a bucket"),
         ([".", "--size", "900000000GiB"], 1, "free, and .* are needed: choose a smaller --size"),

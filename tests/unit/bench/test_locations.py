@@ -77,7 +77,7 @@ def test_url_of_a_folder_is_that_folder(tmp_path: Path) -> None:
 
 
 def test_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="is no folder"), new_place(str(tmp_path / "x"), SIZE):
+    with pytest.raises(StorageError, match="is not a folder"), new_place(str(tmp_path / "x"), SIZE):
         pass
     assert list(tmp_path.iterdir()) == []
 

@@ -25,9 +25,9 @@ from ..invocation import (
 )
 
 if TYPE_CHECKING:
-    from ...bench.report import Section, Tell
+    from ...bench.report import Announce, Section
 
-Part: TypeAlias = "Callable[[argparse.Namespace, Tell], Section]"
+Part: TypeAlias = "Callable[[argparse.Namespace, Announce], Section]"
 """Measures what the options say."""
 
 LEAST_BYTES = 2**20
@@ -191,7 +191,7 @@ def _run(
     return 0
 
 
-def _checkpoints(options: argparse.Namespace, tell: Tell) -> Section:
+def _checkpoints(options: argparse.Namespace, tell: Announce) -> Section:
     from ...bench.checkpoint_throughput import bench_checkpoints
 
     return bench_checkpoints(
@@ -199,13 +199,13 @@ def _checkpoints(options: argparse.Namespace, tell: Tell) -> Section:
     )
 
 
-def _coordinator(options: argparse.Namespace, tell: Tell) -> Section:
+def _coordinator(options: argparse.Namespace, tell: Announce) -> Section:
     from ...bench.coordinator_throughput import bench_coordinator
 
     return bench_coordinator(options.url, options.seconds, options.workers, tell)
 
 
-def _data(options: argparse.Namespace, tell: Tell) -> Section:
+def _data(options: argparse.Namespace, tell: Announce) -> Section:
     if not _has_pyarrow():
         raise StrataError(_NO_PYARROW)
     from ...bench.loader_throughput import bench_data
@@ -239,7 +239,7 @@ def _may_make_job(options: argparse.Namespace) -> None:
 
 
 @contextlib.contextmanager
-def _progress(name: str) -> Iterator[Tell]:
+def _progress(name: str) -> Iterator[Announce]:
     """A line on the terminal that says what is being measured."""
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with progress_bar(*columns) as bar:
