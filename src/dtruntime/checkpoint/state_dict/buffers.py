@@ -1,22 +1,34 @@
-"""The memory that a tree's arrays lie in."""
+"""The memory of a state's arrays, and which arrays share it.
+
+An array covers the bytes from its first to its last element. Arrays that overlap are stored as one
+buffer in which each keeps its place. An array on its own is stored as it lies if it has no gaps,
+and element by element if it has. Arrays that interleave without sharing an element, such as two
+columns of a matrix, are stored separately unless everything between them is needed.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 from math import prod
 from operator import attrgetter
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 Key: TypeAlias = "str | int | float | complex | bool | bytes | tuple[Any, ...] | None"
 """A key of a dict, an element of a set, or an index of a sequence."""
 
+MAX_COMPARED = 256
+"""More interleaved arrays than this are not compared: everything between them is stored."""
+
+MAX_WORK = 10_000
+"""How long to search for a common element of two arrays before assuming that there is one."""
+
 
 class Buffer(ABC):
-    """One piece of memory to store: an array's, or what several arrays share.
+    """One piece of memory to store: of one array, or shared by several.
 
     It refers to the user's arrays and copies nothing until it is asked to.
     """
@@ -25,40 +37,40 @@ class Buffer(ABC):
     __slots__ = ("device", "dtype", "first", "itemsize", "key", "nbytes", "others", "position")
 
     key: str
-    """Its readable name, that of its first use; unlike any other of the same tree."""
-    nbytes: int
-    """How many bytes it has; never 0."""
-    dtype: str
-    """The name of its elements' type; of the first array's, where arrays of several share it."""
-    itemsize: int
-    """The size of that type in bytes."""
-    device: str
-    """Where it lies: ``"cpu"``, ``"cuda:0"`` and so on."""
-    first: Any
-    """The array in it that the state uses first."""
-    position: int
-    """Which of the tree's arrays that is."""
-    others: tuple[tuple[int, Any], ...]
-    """What else lies in it: positions and arrays, in the order of their use."""
+    """Its readable name: where it is first used. Unique within a state."""
 
-    library = "python"
-    """Whose arrays they are: ``"torch"``, ``"numpy"``, ``"jax"`` or ``"python"``."""
+    def __init__(
+        self, array: Any, position: int, nbytes: int, dtype: str, itemsize: int, device: str
+    ) -> None:
+        self.first = array
+        """The array that the state uses first."""
+        self.position = position
+        """The number of that array among all of the state."""
+        self.others: tuple[tuple[int, Any], ...] = ()
+        """Further arrays that lie in it, with their numbers, in order of use."""
+        self.nbytes = nbytes
+        """Never 0."""
+        self.dtype = dtype
+        """The name of the element type; of the first array if several types share the memory."""
+        self.itemsize = itemsize
+        self.device = device
+        """``"cpu"``, ``"cuda:0"`` and so on."""
 
     @property
     def sources(self) -> tuple[Any, ...]:
-        """The arrays that lie in it, in the order of their use."""
+        """The arrays that lie in it, in order of use."""
         return (self.first, *(array for _, array in self.others))
 
     @abstractmethod
     def memory(self) -> memoryview | None:
-        """Look at the memory as it lies, read-only; None where it has to be copied together."""
+        """A read-only view of the memory; None if the bytes have to be gathered or transferred."""
 
     @abstractmethod
     def copy_into(self, target: memoryview) -> None:
-        """Write the bytes into memory of exactly that size, and wait until they are there."""
+        """Copy the bytes into memory of exactly that size, and wait until they have arrived."""
 
     def version(self) -> object:
-        """A token that changes when an array is changed in place; None if that is not counted."""
+        """A token that changes when an array is modified in place; None if nobody counts."""
         return None
 
     def _check(self, target: memoryview) -> None:
@@ -67,78 +79,22 @@ class Buffer(ABC):
             raise ValueError(f"{self.key} has {self.nbytes} bytes: cannot copy into {kind} memory")
 
 
-class StridedBuffer(Buffer):
-    """The memory from an array's lowest byte to its highest, or of several that overlap."""
-
-    __slots__ = ("gathered", "start", "stop")
-
-    start: int
-    """The address of the lowest byte."""
-    stop: int
-    """One after the address of the highest byte."""
-    gathered: bool
-    """The array has gaps: its elements are stored one after the other."""
-
-    def cover(self, start: int, stop: int, size: int) -> None:
-        """Set which memory it is, when the elements of one array in it take ``size`` bytes."""
-        self.start = start
-        self.stop = stop
-        self.gathered = gathered = stop - start > size
-        self.nbytes = size if gathered else stop - start
-
-
 class BytesBuffer(Buffer):
-    """One byte string."""
+    """A long ``bytes`` or ``bytearray``."""
 
     __slots__ = ()
 
     def __init__(self, value: bytes | bytearray, position: int) -> None:
-        self.first = value
-        self.position = position
-        self.others = ()
-        self.nbytes = len(value)
-        self.dtype = "uint8"
-        self.itemsize = 1
-        self.device = "cpu"
+        super().__init__(value, position, len(value), "uint8", 1, "cpu")
 
     def memory(self) -> memoryview:
-        """Look at the bytes."""
+        """A view of the bytes."""
         return memoryview(self.first).toreadonly()
 
     def copy_into(self, target: memoryview) -> None:
         """Copy the bytes."""
         self._check(target)
         target.cast("B")[:] = self.memory()
-
-
-def memory_at(address: int, nbytes: int, owner: object, *, writable: bool) -> memoryview:
-    """Look at memory by its address; the view keeps its owner alive."""
-    window: np.ndarray[Any, Any] = np.asarray(_Window(address, nbytes, owner, writable))
-    return window.data
-
-
-class _Window:
-    """Bytes of an owner, as numpy asks for them."""
-
-    __slots__ = ("__array_interface__", "_owner")
-
-    def __init__(self, address: int, nbytes: int, owner: object, writable: bool) -> None:
-        self._owner = owner
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (address, not writable),
-            "shape": (nbytes,),
-            "typestr": "|u1",
-        }
-
-
-B = TypeVar("B", bound=StridedBuffer)
-
-MAX_COMPARED = 256
-"""Interleaved arrays beyond this number are not compared: all between them is stored."""
-
-MAX_WORK = 10_000
-"""How long to look for a common element of two arrays before they count as sharing one."""
 
 
 class MemoryLayout(NamedTuple):
@@ -149,54 +105,81 @@ class MemoryLayout(NamedTuple):
     strides: tuple[int, ...]
     itemsize: int
 
-    @property
-    def size(self) -> int:
-        """What the elements take."""
-        return prod(self.shape) * self.itemsize
+
+class StridedBuffer(Buffer):
+    """The memory from an array's lowest byte to its highest, or of several that overlap."""
+
+    __slots__ = ("gathered", "start", "stop")
+
+    start: int
+    """The address of the lowest byte."""
+    stop: int
+    """The address behind the highest byte."""
+    gathered: bool
+    """The array has gaps: its elements are stored one after the other."""
+
+    def cover(self, start: int, stop: int, size: int) -> None:
+        """Set the memory that it covers, if the elements of an array in it take ``size`` bytes."""
+        self.start = start
+        self.stop = stop
+        self.gathered = gathered = stop - start > size
+        self.nbytes = size if gathered else stop - start
+
+    @abstractmethod
+    def layout(self) -> MemoryLayout:
+        """How the first array lies in memory."""
+
+    def owner(self) -> int:
+        """The address of the first array's storage, or 0; arrays of two storages never share."""
+        return 0
 
 
-class Memory(NamedTuple):
-    """How a library's arrays are asked about their memory."""
+class _ArrayInterface:
+    """Memory by its address, in the form that numpy takes arrays from."""
 
-    layout: Callable[[Any], MemoryLayout]
-    owner: Callable[[Any], int]
-    """The address of an array's storage, or 0: only what has one owner can be one piece."""
+    __slots__ = ("__array_interface__", "_owner")
 
-
-class Joined(NamedTuple, Generic[B]):
-    """The buffers that arrays lie in, and where in them those lie that share one."""
-
-    buffers: list[B]
-    placed: list[tuple[int, int, MemoryLayout]]
-    """Positions of arrays that lie within a larger piece of memory, its address, their layout."""
-
-    def write(self, entries: list[dict[str, Any]]) -> None:
-        """Write into the descriptions of those arrays where they lie."""
-        for position, start, layout in self.placed:
-            entries[position]["offset"] = layout.address - start
-            entries[position]["strides"] = list(layout.strides)
+    def __init__(
+        self, layout: MemoryLayout, kind: str, owner: object = None, *, writable: bool = False
+    ) -> None:
+        self._owner = owner
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (layout.address, not writable),
+            "shape": layout.shape,
+            "strides": layout.strides,
+            "typestr": f"|{kind}{layout.itemsize}",
+        }
 
 
-def join(buffers: Iterable[B], memory: Memory) -> Joined[B]:
-    """Make one buffer of those that overlap, of arrays on one device."""
-    alone, groups = _overlapping(buffers)
-    found = Joined(alone, [])
+def memory_at(address: int, nbytes: int, owner: object, *, writable: bool) -> memoryview:
+    """A view of memory by its address; the view keeps the owner alive."""
+    layout = MemoryLayout(address, (nbytes,), (1,), 1)
+    window: Any = np.asarray(_ArrayInterface(layout, "u", owner, writable=writable))
+    view: memoryview = window.data
+    return view
+
+
+B = TypeVar("B", bound=StridedBuffer)
+
+
+def join(buffers: Iterable[B], entries: list[dict[str, Any]]) -> list[B]:
+    """Merge overlapping buffers of one device; write into ``entries`` where their arrays lie."""
+    joined, groups = _overlapping(buffers)
     for group in groups:
         by_owner: dict[int, list[B]] = {}
         for buffer in group:
-            by_owner.setdefault(memory.owner(buffer.first), []).append(buffer)
+            by_owner.setdefault(buffer.owner(), []).append(buffer)
         if len(by_owner) == 1:
-            _share(group, next(iter(by_owner)), memory, found)
+            joined += _shared(group, entries)
             continue
         for owned in by_owner.values():
-            parts = join(owned, memory)
-            found.buffers.extend(parts.buffers)
-            found.placed.extend(parts.placed)
-    return found
+            joined += join(owned, entries)
+    return joined
 
 
 def _overlapping(buffers: Iterable[B]) -> tuple[list[B], list[list[B]]]:
-    """Tell those that overlap none from groups of those that do, directly or through others."""
+    """Split into buffers that overlap no other, and groups that overlap, directly or indirectly."""
     alone: list[B] = []
     groups: list[list[B]] = []
     group: list[B] | None = None
@@ -214,41 +197,43 @@ def _overlapping(buffers: Iterable[B]) -> tuple[list[B], list[list[B]]]:
     return alone, groups
 
 
-def _share(group: list[B], owner: int, memory: Memory, found: Joined[B]) -> None:
-    """Make as few pieces of overlapping memory as its arrays need."""
-    layouts = {buffer.position: memory.layout(buffer.first) for buffer in group}
-    distinct = {layouts[buffer.position]: buffer for buffer in group}
-    needed = sum(layout.size for layout in distinct)
+def _shared(group: list[B], entries: list[dict[str, Any]]) -> Iterator[B]:
+    """Merge overlapping buffers into as few as their arrays need."""
+    layouts = {buffer.position: buffer.layout() for buffer in group}
+    distinct = list(dict.fromkeys(layouts.values()))
+    needed = sum(prod(layout.shape) * layout.itemsize for layout in distinct)
     extent = max(buffer.stop for buffer in group) - group[0].start
-    root = dict.fromkeys(distinct, next(iter(distinct)))
+    root = dict.fromkeys(distinct, distinct[0])
     if extent > needed and len(distinct) <= MAX_COMPARED:
-        root = _components(list(distinct))
+        root = _components(distinct)
     members: dict[MemoryLayout, list[B]] = {}
     for buffer in group:
         members.setdefault(root[layouts[buffer.position]], []).append(buffer)
     for sharing in members.values():
-        _unite(sharing, owner, layouts, found)
+        yield _united(sharing, layouts, entries)
 
 
-def _unite(group: list[B], owner: int, layouts: dict[int, MemoryLayout], found: Joined[B]) -> None:
+def _united(group: list[B], layouts: dict[int, MemoryLayout], entries: list[dict[str, Any]]) -> B:
     group.sort(key=attrgetter("position"))
     united = group[0]
     united.others = tuple((buffer.position, buffer.first) for buffer in group[1:])
-    found.buffers.append(united)
     if len({layouts[buffer.position] for buffer in group}) == 1:
-        return
+        return united
     start = min(buffer.start for buffer in group)
     stop = max(buffer.stop for buffer in group)
-    if owner:
+    if owner := united.owner():
         # Elements of each size have to lie at a multiple of it, as they do in the storage.
-        widest = max(layouts[buffer.position].itemsize for buffer in group)
-        start -= (start - owner) % widest
+        start -= (start - owner) % max(layouts[buffer.position].itemsize for buffer in group)
     united.cover(start, stop, stop - start)
-    found.placed.extend((b.position, start, layouts[b.position]) for b in group)
+    for buffer in group:
+        layout = layouts[buffer.position]
+        entries[buffer.position]["offset"] = layout.address - start
+        entries[buffer.position]["strides"] = list(layout.strides)
+    return united
 
 
 def _components(layouts: Sequence[MemoryLayout]) -> dict[MemoryLayout, MemoryLayout]:
-    """Map each layout to one that stands for all it shares elements with, also indirectly."""
+    """Map each layout to a representative of all that it shares elements with, also indirectly."""
     root = {layout: layout for layout in layouts}
 
     def find(layout: MemoryLayout) -> MemoryLayout:
@@ -262,25 +247,13 @@ def _components(layouts: Sequence[MemoryLayout]) -> dict[MemoryLayout, MemoryLay
     return {layout: find(layout) for layout in layouts}
 
 
-class _Ghost:
-    """An array that is only asked where it lies: nothing may read it."""
-
-    def __init__(self, layout: MemoryLayout) -> None:
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (layout.address, True),
-            "shape": layout.shape,
-            "strides": layout.strides,
-            "typestr": f"|V{layout.itemsize}",
-        }
-
-
 def share_an_element(one: MemoryLayout, other: MemoryLayout) -> bool:
-    """Whether some byte belongs to both; also True when that is too hard to tell."""
+    """Whether some byte belongs to both; also True if that is too hard to find out."""
+    # The arrays are only compared by address: nothing may read them.
+    arrays: list[Any] = [np.asarray(_ArrayInterface(layout, "V")) for layout in (one, other)]
+    work: Any = MAX_WORK
     try:
-        ghosts: list[Any] = [np.asarray(_Ghost(layout)) for layout in (one, other)]
-        work: Any = MAX_WORK
-        return np.shares_memory(ghosts[0], ghosts[1], work)
+        return np.shares_memory(arrays[0], arrays[1], work)
     except np.exceptions.TooHardError:
         return True
 
@@ -297,7 +270,7 @@ def overlaps_itself(shape: Sequence[int], strides: Sequence[int], itemsize: int)
 
 
 def dense_strides(shape: Sequence[int], itemsize: int) -> list[int]:
-    """The strides of an array whose elements follow each other in C order."""
+    """The strides in bytes of an array in C order."""
     strides = [itemsize] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * max(shape[axis + 1], 1)
@@ -305,7 +278,7 @@ def dense_strides(shape: Sequence[int], itemsize: int) -> list[int]:
 
 
 def extent_of(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, int]:
-    """The lowest and one after the highest byte of an array, relative to its first element."""
+    """The bytes an array covers, from the lowest to behind the highest, relative to its first."""
     if not prod(shape):
         return 0, 0
     low = high = 0

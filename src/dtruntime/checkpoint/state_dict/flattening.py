@@ -1,4 +1,4 @@
-"""Taking a state apart: what describes it, and the memory of its arrays."""
+"""Takes a state apart into its skeleton and the memory of its arrays."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from .skeleton import (
     KeyPath,
     Node,
     encode_key,
-    leaves_of,
+    expression_of,
+    library_module,
     library_of,
     name_of,
-    path_of,
     to_base64,
 )
 
 INLINE_BYTES = 1024
-"""Bytes up to this size are written into the skeleton, longer ones are buffers."""
+"""Byte strings up to this size are written into the skeleton; longer ones are buffers."""
 
 _LEAVE = ("leave",)
 
@@ -41,17 +41,17 @@ class Tree:
     skeleton: dict[str, Any]
     """Everything but the bytes, as plain JSON."""
     buffers: list[Buffer]
-    """The memory of the arrays, in the order of first use."""
+    """The memory of the arrays, in order of first use."""
 
 
-class Leaves(Protocol):
+class ArrayCollector(Protocol):
     """The arrays of one library in one state."""
 
     def entry(self, array: Any, position: int) -> dict[str, Any]:
-        """Describe an array; ``TypeError`` or ``ValueError`` when it cannot be stored."""
+        """Describe an array; ``TypeError`` or ``ValueError`` if it cannot be stored."""
 
     def buffers(self, entries: list[dict[str, Any]]) -> Iterable[Buffer]:
-        """Say which memory has to be stored, and write into entries what several share."""
+        """The memory to store; writes into ``entries`` where arrays lie that share it."""
 
 
 def flatten(state: object) -> Tree:
@@ -61,7 +61,7 @@ def flatten(state: object) -> Tree:
     their types, values and order, at any depth. A ``defaultdict`` is restored as a dict, a named
     tuple as a tuple, and a list that is used twice as two lists; an array that is used twice
     stays one, and arrays of torch or numpy that overlap in memory overlap again. Of a tensor,
-    ``.grad`` is not stored; of a JAX array, neither how it was sharded nor that its type is weak.
+    ``.grad`` is not stored; of a JAX array, neither its sharding nor that its type is weak.
     What cannot be stored is a ``TypeError``; a cycle, or an array whose memory is not here, a
     ``ValueError``. Both name the place.
     """
@@ -80,13 +80,15 @@ class _Walk:
         self._arrays: list[dict[str, Any]] = []
         self._names: list[str] = []
         self._values: list[Any] = []
-        self._known: dict[int, Node] = {}
+        """Keeps the arrays alive, so that none gets the id of another."""
+        self._nodes_by_id: dict[int, Node] = {}
         self._open: set[int] = set()
         self._todo: list[tuple[Any, KeyPath | None, Key]] = []
-        self._leaves: dict[str, Leaves] = {}
-        self._long_bytes: list[Buffer] = []
+        self._collectors: dict[str, ArrayCollector] = {}
+        self._byte_buffers: list[Buffer] = []
+        self._long_bytes = self._array_handler(self._bytes_entry)
         self._handlers: dict[type, _Handler] = {
-            **{kind: _scalar(encoder) for kind, encoder in ENCODERS.items()},
+            **{kind: _scalar_handler(encoder) for kind, encoder in ENCODERS.items()},
             bytes: self._bytes,
             bytearray: self._bytes,
             dict: self._dict,
@@ -102,65 +104,58 @@ class _Walk:
         todo, nodes, handlers = self._todo, self._nodes, self._handlers
         todo.append((state, None, None))
         while todo:
-            value, place, key = todo.pop()
+            value, path, key = todo.pop()
             if key is _LEAVE:
                 self._open.remove(value)
                 continue
             try:
-                handler = handlers.get(type(value)) or self._learn(value)
-                nodes.append(handler(value, place, key))
+                handler = handlers.get(type(value)) or self._add_handler(value)
+                nodes.append(handler(value, path, key))
             except (TypeError, ValueError) as exc:
-                raise refusal(path_of(place, key), exc) from exc
+                kind = TypeError if isinstance(exc, TypeError) else ValueError
+                raise kind(f"{expression_of(path, key)} {exc}") from exc
         return self._tree()
 
-    def _learn(self, value: Any) -> _Handler:
-        """Find out how values of a type are stored, once."""
+    def _add_handler(self, value: Any) -> _Handler:
+        """Choose how values of a new type are stored."""
         kind = type(value)
+        library = library_of(kind)
         if issubclass(kind, tuple) and hasattr(kind, "_fields"):
             handler: _Handler = self._sequence
+        elif library is None:
+            raise _unsupported(value)
+        elif library_module(library).is_array(kind):
+            if library not in self._collectors:
+                self._collectors[library] = library_module(library).ArrayCollector()
+            handler = self._array_handler(self._collectors[library].entry)
         else:
-            library = library_of(kind)
-            if library is None:
-                raise unsupported(value)
-            home = leaves_of(library)
-            is_array = home.is_array(kind)
-            handler = self._keeping(library) if is_array else _library_value(home.encode_value)
+            handler = _scalar_handler(library_module(library).encode_value, optional=True)
         self._handlers[kind] = handler
         return handler
 
-    def _keeping(self, library: str) -> _Handler:
-        """Handle a library's arrays."""
-        leaves = self._leaves.get(library)
-        if leaves is None:
-            leaves = self._leaves[library] = leaves_of(library).Leaves()
-        describe, known = leaves.entry, self._known
-        arrays, names, values = self._arrays, self._names, self._values
+    def _array_handler(self, describe: Callable[[Any, int], dict[str, Any]]) -> _Handler:
+        nodes_by_id, arrays = self._nodes_by_id, self._arrays
+        names, values = self._names, self._values
 
-        def handle(value: Any, place: KeyPath | None, key: Key) -> Node:
-            node = known.get(id(value))
+        def handle(value: Any, path: KeyPath | None, key: Key) -> Node:
+            node = nodes_by_id.get(id(value))
             if node is None:
                 arrays.append(describe(value, len(arrays)))
-                names.append(name_of(place, key))
+                names.append(name_of(path, key))
                 values.append(value)
-                node = known[id(value)] = ["array", len(names) - 1]
+                node = nodes_by_id[id(value)] = ["array", len(names) - 1]
             return node
 
         return handle
 
-    def _bytes(self, value: bytes | bytearray, place: KeyPath | None, key: Key) -> Node:
+    def _bytes(self, value: bytes | bytearray, path: KeyPath | None, key: Key) -> Node:
         if len(value) <= INLINE_BYTES:
             return [type(value).__name__, to_base64(value)]
-        node = self._known.get(id(value))
-        if node is None:
-            position = len(self._arrays)
-            self._arrays.append(
-                {"kind": type(value).__name__, "dtype": "uint8", "shape": [len(value)]}
-            )
-            self._names.append(name_of(place, key))
-            self._values.append(value)
-            self._long_bytes.append(BytesBuffer(value, position))
-            node = self._known[id(value)] = ["array", position]
-        return node
+        return self._long_bytes(value, path, key)
+
+    def _bytes_entry(self, value: bytes | bytearray, position: int) -> dict[str, Any]:
+        self._byte_buffers.append(BytesBuffer(value, position))
+        return {"kind": type(value).__name__, "dtype": "uint8", "shape": [len(value)]}
 
     def _enter(self, value: Collection[Any], parent: KeyPath | None, key: Key) -> KeyPath:
         if id(value) in self._open:
@@ -174,43 +169,41 @@ class _Walk:
         return KeyPath(parent, key)
 
     def _dict(self, value: dict[Any, Any], parent: KeyPath | None, key: Key) -> Node:
-        place = self._enter(value, parent, key)
+        path = self._enter(value, parent, key)
         keys = _keys(value)
-        self._todo.extend([(item, place, key) for key, item in reversed(value.items())])
+        self._todo.extend([(item, path, key) for key, item in reversed(value.items())])
         return ["dict", keys]
 
     def _ordered_dict(self, value: OrderedDict[Any, Any], parent: KeyPath | None, key: Key) -> Node:
-        place = self._enter(value, parent, key)
+        path = self._enter(value, parent, key)
         metadata = getattr(value, "_metadata", None)
         if metadata is not None:
-            self._todo.append((metadata, place, "_metadata"))
-        self._todo.extend([(item, place, key) for key, item in reversed(value.items())])
+            self._todo.append((metadata, path, "_metadata"))
+        self._todo.extend([(item, path, key) for key, item in reversed(value.items())])
         return ["ordered dict" if metadata is None else "state dict", _keys(value)]
 
     def _sequence(
         self, value: list[Any] | tuple[Any, ...], parent: KeyPath | None, key: Key
     ) -> Node:
-        place = self._enter(value, parent, key)
+        path = self._enter(value, parent, key)
         last = len(value) - 1
-        self._todo.extend([(item, place, last - i) for i, item in enumerate(reversed(value))])
+        self._todo.extend([(item, path, last - i) for i, item in enumerate(reversed(value))])
         return ["list" if type(value) is list else "tuple", len(value)]
 
     def _set(self, value: set[Any] | frozenset[Any], parent: KeyPath | None, key: Key) -> Node:
         return [type(value).__name__, sorted(_keys(value), key=repr)]
 
     def _tree(self) -> Tree:
-        buffers = list(self._long_bytes)
-        for leaves in self._leaves.values():
-            buffers.extend(leaves.buffers(self._arrays))
+        arrays, buffers = self._arrays, self._byte_buffers
+        for collector in self._collectors.values():
+            buffers.extend(collector.buffers(arrays))
         buffers.sort(key=attrgetter("position"))
-        arrays, names = self._arrays, self._names
         taken: set[str] = set()
         for number, buffer in enumerate(buffers):
             arrays[buffer.position]["buffer"] = number
             for position, _ in buffer.others:
                 arrays[position]["buffer"] = number
-            name = names[buffer.position]
-            buffer.key = name if name not in taken else _unlike(name, taken)
+            buffer.key = _unique(self._names[buffer.position], taken)
             taken.add(buffer.key)
         skeleton = {
             "format": FORMAT,
@@ -221,15 +214,13 @@ class _Walk:
         return Tree(skeleton, buffers)
 
 
-def _scalar(encoder: Callable[[Any], Node]) -> _Handler:
-    return lambda value, place, key: encoder(value)
+def _scalar_handler(encoder: Callable[[Any], Node], *, optional: bool = False) -> _Handler:
+    """Store values in the skeleton; an ``optional`` encoder returns None for what it cannot."""
 
-
-def _library_value(encoder: Callable[[Any], Node]) -> _Handler:
-    def handle(value: Any, place: KeyPath | None, key: Key) -> Node:
+    def handle(value: Any, path: KeyPath | None, key: Key) -> Node:
         node = encoder(value)
-        if node is None:
-            raise unsupported(value)
+        if optional and node is None:
+            raise _unsupported(value)
         return node
 
     return handle
@@ -245,8 +236,8 @@ def _keys(value: Iterable[Any]) -> list[Node]:
         ) from None
 
 
-def _unlike(name: str, taken: set[str]) -> str:
-    """Tell names apart that differ in the type of a key only."""
+def _unique(name: str, taken: set[str]) -> str:
+    """A name that no other has: keys that differ in type only read alike."""
     unique, number = name, 1
     while unique in taken:
         number += 1
@@ -254,22 +245,19 @@ def _unlike(name: str, taken: set[str]) -> str:
     return unique
 
 
-_KINDS: list[tuple[tuple[type, ...], str, str]] = [
-    ((type,), "a class", "save its name, or what makes its instances"),
-    (
-        (types.FunctionType, types.BuiltinFunctionType, types.MethodType),
-        "a function",
-        "leave it out",
-    ),
-    ((types.ModuleType,), "a module", "leave it out"),
-    ((enum.Enum,), "a member of an enumeration", "save its .value"),
-    ((os.PathLike,), "a path", "save str(path)"),
-    ((io.IOBase,), "a file", "save its content as bytes"),
-    ((memoryview,), "a memoryview", "save bytes(view) or an array"),
-    ((types.GeneratorType,), "a generator", "save list(generator)"),
-    ((dict,), "a dict of its own type", "save dict(value)"),
-    ((list,), "a list of its own type", "save list(value)"),
-    ((tuple,), "a tuple of its own type", "save tuple(value)"),
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_REMEDIES: list[tuple[type | tuple[type, ...], str, str]] = [
+    (type, "a class", "save its name, or what makes its instances"),
+    (_FUNCTIONS, "a function", "leave it out"),
+    (types.ModuleType, "a module", "leave it out"),
+    (enum.Enum, "a member of an enumeration", "save its .value"),
+    (os.PathLike, "a path", "save str(path)"),
+    (io.IOBase, "a file", "save its content as bytes"),
+    (memoryview, "a memoryview", "save bytes(view) or an array"),
+    (types.GeneratorType, "a generator", "save list(generator)"),
+    (dict, "a dict of its own type", "save dict(value)"),
+    (list, "a list of its own type", "save list(value)"),
+    (tuple, "a tuple of its own type", "save tuple(value)"),
     (
         (str, bytes, bytearray, int, float, complex),
         "of a type derived from a builtin",
@@ -278,11 +266,11 @@ _KINDS: list[tuple[tuple[type, ...], str, str]] = [
 ]
 
 
-def unsupported(value: Any) -> TypeError:
-    """Make the error for a value of a type that is not stored."""
+def _unsupported(value: Any) -> TypeError:
+    """The error for a value of a type that cannot be stored."""
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    for types_, what, remedy in _KINDS:
+    for types_, what, remedy in _REMEDIES:
         if isinstance(value, types_):
             return TypeError(f"is {what} ({name}): {remedy}")
     if is_dataclass(value):
@@ -293,9 +281,3 @@ def unsupported(value: Any) -> TypeError:
         f"is a {name}: save it as dicts, lists, numbers, strings, bytes and arrays "
         "(checkpoints are never pickled)"
     )
-
-
-def refusal(path: str, cause: TypeError | ValueError) -> TypeError | ValueError:
-    """Put the place of a value before the reason."""
-    kind = TypeError if isinstance(cause, TypeError) else ValueError
-    return kind(f"{path} {cause}")

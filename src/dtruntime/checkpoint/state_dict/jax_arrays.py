@@ -1,9 +1,9 @@
-"""Arrays of JAX, out of a state and back into one."""
+"""JAX's arrays and random keys, out of a state and back into one."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -16,23 +16,23 @@ _IMPLEMENTATIONS = frozenset({"threefry2x32", "rbg", "unsafe_rbg"})
 
 
 def is_array(kind: type) -> bool:
-    """Whether values of the type are stored as arrays, not within the skeleton."""
+    """Whether values of the type are stored as arrays rather than in the skeleton."""
     return issubclass(kind, jax.Array) or issubclass(kind, jax.core.Tracer)
 
 
 def encode_value(value: Any) -> Node:
-    """Refuse: no other values of JAX are stored."""
+    """None: no other values of JAX are stored."""
     return None
 
 
-class Leaves:
-    """The arrays of one state."""
+class ArrayCollector:
+    """The JAX arrays of one state."""
 
     def __init__(self) -> None:
         self._buffers: list[JaxBuffer] = []
 
     def entry(self, array: Any, position: int) -> dict[str, Any]:
-        """Describe an array; ``TypeError`` or ``ValueError`` when it cannot be stored."""
+        """Describe an array; ``TypeError`` or ``ValueError`` if it cannot be stored."""
         _check(array)
         impl = _impl_of(array)
         data = array if impl is None else jax.random.key_data(array)
@@ -40,7 +40,7 @@ class Leaves:
             "kind": "jax",
             "dtype": encode_dtype(np.dtype(data.dtype)),
             "shape": list(data.shape),
-            "device": _place_of(data),
+            "device": _device_name(data),
         }
         if impl is not None:
             entry |= {"kind": "jax key", "impl": impl}
@@ -51,7 +51,7 @@ class Leaves:
         return entry
 
     def buffers(self, entries: list[dict[str, Any]]) -> list[JaxBuffer]:
-        """Say which memory has to be stored."""
+        """The memory to store."""
         return self._buffers
 
 
@@ -77,7 +77,7 @@ def _impl_of(array: Any) -> str | None:
     return impl
 
 
-def _place_of(array: Any) -> str:
+def _device_name(array: Any) -> str:
     """The device of an array, or the first of several."""
     device = min(array.devices(), key=lambda device: device.id)
     return f"{device.platform}:{device.id}"
@@ -88,21 +88,15 @@ class JaxBuffer(Buffer):
 
     __slots__ = ()
 
-    library = "jax"
-
     def __init__(self, array: Any, position: int) -> None:
         dtype = np.dtype(array.dtype)
-        self.first = array
-        self.position = position
-        self.others = ()
-        self.nbytes = array.size * dtype.itemsize
-        self.dtype = dtype_name(dtype)
-        self.itemsize = dtype.itemsize
-        place = _place_of(array)
-        self.device = "cpu" if place.startswith("cpu:") else place
+        device = _device_name(array)
+        device = "cpu" if device.startswith("cpu:") else device
+        size = array.size * dtype.itemsize
+        super().__init__(array, position, size, dtype_name(dtype), dtype.itemsize, device)
 
     def memory(self) -> memoryview | None:
-        """Look at the memory of an array that lies on one CPU device; waits for its value."""
+        """A view of an array on one CPU device; waits for its value."""
         array = self.first
         if self.device != "cpu" or len(array.devices()) > 1:
             return None
@@ -122,7 +116,7 @@ class JaxBuffer(Buffer):
 
 
 def itemsize(entry: ArrayEntry) -> int:
-    """The size of an element."""
+    """The size of an element in bytes."""
     return decode_dtype(entry.dtype).itemsize
 
 
@@ -139,22 +133,19 @@ def _device(name: str) -> Any:
         devices = jax.local_devices(backend=platform)
     except RuntimeError:
         return None
-    wanted = [device for device in devices if not number or device.id == int(number)]
-    return wanted[0] if wanted else None
+    return next((one for one in devices if not number or one.id == int(number)), None)
 
 
 def with_64_bits() -> AbstractContextManager[Any]:
-    """Let arrays of 64 bits be made whatever the user's setting: they were, when saved."""
+    """Allow 64-bit arrays whatever the user's setting: they were allowed when saved."""
     if hasattr(jax, "enable_x64"):
-        found: AbstractContextManager[Any] = jax.enable_x64(True)
-    else:
-        from jax.experimental import enable_x64
+        return cast(AbstractContextManager[Any], jax.enable_x64(True))
+    from jax.experimental import enable_x64
 
-        found = enable_x64()
-    return found
+    return cast(AbstractContextManager[Any], enable_x64())
 
 
-class Landing:
+class Destination:
     """Memory that an array is restored from."""
 
     def __init__(self, nbytes: int, device: str) -> None:
@@ -165,11 +156,11 @@ class Landing:
         """The memory to read into."""
         return self._bytes.data
 
-    def settle(self) -> None:
-        """Do nothing: the element type decides how the bytes are moved."""
+    def to_device(self) -> None:
+        """Nothing to do yet: `array` moves the bytes, as elements of their type."""
 
-    def restore(self, entry: ArrayEntry) -> Any:
-        """Make an array of the memory."""
+    def array(self, entry: ArrayEntry) -> Any:
+        """The array that an entry describes."""
         dtype = decode_dtype(entry.dtype)
         if entry.strides is not None or entry.offset or dtype.names is not None:
             raise damaged("an array of JAX lies in C order and has no fields")
@@ -177,14 +168,14 @@ class Landing:
             tuple(entry.shape), dtype, self._bytes.data if self._bytes.size else None
         )
         device = _device(self._device)
-        settled = entry.committed or device != jax.local_devices()[0]
+        committed = entry.committed or device != jax.local_devices()[0]
         with with_64_bits():
-            array = jax.device_put(elements, device if settled else None)
+            array = jax.device_put(elements, device if committed else None)
         return as_key(array, entry.impl) if entry.kind == "jax key" else array
 
 
 def as_key(array: Any, impl: str | None) -> Any:
-    """Make random keys of their numbers; ``ValueError`` when there is no such implementation."""
+    """Make random keys of their data; ``ValueError`` if there is no such implementation."""
     if impl not in _IMPLEMENTATIONS:
         raise damaged(f"no random keys are of implementation {impl!r:.40}")
     try:

@@ -1,17 +1,14 @@
-"""Arrays and scalars of numpy, out of a state and back into one."""
+"""Numpy's arrays and scalars, out of a state and back into one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from .buffers import (
-    Memory,
     MemoryLayout,
     StridedBuffer,
-    dense_strides,
     extent_of,
     join,
     memory_at,
@@ -30,16 +27,16 @@ from .skeleton import (
 )
 
 ALIGNMENT = 64
-"""Arrays are restored at multiples of this address, which JAX can take without a copy."""
+"""Arrays are restored at multiples of this address, which JAX takes without a copy."""
 
 
 def is_array(kind: type) -> bool:
-    """Whether values of the type are stored as arrays, not within the skeleton."""
+    """Whether values of the type are stored as arrays rather than in the skeleton."""
     return issubclass(kind, np.ndarray)
 
 
-def encode_value(value: Any) -> Node:
-    """Encode a scalar or a type; None for anything else."""
+def encode_value(value: Any) -> Node | None:
+    """Encode a scalar or a dtype; None for anything else."""
     if type(value) is np.str_:
         return ["numpy str", encode_str(str.__str__(value))]
     if type(value) is np.bytes_:
@@ -65,14 +62,14 @@ def decode_scalar(dtype: Node, text: str) -> Any:
     return np.ndarray((), kind, bytearray(raw))[()] if raw else np.zeros((), kind)[()]
 
 
-class Leaves:
-    """The arrays of one state."""
+class ArrayCollector:
+    """The numpy arrays of one state."""
 
     def __init__(self) -> None:
         self._buffers: list[NumpyBuffer] = []
 
     def entry(self, array: Any, position: int) -> dict[str, Any]:
-        """Describe an array; ``TypeError`` when it cannot be stored."""
+        """Describe an array; ``TypeError`` if it cannot be stored."""
         if type(array) is not np.ndarray and type(array) is not np.memmap:
             raise TypeError(
                 f"is a {type(array).__name__}: save a plain array, as by .view(numpy.ndarray)"
@@ -87,11 +84,9 @@ class Leaves:
                 entry["strides"] = list(array.strides)
         return entry
 
-    def buffers(self, entries: list[dict[str, Any]]) -> Iterator[NumpyBuffer]:
-        """Say which memory has to be stored, and write into entries what several share."""
-        joined = join(self._buffers, _MEMORY)
-        joined.write(entries)
-        yield from joined.buffers
+    def buffers(self, entries: list[dict[str, Any]]) -> list[NumpyBuffer]:
+        """The memory to store; writes into ``entries`` where arrays lie that share it."""
+        return join(self._buffers, entries)
 
 
 def _address(array: Any) -> int:
@@ -99,44 +94,36 @@ def _address(array: Any) -> int:
     return address
 
 
-def _layout(array: Any) -> MemoryLayout:
-    return MemoryLayout(_address(array), array.shape, array.strides, array.itemsize)
-
-
-_MEMORY = Memory(_layout, lambda array: 0)
-
-
 class NumpyBuffer(StridedBuffer):
     """The memory of one array, or of several that overlap."""
 
     __slots__ = ()
 
-    library = "numpy"
-
     def __init__(self, array: Any, position: int) -> None:
-        self.first = array
-        self.position = position
-        self.others = ()
-        self.dtype = dtype_name(array.dtype)
-        self.itemsize = array.itemsize
-        self.device = "cpu"
-        address = low = _address(array)
-        high = low + array.nbytes
-        if not array.flags.c_contiguous:
-            below, above = extent_of(array.shape, array.strides, array.itemsize)
-            low, high = address + below, address + above
-        self.cover(low, high, array.nbytes)
-        if self.gathered and overlaps_itself(array.shape, array.strides, array.itemsize):
-            self.cover(low, high, high - low)
+        size, itemsize = array.nbytes, array.itemsize
+        super().__init__(array, position, size, dtype_name(array.dtype), itemsize, "cpu")
+        low = _address(array)
+        if array.flags.c_contiguous:
+            self.cover(low, low + size, size)
+            return
+        below, above = extent_of(array.shape, array.strides, itemsize)
+        self.cover(low + below, low + above, size)
+        if self.gathered and overlaps_itself(array.shape, array.strides, itemsize):
+            self.cover(self.start, self.stop, self.stop - self.start)
+
+    def layout(self) -> MemoryLayout:
+        """How the first array lies in memory."""
+        array = self.first
+        return MemoryLayout(_address(array), array.shape, array.strides, array.itemsize)
 
     def memory(self) -> memoryview | None:
-        """Look at the memory, unless the array has gaps."""
+        """A view of the memory, unless the array has gaps."""
         if self.gathered:
             return None
         return memory_at(self.start, self.nbytes, self.sources, writable=False)
 
     def copy_into(self, target: memoryview) -> None:
-        """Copy the elements, or the memory as it lies."""
+        """Copy the memory as it lies, or the elements of an array with gaps."""
         self._check(target)
         view = self.memory()
         if view is not None:
@@ -156,7 +143,7 @@ def allocate(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return room[start : start + nbytes]
 
 
-class Landing:
+class Destination:
     """Memory that arrays are restored in."""
 
     def __init__(self, nbytes: int, device: str) -> None:
@@ -166,25 +153,22 @@ class Landing:
         """The memory to read into."""
         return self._bytes.data
 
-    def settle(self) -> None:
-        """Do nothing: the arrays lie where they were read."""
+    def to_device(self) -> None:
+        """Nothing to do: the arrays stay where they were read."""
 
-    def restore(self, entry: ArrayEntry) -> Any:
-        """Make an array of the memory."""
-        dtype = decode_dtype(entry.dtype)
+    def array(self, entry: ArrayEntry) -> Any:
+        """The array that an entry describes."""
+        dtype, shape = decode_dtype(entry.dtype), tuple(entry.shape)
         if not self._bytes.nbytes:
-            return np.ndarray(tuple(entry.shape), dtype)
-        strides = dense_strides(entry.shape, dtype.itemsize)
-        return np.ndarray(
-            tuple(entry.shape), dtype, self._bytes.data, entry.offset, entry.strides or strides
-        )
+            return np.ndarray(shape, dtype)
+        return np.ndarray(shape, dtype, self._bytes.data, entry.offset, entry.strides)
 
 
 def itemsize(entry: ArrayEntry) -> int:
-    """The size of an element."""
+    """The size of an element in bytes."""
     return decode_dtype(entry.dtype).itemsize
 
 
 def available(device: str) -> bool:
-    """Whether arrays can be put on a device: they have no choice."""
+    """Whether arrays can be put on a device: numpy has only one place for them."""
     return True

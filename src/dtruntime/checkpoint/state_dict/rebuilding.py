@@ -1,4 +1,4 @@
-"""Putting a state together again: its arrays first get memory to be read into."""
+"""Puts a state together again from its skeleton and the bytes of its arrays."""
 
 from __future__ import annotations
 
@@ -25,42 +25,47 @@ from .skeleton import (
     decode_key,
     decode_scalar,
     from_base64,
-    landings_of,
+    library_module,
     library_of,
     parse,
     parts_of,
     starts_of,
 )
 
+log = EventLog("checkpoint.trees")
 
-class Landing(Protocol):
+MapLocation: TypeAlias = "str | Mapping[str, Any] | Any | None"
+"""None, a device or its name, or a mapping from the devices of saved arrays to such."""
+
+_SLACK = 16
+"""At most so many bytes lie before the first array: the size of the largest element."""
+_ITEMS_SHOWN = 4
+
+
+class Destination(Protocol):
     """The memory of one buffer while it is restored."""
 
     def view(self) -> memoryview:
         """The memory to read into."""
 
-    def settle(self) -> None:
-        """Move what was read to where it belongs."""
+    def to_device(self) -> None:
+        """Move the bytes to the device where the arrays belong."""
 
-    def restore(self, entry: ArrayEntry) -> Any:
-        """Make an array of the memory."""
+    def array(self, entry: ArrayEntry) -> Any:
+        """The array that an entry describes."""
 
 
-class BytesLanding:
-    """Memory that a byte string is restored in."""
-
+class _BytesDestination:
     def __init__(self, nbytes: int) -> None:
         self._bytes = bytearray(nbytes)
 
     def view(self) -> memoryview:
-        """The memory to read into."""
         return memoryview(self._bytes)
 
-    def settle(self) -> None:
-        """Do nothing: the bytes lie where they were read."""
+    def to_device(self) -> None:
+        pass
 
-    def restore(self, entry: ArrayEntry) -> bytes | bytearray:
-        """Make a byte string of the memory."""
+    def array(self, entry: ArrayEntry) -> bytes | bytearray:
         if entry.shape != [len(self._bytes)] or entry.strides is not None:
             raise damaged(f"{len(self._bytes)} bytes have the shape {entry.shape}")
         return bytes(self._bytes) if entry.kind == "bytes" else self._bytes
@@ -95,20 +100,20 @@ class Rebuild:
         state = plan.finish()
 
     ``keys`` are names as `describe` gives them, of arrays or of what contains them; the state is
-    then a dict from these names to their values, and only the buffers of these are asked for.
+    then a dict from these names to their values, and only their buffers are asked for.
 
     ``map_location`` says where arrays of torch and JAX go: None where they were, or to the CPU,
-    with a warning, when there is no such device; a device such as ``"cuda:0"``; or a dict from
+    with a warning, if there is no such device; a device such as ``"cuda:0"``; or a dict from
     the devices where they were, as for None where it has no entry.
 
-    The skeleton is not trusted. ``ValueError`` when it is damaged or of another version,
-    ``KeyError`` when it has no such key, ``ModuleNotFoundError`` when it has arrays of a library
+    The skeleton is not trusted. ``ValueError`` if it is damaged or of another version,
+    ``KeyError`` if it has no such key, ``ModuleNotFoundError`` if it has arrays of a library
     that is not installed. Sizes agree with shapes, but only the caller can compare them to what
     was stored: do so by `sizes`, before memory is asked for.
     """
 
     sizes: dict[int, int]
-    """The sizes of the buffers that are needed, by their index."""
+    """The sizes of the needed buffers, by index."""
 
     def __init__(
         self,
@@ -118,177 +123,137 @@ class Rebuild:
         map_location: MapLocation = None,
     ) -> None:
         with collector_paused():
-            self._plan(skeleton, keys, map_location)
-
-    def _plan(
-        self, skeleton: Mapping[str, Any], keys: Iterable[str] | None, map_location: MapLocation
-    ) -> None:
-        self._skeleton = parse(skeleton)
-        nodes = self._skeleton.nodes
-        self._starts = None if keys is None else starts_of(nodes, keys)
-        self._places = DeviceMap(map_location)
-        self._landings: dict[int, Landing] = {}
-        self._settled: set[int] = set()
-        self._used: dict[int, None] = {}
-        self._values(self._note)
-        self.sizes = check_buffers(self._skeleton, self._used)
-        used = [self._skeleton.arrays[index] for index in self._used]
-        self._tenants = {entry.buffer: entry for entry in used}
-        self._makers = {
-            (kind, device): self._maker(kind, device)
-            for kind, device in dict.fromkeys((entry.kind, entry.device) for entry in used)
-        }
+            self._skeleton = parse(skeleton)
+            self._starts = None if keys is None else starts_of(self._skeleton.nodes, keys)
+            self._destinations: dict[int, Destination] = {}
+            self._loaded: set[int] = set()
+            self._used: dict[int, None] = {}
+            self._values(self._use)
+            self.sizes = _check_buffers(self._skeleton, self._used)
+            used = [self._skeleton.arrays[index] for index in self._used]
+            self._entries = {entry.buffer: entry for entry in used}
+            devices = dict.fromkeys((LIBRARY[entry.kind], entry.device) for entry in used)
+            self._allocators = {
+                (lib, dev): _allocator(lib, dev, map_location) for lib, dev in devices
+            }
 
     def destinations(self) -> Iterator[tuple[int, memoryview]]:
-        """Go through the needed buffers in their order, each with the memory to read it into.
-
-        Memory is allocated as one goes.
-        """
+        """Yield each needed buffer with the memory to read it into, which is allocated then."""
         for index in self.sizes:
             yield index, self.destination(index)
 
     def destination(self, index: int) -> memoryview:
-        """The memory to read one needed buffer into; several threads may ask for several."""
-        if index not in self._landings:
-            self._landings[index] = self._landing(self._tenants[index], self.sizes[index])
-        return self._landings[index].view()
+        """The memory to read one needed buffer into; threads may ask for several at once."""
+        if index not in self._destinations:
+            self._destinations[index] = self._allocate(self._entries[index], self.sizes[index])
+        return self._destinations[index].view()
 
     def loaded(self, index: int) -> None:
-        """Say that a buffer was read: it is moved to its device, and host memory freed.
+        """Note that a buffer was read: it is moved to its device, and host memory is freed.
 
-        Optional: `finish` does it for those of which nothing was said.
+        Optional: `finish` does so for the others.
         """
-        self._landings[index].settle()
-        self._settled.add(index)
+        self._destinations[index].to_device()
+        self._loaded.add(index)
 
     def finish(self) -> Any:
         """Return the state; all destinations must have been filled."""
-        missing = [index for index in self.sizes if index not in self._landings]
+        missing = [index for index in self.sizes if index not in self._destinations]
         if missing:
             raise RuntimeError(f"buffers {missing[:10]} were never read")
         for index in self.sizes:
-            if index not in self._settled:
+            if index not in self._loaded:
                 self.loaded(index)
         with collector_paused():
-            arrays = {index: self._restore(self._skeleton.arrays[index]) for index in self._used}
+            arrays = {index: self._array(self._skeleton.arrays[index]) for index in self._used}
             return self._values(arrays.__getitem__)
 
     def _values(self, array: Callable[[int], Any]) -> Any:
         nodes = self._skeleton.nodes
         if self._starts is not None:
-            return {key: build(nodes, start, array)[0] for key, start in self._starts.items()}
-        value, end = build(nodes, 0, array)
+            return {key: _build(nodes, start, array)[0] for key, start in self._starts.items()}
+        value, end = _build(nodes, 0, array)
         if end != len(nodes):
             raise damaged("something follows its end")
         return value
 
-    def _note(self, index: int) -> None:
+    def _use(self, index: int) -> None:
         if not 0 <= index < len(self._skeleton.arrays):
             raise damaged(f"it uses array {index} of {len(self._skeleton.arrays)}")
         self._used[index] = None
 
-    def _maker(self, kind: str, device: str) -> Callable[[int], Landing]:
-        """Makes memory of so many bytes for arrays that were on a device."""
-        library = LIBRARY[kind]
-        if library == "python":
-            return BytesLanding
-        home = landings_of(library)
-        place = self._places.of(device, library, home)
-        return lambda nbytes: home.Landing(nbytes, place)
+    def _allocate(self, entry: ArrayEntry, nbytes: int) -> Destination:
+        return self._allocators[LIBRARY[entry.kind], entry.device](nbytes)
 
-    def _landing(self, entry: ArrayEntry, nbytes: int) -> Landing:
-        return self._makers[entry.kind, entry.device](nbytes)
-
-    def _restore(self, entry: ArrayEntry) -> Any:
+    def _array(self, entry: ArrayEntry) -> Any:
         if entry.buffer is not None:
-            return self._landings[entry.buffer].restore(entry)
-        empty = self._landing(entry, 0)
-        empty.settle()
-        return empty.restore(entry)
+            return self._destinations[entry.buffer].array(entry)
+        empty = self._allocate(entry, 0)
+        empty.to_device()
+        return empty.array(entry)
 
 
-log = EventLog("checkpoint.trees")
-
-MapLocation: TypeAlias = "str | Mapping[str, Any] | Any | None"
-"""None, a device or its name, or a mapping from the devices of saved arrays to such."""
-
-
-class DeviceMap:
-    """The devices of one restoration."""
-
-    def __init__(self, map_location: MapLocation) -> None:
-        self._chosen = map_location
-        self._known: dict[tuple[str, str], str] = {}
-
-    def of(self, device: str, library: str, home: Any) -> str:
-        """Where arrays go that were on a device."""
-        known = self._known.get((library, device))
-        if known is None:
-            known = self._known[library, device] = self._find(device, library, home)
-        return known
-
-    def _find(self, device: str, library: str, home: Any) -> str:
-        chosen = self._chosen
-        if isinstance(chosen, Mapping):
-            chosen = chosen.get(device)
-        if chosen is not None:
-            name = str(chosen)
-            if not home.available(name):
-                raise ValueError(
-                    f"map_location asks for {name}, which {library} does not have here"
-                )
-            return name
-        if home.available(device):
-            return device
-        log.warning("checkpoint.device_missing", library=library, device=device, restored_on="cpu")
-        return "cpu"
+def _allocator(
+    library: str, device: str, map_location: MapLocation
+) -> Callable[[int], Destination]:
+    """Allocates so many bytes for arrays of a library that were on a device."""
+    if library == "python":
+        return _BytesDestination
+    module = library_module(library)
+    target = _target_device(library, device, map_location, module.available)
+    return lambda nbytes: module.Destination(nbytes, target)
 
 
-_SLACK = 16
-"""Bytes before the first array: as many as the largest element has."""
+def _target_device(
+    library: str, device: str, map_location: MapLocation, available: Callable[[str], bool]
+) -> str:
+    target = map_location.get(device) if isinstance(map_location, Mapping) else map_location
+    if target is not None:
+        if not available(str(target)):
+            raise ValueError(f"map_location asks for {target}, which {library} does not have here")
+        return str(target)
+    if available(device):
+        return device
+    log.warning("checkpoint.device_missing", library=library, device=device, restored_on="cpu")
+    return "cpu"
 
 
-def check_buffers(skeleton: Skeleton, used: Collection[int]) -> dict[int, int]:
+def _check_buffers(skeleton: Skeleton, used: Collection[int]) -> dict[int, int]:
     """Return the sizes of the buffers that arrays need, in their order.
 
     ``ValueError`` unless every array lies within its buffer, and every buffer is covered.
     """
     arrays = skeleton.arrays
     needed = {arrays[index].buffer for index in used}
-    tenants: dict[int, list[ArrayEntry]] = {}
+    by_buffer: dict[int, list[ArrayEntry]] = {}
     for index, entry in enumerate(arrays):
         if entry.buffer is None:
             if index in used:
                 _check_empty(entry)
         elif entry.buffer in needed:
-            tenants.setdefault(entry.buffer, []).append(entry)
-    return {
-        index: _check_buffer(tenants[index], skeleton.buffers[index].nbytes)
-        for index in sorted(tenants)
-    }
+            by_buffer.setdefault(entry.buffer, []).append(entry)
+    for index, entries in by_buffer.items():
+        _check_buffer(entries, skeleton.buffers[index].nbytes)
+    return {index: skeleton.buffers[index].nbytes for index in sorted(by_buffer)}
 
 
 def _check_empty(entry: ArrayEntry) -> None:
-    size = _itemsize(entry)
-    if size * prod(entry.shape) or entry.offset or entry.strides is not None:
+    if _itemsize(entry) * prod(entry.shape) or entry.offset or entry.strides is not None:
         raise damaged(f"an array of shape {entry.shape} has no bytes")
 
 
-def _check_buffer(tenants: list[ArrayEntry], nbytes: int) -> int:
-    low, high = _extent(tenants[0])
-    if len(tenants) > 1:
-        if len({(LIBRARY[entry.kind], entry.device) for entry in tenants}) > 1:
-            raise damaged("arrays of two libraries or devices lie in one buffer")
-        extents = [_extent(entry) for entry in tenants]
-        low, high = min(low for low, _ in extents), max(high for _, high in extents)
+def _check_buffer(entries: list[ArrayEntry], nbytes: int) -> None:
+    if len(entries) > 1 and len({(LIBRARY[entry.kind], entry.device) for entry in entries}) > 1:
+        raise damaged("arrays of two libraries or devices lie in one buffer")
+    extents = [_extent(entry) for entry in entries]
+    low, high = min(low for low, _ in extents), max(high for _, high in extents)
     if not 0 <= low < _SLACK or high != nbytes:
         raise damaged(f"a buffer of {nbytes} bytes has arrays from byte {low} to {high}")
-    return nbytes
 
 
 def _itemsize(entry: ArrayEntry) -> int:
     library = LIBRARY[entry.kind]
-    return 1 if library == "python" else landings_of(library).itemsize(entry)
+    return 1 if library == "python" else library_module(library).itemsize(entry)
 
 
 def _extent(entry: ArrayEntry) -> tuple[int, int]:
@@ -302,15 +267,8 @@ def _extent(entry: ArrayEntry) -> tuple[int, int]:
     return entry.offset + low, entry.offset + high
 
 
-Array = Callable[[int], Any]
-"""Gives the value of the array of an index."""
-
-
-_ARRAY = ["array"]
-
-
 class _Container:
-    """A container whose parts are not all there yet."""
+    """A container that still lacks parts."""
 
     __slots__ = ("keys", "kind", "parts")
 
@@ -322,31 +280,30 @@ class _Container:
     def close(self) -> Any:
         if self.kind == "list":
             return self.parts
-        if self.kind == "tuple":
-            return tuple(self.parts)
-        return self._close_dict()
+        return tuple(self.parts) if self.kind == "tuple" else self._close_dict()
 
     def _close_dict(self) -> dict[Key, Any]:
-        found: dict[Key, Any] = {} if self.kind == "dict" else OrderedDict()
+        closed: dict[Key, Any] = {} if self.kind == "dict" else OrderedDict()
         metadata = self.parts.pop() if self.kind == "state dict" else None
-        found.update(zip(self.keys, self.parts, strict=False))
-        if len(found) != len(self.parts):
+        closed.update(zip(self.keys, self.parts, strict=False))
+        if len(closed) != len(self.parts):
             raise damaged("a dict has a key twice")
         if metadata is not None:
-            # What torch's load_state_dict looks for on the state dict of a module.
-            found._metadata = metadata  # type: ignore[attr-defined]
-        return found
+            # torch's load_state_dict looks for it on the state dict of a module.
+            closed._metadata = metadata  # type: ignore[attr-defined]
+        return closed
 
 
-def build(nodes: list[Node], start: int, array: Array) -> tuple[Any, int]:
-    """Make the value that begins at a node, and say where the next begins.
+def _build(nodes: list[Node], start: int, array: Callable[[int], Any]) -> tuple[Any, int]:
+    """Make the value that begins at a node; also returns where the next begins.
 
-    ``ValueError`` when the nodes are not what `flatten` writes.
+    ``array`` gives the array of an index. ``ValueError`` if `flatten` cannot have
+    written the nodes.
     """
     containers: list[_Container] = []
     for position in range(start, len(nodes)):
         node = nodes[position]
-        is_leaf = type(node) in PLAIN or (type(node) is list and node[:1] == _ARRAY)
+        is_leaf = type(node) in PLAIN or (type(node) is list and node[:1] == ["array"])
         keys = None if is_leaf else parts_of(node)
         if keys:
             containers.append(_Container(node[0], keys))
@@ -362,7 +319,7 @@ def build(nodes: list[Node], start: int, array: Array) -> tuple[Any, int]:
     raise damaged("it ends early")
 
 
-def _leaf(node: Node, array: Array) -> Any:
+def _leaf(node: Node, array: Callable[[int], Any]) -> Any:
     if type(node) in PLAIN:
         return node
     match node:
@@ -374,15 +331,6 @@ def _leaf(node: Node, array: Array) -> Any:
             return frozenset([decode_key(key) for key in keys])
         case ["bytearray", str(text)]:
             return bytearray(from_base64(text))
-        case [str(tag), *_] if tag.startswith("numpy"):
-            return _numpy_value(node)
-        case [str(tag), *_] if tag.startswith("torch"):
-            return _torch_value(node)
-    return decode_scalar(node)
-
-
-def _numpy_value(node: Node) -> Any:
-    match node:
         case ["numpy", dtype, str(text)]:
             return decode_numpy_scalar(dtype, text)
         case ["numpy str", inner] if type(text := decode_scalar(inner)) is str:
@@ -391,29 +339,22 @@ def _numpy_value(node: Node) -> Any:
             return np.bytes_(raw)
         case ["numpy dtype", dtype]:
             return decode_dtype(dtype)
-    raise damaged(f"{node!r:.80} is no value of numpy")
-
-
-def _torch_value(node: Node) -> Any:
-    match node:
         case ["torch size", list(lengths)]:
-            return landings_of("torch").decode_size(lengths)
+            return library_module("torch").decode_size(lengths)
         case ["torch dtype", str(name)]:
-            return landings_of("torch").decode_dtype(name)
+            return library_module("torch").decode_dtype(name)
         case ["torch device", str(name)]:
-            return landings_of("torch").decode_device(name)
-    raise damaged(f"{node!r:.80} is no value of torch")
-
-
-_ITEMS_SHOWN = 4
+            return library_module("torch").decode_device(name)
+    return decode_scalar(node)
 
 
 def shaped_like(like: Any, loaded: Any, *, exact: bool = True) -> Any:
-    """Put what was loaded into containers of the classes that ``like`` has at the same places.
+    """Put a loaded state into containers of the classes that ``like`` has in the same places.
 
-    ``ValueError`` names the place where they differ: by keys, by the number of parts, or by the
-    library, element type or shape of an array. Numbers and other values may differ. Without
-    ``exact`` what differs stays as it was loaded.
+    A checkpoint names no classes: named tuples come back as tuples, and a ``defaultdict`` as a
+    dict. ``ValueError`` names the place where they differ: by keys, by the number of parts, or by
+    the library, dtype or shape of an array. Numbers and other values may differ. Without
+    ``exact``, what differs stays as it was loaded.
     """
     return _shape(like, loaded, ROOT, exact)
 
@@ -430,27 +371,27 @@ def containers_of(state: Any) -> Any:
 def _shape(like: Any, loaded: Any, place: str, exact: bool) -> Any:
     if isinstance(like, dict):
         if not isinstance(loaded, dict):
-            return _differs(loaded, place, like, exact)
+            return _different(loaded, place, like, exact)
         if exact:
             _check_keys(like, loaded, place)
         parts = {
             key: _shape(like[key], part, f"{place}[{key!r}]", exact) if key in like else part
             for key, part in loaded.items()
         }
-        found = _dict_like(like, parts)
-        if isinstance(found, OrderedDict) and hasattr(loaded, "_metadata"):
-            found._metadata = loaded._metadata  # type: ignore[attr-defined]
-        return found
+        shaped = _dict_like(like, parts)
+        if isinstance(shaped, OrderedDict) and hasattr(loaded, "_metadata"):
+            shaped._metadata = loaded._metadata  # type: ignore[attr-defined]
+        return shaped
     if _is_sequence(like):
         if not _is_sequence(loaded) or (len(loaded) != len(like) and (exact or _is_named(like))):
-            return _differs(loaded, place, like, exact)
-        shaped = [
+            return _different(loaded, place, like, exact)
+        items = [
             _shape(old, part, f"{place}[{number}]", exact)
             for number, (old, part) in enumerate(zip(like, loaded, strict=False))
         ]
-        return _sequence_like(like, [*shaped, *loaded[len(shaped) :]])
+        return _sequence_like(like, [*items, *loaded[len(items) :]])
     if exact and _array_text(like) != _array_text(loaded):
-        return _differs(loaded, place, like, exact)
+        return _different(loaded, place, like, exact)
     return loaded
 
 
@@ -475,32 +416,31 @@ def _sequence_like(like: Any, parts: list[Any]) -> Any:
 
 
 def _array_text(value: Any) -> str:
-    """What an array is; nothing for other values."""
+    """The library, dtype and shape of an array; empty for other values."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if shape is None or dtype is None or isinstance(value, np.generic):
         return ""
     return f"{library_of(type(value))} {dtype} {tuple(shape)}"
 
 
-def _differs(loaded: Any, place: str, like: Any, exact: bool) -> Any:
+def _different(loaded: Any, place: str, like: Any, exact: bool) -> Any:
     if not exact:
         return loaded
     raise ValueError(
-        f"{place} was saved as {_told(loaded)}, and is {_told(like)} here: make it as it was"
+        f"{place} was saved as {_text(loaded)}, and is {_text(like)} here: make it as it was"
     )
 
 
-def _told(value: Any) -> str:
-    described = _array_text(value)
-    if described:
-        return described
-    named = type(value).__name__
-    return f"a {named} of {len(value)} parts" if _is_sequence(value) else f"a {named}"
+def _text(value: Any) -> str:
+    if text := _array_text(value):
+        return text
+    name = type(value).__name__
+    return f"a {name} of {len(value)} parts" if _is_sequence(value) else f"a {name}"
 
 
 def _check_keys(like: dict[Any, Any], loaded: dict[Any, Any], place: str) -> None:
     pairs = ((loaded, like, "which is not here"), (like, loaded, "which was not saved"))
-    for one, other, told in pairs:
+    for one, other, complaint in pairs:
         if only := [repr(key) for key in one if key not in other]:
             more = " and more" * (len(only) > _ITEMS_SHOWN)
-            raise ValueError(f"{place} has {', '.join(only[:_ITEMS_SHOWN])}{more}, {told}")
+            raise ValueError(f"{place} has {', '.join(only[:_ITEMS_SHOWN])}{more}, {complaint}")

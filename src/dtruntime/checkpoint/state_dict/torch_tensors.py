@@ -1,15 +1,14 @@
-"""Tensors and other values of torch, out of a state and back into one."""
+"""Torch's tensors, sizes, dtypes and devices, out of a state and back into one."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from ..._buffers import LARGE, use_large_pages
-from .buffers import Memory, MemoryLayout, StridedBuffer, join, memory_at, overlaps_itself
+from .buffers import MemoryLayout, StridedBuffer, join, memory_at, overlaps_itself
 from .skeleton import ArrayEntry, Node, damaged
 
 DTYPES: dict[str, Any] = {
@@ -26,13 +25,13 @@ DTYPES: dict[str, Any] = {
 }
 """The element types that are stored, as far as this version of torch has them."""
 
-_KNOWN = {dtype: (name, dtype.itemsize, dtype.is_complex) for name, dtype in DTYPES.items()}
+_ELEMENTS = {dtype: (name, dtype.itemsize, dtype.is_complex) for name, dtype in DTYPES.items()}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 _KINDS = {torch.Tensor: "torch", torch.nn.Parameter: "parameter"}
 
 
 def is_array(kind: type) -> bool:
-    """Whether values of the type are stored as arrays, not within the skeleton."""
+    """Whether values of the type are stored as arrays rather than in the skeleton."""
     return issubclass(kind, torch.Tensor)
 
 
@@ -49,25 +48,27 @@ def encode_value(value: Any) -> Node:
     return None
 
 
-class Leaves:
+class ArrayCollector:
     """The tensors of one state."""
 
     def __init__(self) -> None:
-        self._buffers: dict[str, list[TorchBuffer]] = {"cpu": []}
+        self._by_device: dict[str, list[TorchBuffer]] = {}
 
     def entry(self, tensor: Any, position: int) -> dict[str, Any]:
-        """Describe a tensor; ``TypeError`` or ``ValueError`` when it cannot be stored."""
-        known = _KNOWN.get(tensor.dtype)
+        """Describe a tensor; ``TypeError`` or ``ValueError`` if it cannot be stored."""
+        element = _ELEMENTS.get(tensor.dtype)
         kind = _KINDS.get(type(tensor))
-        if kind is None or known is None or tensor.layout is not torch.strided:
+        if kind is None or element is None or tensor.layout is not torch.strided:
             raise _refusal(tensor)
         if tensor.is_nested:
             raise _refusal(tensor)
-        name, itemsize, is_complex = known
+        name, itemsize, is_complex = element
         entry: dict[str, Any] = {"kind": kind, "dtype": name, "shape": list(tensor.shape)}
         device = "cpu"
         if not tensor.is_cpu:
-            device = entry["device"] = self._device_of(tensor)
+            device = entry["device"] = str(tensor.device)
+            if tensor.is_meta:
+                raise ValueError("is a tensor on the meta device: it has no values to store")
         if tensor.requires_grad:
             entry["requires_grad"] = True
         if tensor.is_neg():
@@ -80,26 +81,16 @@ class Leaves:
             if not start:
                 raise _refusal(tensor)
             buffer = TorchBuffer(tensor, position, name, itemsize, device, start, size)
-            self._buffers[device].append(buffer)
+            self._by_device.setdefault(device, []).append(buffer)
             if not tensor.is_contiguous():
                 buffer.stretch()
                 if not buffer.gathered:
                     entry["strides"] = [step * itemsize for step in tensor.stride()]
         return entry
 
-    def _device_of(self, tensor: Any) -> str:
-        if tensor.device.type == "meta":
-            raise ValueError("is a tensor on the meta device: it has no values to store")
-        name = str(tensor.device)
-        self._buffers.setdefault(name, [])
-        return name
-
-    def buffers(self, entries: list[dict[str, Any]]) -> Iterator[TorchBuffer]:
-        """Say which memory has to be stored, and write into entries what several share."""
-        for buffers in self._buffers.values():
-            joined = join(buffers, _MEMORY)
-            joined.write(entries)
-            yield from joined.buffers
+    def buffers(self, entries: list[dict[str, Any]]) -> list[TorchBuffer]:
+        """The memory to store; writes into ``entries`` where tensors lie that share it."""
+        return [b for buffers in self._by_device.values() for b in join(buffers, entries)]
 
 
 def _refusal(tensor: Any) -> Exception:
@@ -118,7 +109,7 @@ def _refusal(tensor: Any) -> Exception:
         return TypeError(
             f"is a tensor of layout {tensor.layout}: save its indices and values, or .to_dense()"
         )
-    if tensor.dtype in _KNOWN:
+    if tensor.dtype in _ELEMENTS:
         return ValueError(
             "is a tensor whose memory has been freed: gather it first, or save it through "
             "torch.distributed.checkpoint with Strata's DCP integration when FSDP manages it"
@@ -126,21 +117,10 @@ def _refusal(tensor: Any) -> Exception:
     return TypeError(f"is a tensor of {tensor.dtype}: convert it to another type of elements")
 
 
-def _layout(tensor: Any) -> MemoryLayout:
-    item = tensor.element_size()
-    strides = tuple(step * item for step in tensor.stride())
-    return MemoryLayout(tensor.data_ptr(), tuple(tensor.shape), strides, item)
-
-
-_MEMORY = Memory(_layout, lambda tensor: tensor.untyped_storage().data_ptr())
-
-
 class TorchBuffer(StridedBuffer):
     """The memory of one tensor, or of several that overlap."""
 
     __slots__ = ()
-
-    library = "torch"
 
     def __init__(
         self,
@@ -152,19 +132,24 @@ class TorchBuffer(StridedBuffer):
         start: int,
         size: int,
     ) -> None:
-        self.first = tensor
-        self.position = position
-        self.others = ()
-        self.dtype = dtype
-        self.itemsize = itemsize
-        self.device = device
+        super().__init__(tensor, position, size, dtype, itemsize, device)
         self.start = start
         self.stop = start + size
-        self.nbytes = size
         self.gathered = False
 
+    def layout(self) -> MemoryLayout:
+        """How the first tensor lies in memory."""
+        tensor, item = self.first, self.itemsize
+        strides = tuple(step * item for step in tensor.stride())
+        return MemoryLayout(tensor.data_ptr(), tuple(tensor.shape), strides, item)
+
+    def owner(self) -> int:
+        """The address of the first tensor's storage."""
+        address: int = self.first.untyped_storage().data_ptr()
+        return address
+
     def stretch(self) -> None:
-        """Cover a tensor whose elements do not follow each other."""
+        """Cover a tensor that is not contiguous."""
         tensor = self.first
         stop = self.start + _reach(tensor)
         self.cover(self.start, stop, self.nbytes)
@@ -177,25 +162,22 @@ class TorchBuffer(StridedBuffer):
         return not self.gathered
 
     def bytes(self) -> Any:
-        """The memory as a tensor of ``uint8`` on the device.
-
-        It is a view, or a copy made on the device when the tensor has gaps.
-        """
+        """The memory as ``uint8`` on its device: a view, or a copy if the tensor has gaps."""
         if self.gathered:
             return self._elements().contiguous().view(-1).view(torch.uint8)
         return self._raw(torch.uint8, (self.nbytes,), (1,), self.nbytes)
 
     def memory(self) -> memoryview | None:
-        """Look at the memory, when it is the CPU's and has no gaps."""
+        """A view of the memory, if it is the CPU's and has no gaps."""
         if self.gathered or not self.device.startswith("cpu"):
             return None
-        # The storage holds the memory: the tensor may be given another one meanwhile.
+        # The storage keeps the memory: the tensor may be given another one in the meantime.
         storage = self.first.untyped_storage()
         self._check_storage(storage, self.nbytes)
         return memory_at(self.start, self.nbytes, storage, writable=False)
 
     def copy_into(self, target: memoryview) -> None:
-        """Copy the elements, or the memory as it lies."""
+        """Copy the memory as it lies, or the elements of a tensor with gaps."""
         self._check(target)
         host = torch.frombuffer(target, dtype=torch.uint8)
         if self.gathered:
@@ -205,7 +187,7 @@ class TorchBuffer(StridedBuffer):
             host.copy_(self.bytes())
 
     def version(self) -> object:
-        """The tensors' own counts of changes; None where torch keeps none."""
+        """The tensors' own version counters; None if torch keeps none."""
         try:
             if not self.others:
                 return self.first._version
@@ -214,7 +196,7 @@ class TorchBuffer(StridedBuffer):
             return None
 
     def _elements(self) -> Any:
-        """The tensor without its meaning: elements of so many bits."""
+        """The tensor as plain elements of the same size."""
         first = self.first
         dtype = _BITS[self.itemsize]
         return self._raw(dtype, first.shape, first.stride(), _reach(first))
@@ -227,10 +209,10 @@ class TorchBuffer(StridedBuffer):
         return raw.set_(storage, offset // dtype.itemsize, shape, strides)
 
     def _check_storage(self, storage: Any, nbytes: int) -> int:
-        """Where the memory begins in a storage; ``ValueError`` when it lies in another one."""
+        """Where the memory begins in a storage; ``ValueError`` if it lies in another one."""
         offset: int = self.start - storage.data_ptr()
         if offset < 0 or offset + nbytes > storage.nbytes():
-            raise ValueError(f"{self.key} got other memory since the state was taken")
+            raise ValueError(f"{self.key} was moved to other memory since the state was captured")
         return offset
 
 
@@ -243,11 +225,11 @@ def _reach(tensor: Any) -> int:
 
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu|hpu|npu|mtia|xla|meta)(:\d{1,4})?")
 _CPU = torch.device("cpu")
-_VALUES = {"qint8", "qint32", "quint8", "quint4x2", "quint2x4"}
+_QUANTISED = {"qint8", "qint32", "quint8", "quint4x2", "quint2x4"}
 
 
 def itemsize(entry: ArrayEntry) -> int:
-    """The size of an element."""
+    """The size of an element in bytes."""
     size: int = _dtype(entry.dtype).itemsize
     return size
 
@@ -261,23 +243,23 @@ def decode_size(lengths: list[int]) -> Any:
 
 def decode_dtype(name: str) -> Any:
     """Restore a ``torch.dtype``."""
-    if name in _VALUES:
+    if name in _QUANTISED:
         return getattr(torch, name)
     return _dtype(name)
 
 
 def decode_device(name: str) -> Any:
-    """Restore a ``torch.device``, which need not be there."""
+    """Restore a ``torch.device``, which need not exist here."""
     if not _DEVICE.fullmatch(name):
         raise damaged(f"{name!r:.80} is not a torch.device")
     return torch.device(name)
 
 
 def _dtype(name: object) -> Any:
-    found = DTYPES.get(name) if isinstance(name, str) else None
-    if found is None:
+    dtype = DTYPES.get(name) if isinstance(name, str) else None
+    if dtype is None:
         raise ValueError(f"this version of torch has no dtype {name!r:.80}")
-    return found
+    return dtype
 
 
 def available(name: str) -> bool:
@@ -291,11 +273,11 @@ def available(name: str) -> bool:
     return True
 
 
-class Landing:
+class Destination:
     """Memory that tensors are restored in."""
 
     def __init__(self, nbytes: int, device: str) -> None:
-        # Whatever device is torch's default, the bytes are read into the machine's memory.
+        # Whatever torch's default device is, the bytes are read into host memory.
         self._bytes = torch.empty(nbytes, dtype=torch.uint8, device=_CPU)
         self._device = device
         if nbytes >= LARGE:
@@ -306,46 +288,44 @@ class Landing:
         memory = self._bytes
         return memory_at(memory.data_ptr(), memory.numel(), memory, writable=True)
 
-    def settle(self) -> None:
+    def to_device(self) -> None:
         """Move the bytes to their device."""
         if self._device != "cpu":
             self._bytes = self._bytes.to(self._device)
 
-    def restore(self, entry: ArrayEntry) -> Any:
-        """Make a tensor of the memory."""
+    def array(self, entry: ArrayEntry) -> Any:
+        """The tensor that an entry describes."""
         dtype = _dtype(entry.dtype)
         size = dtype.itemsize
         strides = entry.strides or ()
         if entry.offset % size or any(step % size or step < 0 for step in strides):
             raise damaged(f"a tensor of {entry.dtype} lies at {entry.offset} with {strides}")
         tensor = torch.empty(0, dtype=dtype, device=self._bytes.device)
-        # Without strides its elements follow each other.
+        # An empty list of strides means contiguous.
         elements = [step // size for step in strides]
         try:
             storage = self._bytes.untyped_storage()
             tensor.set_(storage, entry.offset // size, entry.shape, elements)
-            return _with_meaning(tensor, entry)
+            return _with_flags(tensor, entry)
         except RuntimeError as exc:
             raise damaged(str(exc)) from exc
 
 
-def _with_meaning(tensor: Any, entry: ArrayEntry) -> Any:
+def _with_flags(tensor: Any, entry: ArrayEntry) -> Any:
     differentiable = tensor.is_floating_point() or tensor.is_complex()
     if (entry.requires_grad and not differentiable) or (entry.conj and not tensor.is_complex()):
         raise damaged(f"a tensor of {entry.dtype} has a gradient or is conjugated")
-    steps: list[tuple[bool, Callable[[Any], Any]]] = [
-        (entry.conj, torch.conj),
-        (entry.neg, torch._neg_view),
-    ]
-    for wanted, step in steps:
-        tensor = step(tensor) if wanted else tensor
+    if entry.conj:
+        tensor = torch.conj(tensor)
+    if entry.neg:
+        tensor = torch._neg_view(tensor)
     if entry.kind == "parameter":
         return torch.nn.Parameter(tensor, requires_grad=entry.requires_grad)
     return tensor.requires_grad_() if entry.requires_grad else tensor
 
 
 def tensor_on(view: memoryview, dtype: str, shape: tuple[int, ...]) -> Any:
-    """A tensor of these bytes; ``ValueError`` when this version of torch has no such elements."""
+    """A tensor over these bytes; ``ValueError`` if this version of torch lacks the dtype."""
     if dtype not in DTYPES:
         raise ValueError(f"this version of torch has no {dtype}: install a newer one")
     if not view.nbytes:

@@ -199,7 +199,7 @@ def test_memory_that_was_replaced_since_is_not_read():
     tensor = torch.zeros(4)
     buffer = flatten({"weights": tensor}).buffers[0]
     tensor.untyped_storage().resize_(0)
-    with pytest.raises(ValueError, match="weights got other memory"):
+    with pytest.raises(ValueError, match="weights was moved to other memory"):
         buffer.copy_into(memoryview(bytearray(16)))
 
 
