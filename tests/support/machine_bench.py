@@ -10,16 +10,8 @@ import pytest
 
 from dtruntime.coordinator.state import HELD, Machine, Refused
 from dtruntime.coordinator.state import commands as c
-from dtruntime.coordinator.state.records import (
-    READ_ON_DEMAND,
-    Delete,
-    DeleteJob,
-    Effect,
-    Emit,
-    Event,
-    Put,
-    Release,
-)
+from dtruntime.coordinator.state.effects import Delete, DeleteJob, Effect, Emit, Put, Release
+from dtruntime.coordinator.state.records import READ_ON_DEMAND, Event
 from dtruntime.sharding.coverage_digest import Digest
 from dtruntime.testing.machine_invariants import Rows, durable_rows, snapshot, violations
 

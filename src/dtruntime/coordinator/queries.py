@@ -18,7 +18,7 @@ from ..types import DEFAULT_JOB
 from .limits import RateLimits
 from .state import Job, Machine, Refused
 from .state.barriers import NAMES_CUT
-from .state.checkpoints.retention_forecast import RetentionForecasts
+from .state.checkpoints.history import RetentionForecasts
 from .state.datasets import Dataset
 from .state.records import DatasetRecord, IndexRecord
 from .store import SqliteStore

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from ..coordinator.state import Refused
 from ..coordinator.state import commands as c
 from ..coordinator.state.datasets import ORDERS
+from ..coordinator.state.records import LayoutRecord, pack
 from ..types import (
     DEFAULT_JOB,
     FORMATS,
@@ -18,7 +23,6 @@ from ..types import (
     VALUE_BYTES,
     check_id,
 )
-from . import layout_messages
 from .gen import coordinator_pb2 as pb
 from .messages import CONDITIONS, STATES
 
@@ -213,7 +217,7 @@ def register_dataset(request: pb.DatasetInfo) -> c.RegisterDataset:
         seed=request.seed,
         metadata=_metadata(request.metadata),
         exact=request.exact,
-        layout=layout_messages.decode(request),
+        layout=_layout(request),
         index=request.index,
     )
 
@@ -401,3 +405,157 @@ def _metadata(pairs: Mapping[str, str]) -> dict[str, str]:
 
 def _ranks(ranks: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(set(ranks))) if ranks else ()
+
+
+INDEX_BYTES = 16 * 2**20
+SHARDS = 10_000_000
+FILES = 1_000_000
+COLUMNS = 10_000
+NAME_LENGTH = 4096
+FINGERPRINT_LENGTH = 128
+OPTIONS_LENGTH = 256 * 1024
+
+
+def _layout(request: pb.DatasetInfo) -> LayoutRecord | None:
+    """The layout of a dataset, if the request has one; every field is checked."""
+    layout = request.layout
+    if not request.HasField("layout"):
+        if request.index:
+            raise _refuse_layout(request, "an index is of use only together with a layout")
+        return None
+    if not request.path or not request.format:
+        raise _refuse_layout(request, "a layout needs path and format of the files")
+    if len(request.index) > INDEX_BYTES:
+        raise _refuse_layout(
+            request,
+            f"the index has {len(request.index)} bytes, more than {INDEX_BYTES}: register without "
+            "it, and workers make their own",
+        )
+    samples = _shard_samples(request)
+    return LayoutRecord(
+        fingerprint=_layout_text(
+            request, "fingerprint", layout.fingerprint, FINGERPRINT_LENGTH, least=1
+        ),
+        shard_count=len(samples),
+        shard_samples=pack(samples),
+        shard_bytes=pack(_shard_bytes(request)),
+        root=_layout_text(request, "root", layout.root, NAME_LENGTH),
+        files=_files(request),
+        file_samples=pack(_file_samples(request)),
+        total_bytes=_count(request, "total_bytes", layout.total_bytes),
+        columns=_columns(request),
+        options=_layout_text(request, "options", layout.options, OPTIONS_LENGTH),
+    )
+
+
+def _shard_samples(request: pb.DatasetInfo) -> NDArray[np.uint64]:
+    counts = _numbers(request.layout.shard_samples)
+    _check_length(request, "shard_samples", len(counts), SHARDS)
+    if not counts.all():
+        number = int(np.flatnonzero(counts == 0)[0])
+        raise _refuse_layout(request, f"shard {number} has no samples")
+    _check_sum(request, "shard_samples", counts)
+    if request.exact:
+        _check_exact(request, counts)
+    return counts
+
+
+def _check_exact(request: pb.DatasetInfo, counts: NDArray[np.uint64]) -> None:
+    size = request.shard_size
+    wrong = np.flatnonzero(counts[:-1] != size)
+    number = int(wrong[0]) if wrong.size else len(counts) - 1
+    if wrong.size or counts[-1] > size:
+        raise _refuse_layout(
+            request, f"shard {number} has {counts[number]} samples and not exactly {size}"
+        )
+
+
+def _shard_bytes(request: pb.DatasetInfo) -> NDArray[np.uint64]:
+    sizes = _numbers(request.layout.shard_bytes)
+    if len(sizes) != len(request.layout.shard_samples):
+        raise _refuse_layout(
+            request,
+            f"shard_bytes has {len(sizes)} entries for {len(request.layout.shard_samples)} shards",
+        )
+    if _sum(sizes) is None:
+        raise _refuse_layout(request, "shard_bytes together are 2**63 or more")
+    return sizes
+
+
+def _files(request: pb.DatasetInfo) -> tuple[str, ...]:
+    layout = request.layout
+    names = tuple(layout.files)
+    _check_length(request, "files", len(names), FILES)
+    for name in names:
+        _layout_text(request, "file name", name, NAME_LENGTH - len(layout.root), least=1)
+    if len(set(names)) < len(names):
+        twice, _ = Counter(names).most_common(1)[0]
+        raise _refuse_layout(request, f"file {twice[:80]!r} is listed twice")
+    return names
+
+
+def _file_samples(request: pb.DatasetInfo) -> NDArray[np.uint64]:
+    counts = _numbers(request.layout.file_samples)
+    if len(counts) != len(request.layout.files):
+        raise _refuse_layout(
+            request, f"file_samples has {len(counts)} entries for {len(request.layout.files)} files"
+        )
+    _check_sum(request, "file_samples", counts)
+    return counts
+
+
+def _columns(request: pb.DatasetInfo) -> tuple[str, ...]:
+    columns = tuple(request.layout.columns)
+    if len(columns) > COLUMNS:
+        raise _refuse_layout(request, f"{len(columns)} columns are more than {COLUMNS}")
+    return tuple(_layout_text(request, "column", column, NAME_LENGTH) for column in columns)
+
+
+def _numbers(values: Iterable[int]) -> NDArray[np.uint64]:
+    return np.fromiter(values, np.uint64)
+
+
+def _check_length(request: pb.DatasetInfo, name: str, length: int, limit: int) -> None:
+    if not 1 <= length <= limit:
+        raise _refuse_layout(request, f"{name} must have 1 to {limit} entries, not {length}")
+
+
+def _check_sum(request: pb.DatasetInfo, name: str, counts: NDArray[np.uint64]) -> None:
+    total = _sum(counts)
+    if total != request.total_samples:
+        shown = "2**63 or more" if total is None else total
+        raise _refuse_layout(
+            request, f"{name} add up to {shown} and not to total_samples, {request.total_samples}"
+        )
+
+
+def _sum(counts: NDArray[np.uint64]) -> int | None:
+    """The sum; none when it is 2**63 or more, where machine numbers would wrap around."""
+    if counts.max(initial=np.uint64(0)) > MAX_COUNT:
+        return None
+    running = np.cumsum(counts, dtype=np.uint64)
+    if (running[1:] < running[:-1]).any() or running[-1] > MAX_COUNT:
+        return None
+    return int(running[-1])
+
+
+def _count(request: pb.DatasetInfo, name: str, value: int) -> int:
+    if value > MAX_COUNT:
+        raise _refuse_layout(request, f"{name} {value} is more than {MAX_COUNT}")
+    return value
+
+
+def _layout_text(request: pb.DatasetInfo, name: str, value: str, most: int, least: int = 0) -> str:
+    if not least <= len(value) <= most:
+        raise _refuse_layout(
+            request, f"{name} must have {least} to {most} characters, not {len(value)}"
+        )
+    if not value.isprintable():
+        raise _refuse_layout(
+            request, f"{name} {value[:80]!r} contains characters that cannot be printed"
+        )
+    return value
+
+
+def _refuse_layout(request: Any, message: str) -> Refused:
+    return Refused("invalid", f"dataset {request.dataset_id[:80]!r}: {message}")

@@ -12,13 +12,19 @@ from google.protobuf.message import Message
 from ..coordinator.state import Event, Job
 from ..coordinator.state import commands as c
 from ..coordinator.state.barriers import Round
-from ..coordinator.state.checkpoints.retention_forecast import RetentionForecast
-from ..coordinator.state.dataset_layouts import DatasetShard, File
+from ..coordinator.state.checkpoints.history import RetentionForecast
+from ..coordinator.state.datasets import DatasetShard, File
 from ..coordinator.state.epochs.epoch_coverage import Covered
 from ..coordinator.state.members import Member
-from ..coordinator.state.records import ActionRecord, CheckpointRecord, DatasetRecord, SegmentRecord
+from ..coordinator.state.records import (
+    ActionRecord,
+    CheckpointRecord,
+    DatasetRecord,
+    LayoutRecord,
+    SegmentRecord,
+    unpack,
+)
 from ..types import Membership, WorkerState
-from . import layout_messages
 from .gen import coordinator_pb2 as pb
 from .messages import MEMBERSHIP_CODES, STATE_CODES
 
@@ -277,7 +283,7 @@ def dataset(
         index=index,
     )
     if record.layout is not None:
-        info.layout.CopyFrom(layout_messages.encode(record.layout, full))
+        info.layout.CopyFrom(layout(record.layout, full))
     return info
 
 
@@ -465,3 +471,20 @@ def _missing(m: c.Missing) -> pb.MissingWorker:
     return pb.MissingWorker(
         worker_id=m.worker_id, rank=m.rank, last_step=m.last_step, registered=m.registered
     )
+
+
+def layout(record: LayoutRecord, full: bool) -> pb.DatasetLayout:
+    """A layout for the wire; the lists of shards and files only when ``full``."""
+    layout = pb.DatasetLayout(
+        fingerprint=record.fingerprint,
+        root=record.root,
+        total_bytes=record.total_bytes,
+        columns=record.columns,
+        options=record.options,
+    )
+    if full:
+        layout.shard_samples.extend(unpack(record.shard_samples, record.shard_count).tolist())
+        layout.shard_bytes.extend(unpack(record.shard_bytes, record.shard_count).tolist())
+        layout.files.extend(record.files)
+        layout.file_samples.extend(unpack(record.file_samples, len(record.files)).tolist())
+    return layout

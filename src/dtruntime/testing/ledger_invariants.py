@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..coordinator.state.epochs.epochs import EPOCHS_KEPT, Epochs
+from ..coordinator.state.epochs.epochs import (
+    EPOCHS_KEPT,
+    SEGMENT_SLOTS_LIMIT,
+    SEGMENTS_LIMIT,
+    Epochs,
+    is_stale,
+)
 from ..coordinator.state.epochs.ledger import Ledger
-from ..coordinator.state.epochs.rebalancing import SEGMENT_SLOTS_LIMIT, SEGMENTS_LIMIT, is_stale
 from ..coordinator.state.records import ReaderRecord, TakenBack
 from ..coordinator.state.roster import Roster
 

@@ -14,14 +14,15 @@ from typing import Any
 from ..coordinator.state.barriers import OPEN_LIMIT, ROUNDS_KEPT, VALUES_KEPT, Barriers, Round
 from ..coordinator.state.checkpoints.attempts import (
     ATTEMPTS_KEPT,
+    PENDING_LIMIT,
     RANKS_KEPT,
     Attempt,
     ask_key,
     attempt_id,
+    part_key,
 )
 from ..coordinator.state.checkpoints.commits import Checkpoints
 from ..coordinator.state.checkpoints.history import CHECKPOINTS_KEPT
-from ..coordinator.state.checkpoints.pending import PENDING_LIMIT, part_key
 from ..coordinator.state.epochs.epoch_coverage import coverage_key, share_key
 from ..coordinator.state.epochs.epochs import epoch_key, reader_key, segment_key
 from ..coordinator.state.machine import JOBS_LIMIT, Job, Machine

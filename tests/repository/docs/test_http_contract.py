@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dtruntime.coordinator.http import requests, routes, views
+from dtruntime.coordinator.http import routes, views
 from dtruntime.coordinator.http.routes import ROUTES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "http-api.md").read_text(encoding="utf-8")
@@ -110,4 +110,4 @@ def test_openapi_document_refers_to_what_it_has() -> None:
 def test_defaults_of_queries_are_within_their_own_bounds() -> None:
     for route in ROUTES:
         msgspec.convert(msgspec.to_builtins(route.query()), route.query)
-    assert requests.PageQuery(cursor="12").start == 12
+    assert views.PageQuery(cursor="12").start == 12

@@ -7,7 +7,8 @@ from typing import Any
 
 from dtruntime.coordinator.state import Machine
 from dtruntime.coordinator.state import commands as c
-from dtruntime.coordinator.state.records import ActionRecord, Delete
+from dtruntime.coordinator.state.effects import Delete
+from dtruntime.coordinator.state.records import ActionRecord
 from tests.support.promises.promise_model import Applied, demand
 
 

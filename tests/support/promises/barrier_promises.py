@@ -7,7 +7,8 @@ from typing import Any
 
 from dtruntime.coordinator.state import Refused
 from dtruntime.coordinator.state import commands as c
-from dtruntime.coordinator.state.records import Put, RoundRecord
+from dtruntime.coordinator.state.effects import Put
+from dtruntime.coordinator.state.records import RoundRecord
 from tests.support.promises.program_promises import Programs
 from tests.support.promises.promise_model import Applied, JobModel, demand
 

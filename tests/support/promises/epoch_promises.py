@@ -11,13 +11,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from dtruntime.coordinator.state import Machine
-from dtruntime.coordinator.state.records import (
-    Delete,
-    EpochRecord,
-    Put,
-    ReaderRecord,
-    SegmentRecord,
-)
+from dtruntime.coordinator.state.effects import Delete, Put
+from dtruntime.coordinator.state.records import EpochRecord, ReaderRecord, SegmentRecord
 from dtruntime.sharding.coverage_digest import whole
 from dtruntime.testing.machine_invariants import Rows, durable_rows
 from tests.support.promises.promise_model import JobModel, demand

@@ -8,7 +8,8 @@ from typing import Any
 
 from dtruntime.coordinator.state import Machine
 from dtruntime.coordinator.state import commands as c
-from dtruntime.coordinator.state.records import CheckpointRecord, Effect, Emit, Release, RoundRecord
+from dtruntime.coordinator.state.effects import Effect, Emit, Release
+from dtruntime.coordinator.state.records import CheckpointRecord, RoundRecord
 
 
 class PromiseBroken(AssertionError):

@@ -13,13 +13,12 @@ from typing import Any
 
 from dtruntime.coordinator.state import Machine, Refused
 from dtruntime.coordinator.state import commands as c
+from dtruntime.coordinator.state.effects import Delete, Put
 from dtruntime.coordinator.state.records import (
     CRASH_SAFE_KINDS,
     AskRecord,
     CheckpointRecord,
-    Delete,
     JobRecord,
-    Put,
     RoundRecord,
 )
 from dtruntime.testing.machine_invariants import Rows, durable_rows, snapshot, violations

@@ -8,9 +8,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from dtruntime.coordinator.state import commands as c
-from dtruntime.coordinator.state.checkpoints.attempts import Attempt, Attempts
+from dtruntime.coordinator.state.checkpoints.attempts import Attempt, Attempts, PendingCheckpoint
 from dtruntime.coordinator.state.checkpoints.commits import CheckpointAgreements, Checkpoints
-from dtruntime.coordinator.state.checkpoints.pending import PendingCheckpoint
 from dtruntime.coordinator.state.roster import Roster
 
 Patch = Callable[..., None]

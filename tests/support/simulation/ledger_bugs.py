@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from dtruntime.coordinator.state import commands as c
-from dtruntime.coordinator.state.epochs import claims, epochs, rebalancing
+from dtruntime.coordinator.state.epochs import epochs
 from dtruntime.coordinator.state.epochs.ledger import Ledger
 from dtruntime.coordinator.state.records import ReaderRecord, TakenBack
 
@@ -62,17 +62,17 @@ def _forget_sums(ledger: Ledger, *_: Any) -> None:
 
 
 def claims_go_back(patch: Patch) -> None:
-    claimed = claims.claimed
+    with_claim = Ledger.with_claim
 
     def broken(ledger: Ledger, command: c.Claim, member: Any, now: float) -> ReaderRecord:
-        reader = claimed(ledger, command, member, now)
+        reader = with_claim(ledger, command, member, now)
         return replace(reader, claim=command.upto)
 
-    patch(claims, "claimed", broken)
+    patch(Ledger, "with_claim", broken)
 
 
 def commits_go_back(patch: Patch) -> None:
-    committed = claims.committed
+    with_commit = Ledger.with_commit
 
     def broken(ledger: Ledger, reader: ReaderRecord, command: c.Commit, now: float) -> Any:
         if (command.segment, command.position) < (
@@ -81,9 +81,9 @@ def commits_go_back(patch: Patch) -> None:
         ):
             start = replace(reader, committed_segment=1, committed_position=0, count=0, digest=b"")
             reader = start if command.segment == 1 else reader
-        return committed(ledger, reader, command, now)
+        return with_commit(ledger, reader, command, now)
 
-    patch(claims, "committed", broken)
+    patch(Ledger, "with_commit", broken)
 
 
 def old_segments_are_granted(patch: Patch) -> None:
@@ -101,14 +101,14 @@ def replacements_go_unseen(patch: Patch) -> None:
     def broken(ledger: Ledger, roster: Any) -> bool:
         return bool(roster.live_count and ledger.view != roster.view())
 
-    patch(rebalancing, "is_stale", broken)
+    patch(epochs, "is_stale", broken)
 
 
 def newcomers_go_unseen(patch: Patch) -> None:
     def broken(ledger: Ledger, roster: Any) -> bool:
-        return bool(roster.live_count and rebalancing.lost_readers(ledger, roster))
+        return bool(roster.live_count and epochs.lost_readers(ledger, roster))
 
-    patch(rebalancing, "is_stale", broken)
+    patch(epochs, "is_stale", broken)
 
 
 def claimed_is_finished(patch: Patch) -> None:
@@ -145,7 +145,7 @@ def offers_are_commits(patch: Patch) -> None:
     after_claim = epochs.Epochs._after_claim
 
     def broken(self: epochs.Epochs, ledger: Ledger, reader: Any, c_: c.Claim, *rest: Any) -> Any:
-        offer = claims.offered(ledger, reader, c_, rest[-1].now)
+        offer = ledger.with_offer(reader, c_, rest[-1].now)
         if offer is not None:
             ledger.keep(offer)
             rest[-1].put("reader", self._roster.job, epochs.reader_key(offer), offer)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtruntime.coordinator.state import Machine, Refused
 from dtruntime.coordinator.state import commands as c
-from dtruntime.coordinator.state.records import DeleteJob, Release
+from dtruntime.coordinator.state.effects import DeleteJob, Release
 from tests.support.promises.promise_model import demand
 
 if TYPE_CHECKING:

@@ -17,17 +17,16 @@ import msgspec
 
 from dtruntime.coordinator.state import Machine, Refused
 from dtruntime.coordinator.state import commands as c
-from dtruntime.coordinator.state.journal import JOURNAL_LENGTH
-from dtruntime.coordinator.state.records import (
-    CRASH_SAFE_KINDS,
+from dtruntime.coordinator.state.effects import (
+    JOURNAL_LENGTH,
     Delete,
     DeleteJob,
     Effect,
     Emit,
-    Event,
     Put,
     Release,
 )
+from dtruntime.coordinator.state.records import CRASH_SAFE_KINDS, Event
 from dtruntime.testing.machine_invariants import Rows, durable_rows
 from tests.support.promises.promises import PromiseBroken, Promises
 from tests.support.simulation.simulated_removal import PassingJobs

@@ -14,7 +14,6 @@ from ..._version import __version__
 from ...rpc.gen import coordinator_pb2 as pb
 from ..state import Job
 from . import event_log, views
-from . import requests as q
 from .event_stream import JobStreams
 from .metrics.prometheus import Exporter
 from .responses import Answer, HttpError
@@ -47,7 +46,7 @@ class Endpoints:
 
     # The process
 
-    async def health(self, query: q.NoQuery, request: Request) -> Answer:
+    async def health(self, query: views.NoQuery, request: Request) -> Answer:
         """Whether the coordinator works."""
         service = self._service
         state: Any = "ok"
@@ -58,23 +57,23 @@ class Endpoints:
         uptime = max(0.0, service.clock() - service.started_at)
         return Answer.json(views.Health(state, __version__, uptime), 200 if state == "ok" else 503)
 
-    async def coordinator(self, query: q.NoQuery, request: Request) -> Answer:
+    async def coordinator(self, query: views.NoQuery, request: Request) -> Answer:
         """The process."""
         return Answer.json(self._lookout.coordinator())
 
-    async def prometheus(self, query: q.NoQuery, request: Request) -> Answer:
+    async def prometheus(self, query: views.NoQuery, request: Request) -> Answer:
         """Prometheus."""
         text, media_type = await self._exporter.expose(request.headers.get("accept", ""))
         return Answer(text, media_type)
 
     # Everything
 
-    async def dashboard(self, query: q.JobQuery, request: Request) -> Answer:
+    async def dashboard(self, query: views.JobQuery, request: Request) -> Answer:
         """Everything about one job, in one consistent snapshot."""
         feed = self._feeds.feed(self._lookout.resolve(query.job))
         return (await feed.snapshot()).answer
 
-    async def events(self, query: q.JobQuery, request: Request) -> Response:
+    async def events(self, query: views.JobQuery, request: Request) -> Response:
         """Server-sent events: a snapshot, then changes."""
         job = self._lookout.resolve(query.job)
         if self._feeds.readers >= STREAMS_MOST:
@@ -95,11 +94,11 @@ class Endpoints:
 
     # Lists
 
-    async def jobs(self, query: q.PageQuery, request: Request) -> Answer:
+    async def jobs(self, query: views.PageQuery, request: Request) -> Answer:
         """All jobs."""
         return _page(self._lookout.jobs.show(), query)
 
-    async def workers(self, query: q.WorkerQuery, request: Request) -> Answer:
+    async def workers(self, query: views.WorkerQuery, request: Request) -> Answer:
         """Workers, page by page."""
         job = self._job(query.job)
         crew = read_workers(job, self._service.clock()) if job else WorkersSnapshot([], 0.0, 0.0)
@@ -108,7 +107,7 @@ class Endpoints:
         rest = {"total": len(found), "next_cursor": following}
         return Answer(await encode(rest, "items", crew, part))
 
-    async def worker(self, query: q.JobQuery, request: Request) -> Answer:
+    async def worker(self, query: views.JobQuery, request: Request) -> Answer:
         """One worker."""
         job, worker_id = self._job(query.job), request.path_params["worker_id"]
         member = job.roster.by_id.get(worker_id) if job else None
@@ -122,7 +121,7 @@ class Endpoints:
         crew = WorkersSnapshot([see(job, member)], job.stragglers.median, self._service.clock())
         return Answer.json(crew.show(crew.members)[0])
 
-    async def datasets(self, query: q.PageQuery, request: Request) -> Answer:
+    async def datasets(self, query: views.PageQuery, request: Request) -> Answer:
         """Datasets with the coverage of their epochs and shards per rank."""
         job = self._job(query.job)
         if job is None:
@@ -130,7 +129,7 @@ class Endpoints:
         await self._lookout.figures(job)
         return _page(self._lookout.sampler.board(job.name).rows, query)
 
-    async def checkpoints(self, query: q.PageQuery, request: Request) -> Answer:
+    async def checkpoints(self, query: views.PageQuery, request: Request) -> Answer:
         """Committed checkpoints, newest first."""
         job = self._job(query.job)
         if job is None:
@@ -142,7 +141,7 @@ class Endpoints:
         end = query.start + query.limit
         return Answer.json(views.Page(rows, total, str(end) if end < total else None))
 
-    async def tasks(self, query: q.JobQuery, request: Request) -> Answer:
+    async def tasks(self, query: views.JobQuery, request: Request) -> Answer:
         """Runs with their progress."""
         job = self._job(query.job)
         if job is None:
@@ -151,7 +150,7 @@ class Endpoints:
         rows = sections.tasks(job, figures, self._lookout.sampler.board(job.name).rows)
         return Answer.json(views.Page(rows, len(rows), None))
 
-    async def logs(self, query: q.LogQuery, request: Request) -> Answer:
+    async def logs(self, query: views.LogQuery, request: Request) -> Answer:
         """The journal, newest first."""
         job = self._lookout.machine.job(query.job).name if query.job else ""
         events = self._lookout.machine.journal.after(query.after)
@@ -176,7 +175,7 @@ class Endpoints:
 
     # Figures
 
-    async def barriers(self, query: q.JobQuery, request: Request) -> Answer:
+    async def barriers(self, query: views.JobQuery, request: Request) -> Answer:
         """Open barriers with who is missing, and a histogram of latencies."""
         job = self._job(query.job)
         if job is None:
@@ -184,7 +183,7 @@ class Endpoints:
         figures = await self._lookout.sampler.figures(job.name)
         return Answer.json(sections.barriers(job, figures, self._service.clock()))
 
-    async def metrics(self, query: q.JobQuery, request: Request) -> Answer:
+    async def metrics(self, query: views.JobQuery, request: Request) -> Answer:
         """Current figures."""
         job = self._job(query.job)
         if job is None:
@@ -192,7 +191,7 @@ class Endpoints:
         figures = await self._lookout.figures(job)
         return Answer.json(self._lookout.metrics(job, figures))
 
-    async def history(self, query: q.HistoryQuery, request: Request) -> Answer:
+    async def history(self, query: views.HistoryQuery, request: Request) -> Answer:
         """Figures over time, for charts."""
         job = self._job(query.job)
         if job is None:
@@ -203,13 +202,13 @@ class Endpoints:
 
     # Actions
 
-    async def actions(self, query: q.JobQuery, request: Request) -> Answer:
+    async def actions(self, query: views.JobQuery, request: Request) -> Answer:
         """What is asked for and not done yet."""
         job = self._job(query.job)
         rows = sections.actions(job.actions.pending.values()) if job else []
         return Answer.json(views.Page(rows, len(rows), None))
 
-    async def act(self, query: q.NoQuery, request: Request) -> Answer:
+    async def act(self, query: views.NoQuery, request: Request) -> Answer:
         """Ask a run for something."""
         self._origins.check(request.headers)
         asked = await _read_json(request)
@@ -233,7 +232,7 @@ class Endpoints:
         return self._lookout.sampler.durations.get(job.name, {})
 
 
-async def _read_json(request: Request) -> q.ActionRequest:
+async def _read_json(request: Request) -> views.ActionRequest:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise HttpError(
@@ -245,16 +244,16 @@ async def _read_json(request: Request) -> q.ActionRequest:
         if len(body) > BODY_MOST:
             raise HttpError(413, "request_too_large", f"a request has at most {BODY_MOST} bytes")
     try:
-        return msgspec.json.decode(body, type=q.ActionRequest)
+        return msgspec.json.decode(body, type=views.ActionRequest)
     except msgspec.DecodeError as exc:
         raise HttpError(400, "invalid", f"the body is not an action: {exc}") from None
 
 
-def _cut(items: Sequence[T], query: q.PageQuery) -> tuple[list[T], str | None]:
+def _cut(items: Sequence[T], query: views.PageQuery) -> tuple[list[T], str | None]:
     end = query.start + query.limit
     return list(items[query.start : end]), str(end) if end < len(items) else None
 
 
-def _page(items: Sequence[T], query: q.PageQuery) -> Answer:
+def _page(items: Sequence[T], query: views.PageQuery) -> Answer:
     part, following = _cut(items, query)
     return Answer.json(views.Page(part, len(items), following))

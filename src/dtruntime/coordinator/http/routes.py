@@ -20,7 +20,6 @@ from ..._version import __version__
 from ...errors import StorageError
 from ...telemetry import EventLog
 from ..state import Refused
-from . import requests as q
 from . import views
 from .endpoints import Endpoints
 from .read_model import ObservedService
@@ -39,7 +38,7 @@ class Route(NamedTuple):
     path: str
     handler: str
     """The name of the method of `Endpoints`, whose docstring is the summary."""
-    query: type[Any] = q.NoQuery
+    query: type[Any] = views.NoQuery
     reply: Any = None
     media_types: tuple[str, ...] = ("application/json",)
     body: type[Any] | None = None
@@ -55,17 +54,17 @@ ROUTES = (
         _GET,
         "/api/dashboard",
         "dashboard",
-        q.JobQuery,
+        views.JobQuery,
         views.Dashboard,
         errors=_OF_JOB,
     ),
     Route(_GET, "/api/coordinator", "coordinator", reply=views.Coordinator),
-    Route(_GET, "/api/jobs", "jobs", q.PageQuery, views.Page[views.Job], errors=(400,)),
+    Route(_GET, "/api/jobs", "jobs", views.PageQuery, views.Page[views.Job], errors=(400,)),
     Route(
         _GET,
         "/api/workers",
         "workers",
-        q.WorkerQuery,
+        views.WorkerQuery,
         views.Page[views.Worker],
         errors=_OF_JOB,
     ),
@@ -73,7 +72,7 @@ ROUTES = (
         _GET,
         "/api/workers/{worker_id:path}",
         "worker",
-        q.JobQuery,
+        views.JobQuery,
         views.Worker,
         errors=_OF_JOB,
     ),
@@ -81,7 +80,7 @@ ROUTES = (
         _GET,
         "/api/datasets",
         "datasets",
-        q.PageQuery,
+        views.PageQuery,
         views.Page[views.Dataset],
         errors=_OF_JOB,
     ),
@@ -89,7 +88,7 @@ ROUTES = (
         _GET,
         "/api/checkpoints",
         "checkpoints",
-        q.PageQuery,
+        views.PageQuery,
         views.Page[views.Checkpoint],
         errors=_OF_JOB,
     ),
@@ -97,7 +96,7 @@ ROUTES = (
         _GET,
         "/api/barriers",
         "barriers",
-        q.JobQuery,
+        views.JobQuery,
         views.Barriers,
         errors=_OF_JOB,
     ),
@@ -105,7 +104,7 @@ ROUTES = (
         _GET,
         "/api/metrics",
         "metrics",
-        q.JobQuery,
+        views.JobQuery,
         views.Metrics,
         errors=_OF_JOB,
     ),
@@ -113,7 +112,7 @@ ROUTES = (
         _GET,
         "/api/history",
         "history",
-        q.HistoryQuery,
+        views.HistoryQuery,
         views.History,
         errors=_OF_JOB,
     ),
@@ -121,7 +120,7 @@ ROUTES = (
         _GET,
         "/api/tasks",
         "tasks",
-        q.JobQuery,
+        views.JobQuery,
         views.Page[views.Task],
         errors=_OF_JOB,
     ),
@@ -129,7 +128,7 @@ ROUTES = (
         _GET,
         "/api/logs",
         "logs",
-        q.LogQuery,
+        views.LogQuery,
         views.Page[views.LogEntry],
         ("application/json", "application/jsonl", "text/csv"),
         errors=_OF_JOB,
@@ -138,7 +137,7 @@ ROUTES = (
         _GET,
         "/api/actions",
         "actions",
-        q.JobQuery,
+        views.JobQuery,
         views.Page[views.Action],
         errors=_OF_JOB,
     ),
@@ -147,14 +146,14 @@ ROUTES = (
         "/api/actions",
         "act",
         reply=views.Action,
-        body=q.ActionRequest,
+        body=views.ActionRequest,
         errors=(400, 403, 404, 413, 415, 429, 503),
     ),
     Route(
         _GET,
         "/api/events",
         "events",
-        q.JobQuery,
+        views.JobQuery,
         media_types=("text/event-stream",),
         errors=(*_OF_JOB, 503),
     ),

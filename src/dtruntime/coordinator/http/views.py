@@ -5,9 +5,9 @@ Times are seconds since 1970, ages and durations seconds, sizes bytes. None is w
 
 from __future__ import annotations
 
-from typing import Generic, Literal, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ...events import Level
 
@@ -360,3 +360,82 @@ class Page(ApiObject, Generic[T], frozen=True):
     items: list[T]
     total: int
     next_cursor: str | None
+
+
+Name = Annotated[str, Meta(max_length=200)]
+Text = Annotated[str, Meta(max_length=512)]
+Number = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+Sort = Literal[
+    "rank",
+    "-rank",
+    "worker_id",
+    "-worker_id",
+    "state",
+    "-state",
+    "step",
+    "-step",
+    "heartbeat_age_seconds",
+    "-heartbeat_age_seconds",
+    "slowness",
+    "-slowness",
+]
+
+
+class NoQuery(Struct, frozen=True):
+    """Nothing."""
+
+
+class JobQuery(Struct, frozen=True):
+    """A job; empty: the one that was active last."""
+
+    job: Name = ""
+
+
+class PageQuery(JobQuery, frozen=True):
+    """A page of a list; ``cursor`` is the ``next_cursor`` of the page before."""
+
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 1000
+    cursor: Annotated[str, Meta(pattern="^[0-9]{0,9}$")] = ""
+
+    @property
+    def start(self) -> int:
+        """How many come before the page."""
+        return int(self.cursor or 0)
+
+
+class WorkerQuery(PageQuery, frozen=True):
+    """Which workers."""
+
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+    state: Name = ""
+    search: Name = ""
+    sort: Sort = "rank"
+
+
+class HistoryQuery(JobQuery, frozen=True):
+    """How far back."""
+
+    seconds: Annotated[int, Meta(ge=1, le=21600)] = 600
+
+
+class LogQuery(JobQuery, frozen=True):
+    """Which entries of the journal."""
+
+    search: Name = ""
+    level: Literal["", "info", "warning", "error"] = ""
+    event: Name = ""
+    after: Number = 0
+    before: Number = 0
+    limit: Annotated[int, Meta(ge=1, le=10000)] = 200
+    format: Literal["json", "jsonl", "csv"] = "json"
+
+
+class ActionRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Something that is asked of a run."""
+
+    job: Annotated[str, Meta(min_length=1, max_length=200)]
+    kind: Literal["checkpoint", "stop", "drain"]
+    worker_id: Name = ""
+    reason: Text = ""

@@ -1,18 +1,9 @@
 """The pure state machine: commands in, replies and effects out. Read ``machine`` first."""
 
 from .commands import HELD, Refused, Reply
+from .effects import Delete, DeleteJob, Effect, Emit, Put, Release
 from .machine import Job, Machine
-from .records import (
-    RECORD_TYPES,
-    Delete,
-    DeleteJob,
-    Effect,
-    Emit,
-    Event,
-    Put,
-    Record,
-    Release,
-)
+from .records import RECORD_TYPES, Event, Record
 
 __all__ = [
     "HELD",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ...types import CheckpointCondition, WorkerState
-from .dataset_layouts import LayoutRecord
-from .records import ActionRecord, ReaderRecord, SegmentRecord
+from .records import ActionRecord, LayoutRecord, ReaderRecord, SegmentRecord
 
 
 class Command(msgspec.Struct, frozen=True):

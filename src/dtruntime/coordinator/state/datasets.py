@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ...sharding import FileTable, Permutation, SlotTable
 from .commands import DatasetRegistered, Refused, RegisterDataset
-from .dataset_layouts import DatasetShard, File, ShardLocator, differences, unpack
 from .effects import Outbox
-from .records import DatasetRecord, IndexRecord
+from .records import DatasetRecord, IndexRecord, LayoutRecord, unpack
 from .roster import Roster
 
 DATASETS_LIMIT = 10_000
@@ -344,3 +344,108 @@ class Datasets:
                 f"registered ('strata datasets rm {known.dataset_id} --job {self._roster.job}', "
                 f"'strata jobs rm {self._roster.job}')",
             )
+
+
+class DatasetShard(NamedTuple):
+    """A range of samples and the files that hold it."""
+
+    shard_id: int
+    start: int
+    end: int
+    file_paths: tuple[str, ...]
+    row_starts: tuple[int, ...] = ()
+    """The first row in each file; empty when it is not known."""
+    row_counts: tuple[int, ...] = ()
+
+
+class File(NamedTuple):
+    """A whole file."""
+
+    path: str
+    rows: int | None
+    """None when it is not known."""
+
+
+class ShardLocator:
+    """Finds shards in files."""
+
+    def __init__(self, record: LayoutRecord) -> None:
+        self._record = record
+        self._shards = _bounds(unpack(record.shard_samples, record.shard_count))
+        self._files = _bounds(unpack(record.file_samples, len(record.files)))
+
+    def shards(self, shard_ids: ArrayLike) -> Iterator[DatasetShard]:
+        """Where each of some shards lies."""
+        ids = np.asarray(shard_ids, dtype=np.int64)
+        starts, ends = self._shards[ids], self._shards[ids + 1]
+        first = np.searchsorted(self._files, starts, side="right") - 1
+        last = np.searchsorted(self._files, ends, side="left")
+        rows = (starts - self._files[first]).tolist()
+        root, files = self._record.root, self._record.files
+        columns = (column.tolist() for column in (ids, starts, ends, first, last))
+        for row, shard in zip(rows, zip(*columns, strict=True), strict=True):
+            shard_id, start, end, number, behind = shard
+            if behind - number == 1:
+                yield DatasetShard(
+                    shard_id, start, end, (root + files[number],), (row,), (end - start,)
+                )
+            else:
+                yield self._spanning(*shard)
+
+    def files(self, numbers: ArrayLike) -> list[File]:
+        """Some files, by their numbers."""
+        root, files = self._record.root, self._record.files
+        chosen = np.asarray(numbers, dtype=np.int64)
+        rows = self._files[chosen + 1] - self._files[chosen]
+        pairs = zip(chosen.tolist(), rows.tolist(), strict=True)
+        return [File(root + files[number], count) for number, count in pairs]
+
+    def _spanning(self, shard_id: int, start: int, end: int, first: int, last: int) -> DatasetShard:
+        """A shard that reaches over several files, some of which may be empty."""
+        paths, rows, counts = [], [], []
+        bounds = self._files[first : last + 1].tolist()
+        for number in range(first, last):
+            begin, stop = bounds[number - first], bounds[number - first + 1]
+            low, high = max(start, begin), min(end, stop)
+            if low < high:
+                paths.append(self._record.root + self._record.files[number])
+                rows.append(low - begin)
+                counts.append(high - low)
+        return DatasetShard(shard_id, start, end, tuple(paths), tuple(rows), tuple(counts))
+
+
+def differences(known: LayoutRecord | None, given: LayoutRecord | None) -> Iterable[str]:
+    """How the files that are given differ from those that are registered, for people.
+
+    Who gives none has not seen the files, and contradicts nothing.
+    """
+    if given is None or known == given:
+        return
+    if known is None:
+        yield (
+            f"files: registered without any having been seen, given {_files(given)}, which are "
+            "cut into shards differently"
+        )
+        return
+    if known.options != given.options:
+        yield f"options: registered {known.options}, given {given.options}"
+    if known.fingerprint != given.fingerprint:
+        yield (
+            f"the files differ: registered {_files(known)} (fingerprint {known.fingerprint}), "
+            f"given {_files(given)} (fingerprint {given.fingerprint})"
+        )
+    elif known.root != given.root:
+        yield f"folder of the files: registered {known.root!r}, given {given.root!r}"
+    elif known.shard_samples != given.shard_samples:
+        yield (
+            f"shards: registered {known.shard_count}, given {given.shard_count} that are cut "
+            "differently (another version of Strata?)"
+        )
+
+
+def _bounds(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate(([0], np.cumsum(counts)))
+
+
+def _files(layout: LayoutRecord) -> str:
+    return f"{len(layout.files)} files of {layout.total_bytes} bytes"

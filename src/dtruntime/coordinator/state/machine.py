@@ -20,10 +20,9 @@ from .barriers import Barriers
 from .checkpoints.commits import Checkpoints
 from .commands import Lost, Refused, Reply
 from .datasets import Datasets, DealtDatasets, Timer
-from .effects import Outbox
+from .effects import Effect, Journal, Outbox
 from .epochs.epoch_coverage import Coverages
 from .epochs.epochs import Epochs
-from .journal import Journal
 from .members import Member
 from .membership_refusals import SILENT
 from .operator_requests import Actions
@@ -34,7 +33,6 @@ from .records import (
     CheckpointRecord,
     CoverageRecord,
     DatasetRecord,
-    Effect,
     EpochRecord,
     Event,
     JobRecord,

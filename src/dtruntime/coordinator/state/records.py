@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from ...types import WorkerState
-from .dataset_layouts import LayoutRecord
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -77,6 +78,48 @@ class WorkerRecord(Record, frozen=True):
     """When it was last heard; set when it is gone. 0: before this was recorded."""
     report: ReportRecord | None = None
     """Set when it is gone; absent: it sent no heartbeat, or before this was recorded."""
+
+
+_WIDTHS = (1, 2, 4, 8)
+
+
+class LayoutRecord(msgspec.Struct, frozen=True):
+    """What a client found out about the files of a dataset; the long lists are packed."""
+
+    fingerprint: str
+    """Identifies the files and their content."""
+    shard_count: int
+    shard_samples: bytes
+    shard_bytes: bytes
+    root: str
+    """What all files' names begin with."""
+    files: tuple[str, ...]
+    file_samples: bytes
+    total_bytes: int
+    columns: tuple[str, ...] = ()
+    options: str = ""
+
+    def __post_init__(self) -> None:
+        for name, count in (
+            ("shard_samples", self.shard_count),
+            ("shard_bytes", self.shard_count),
+            ("file_samples", len(self.files)),
+        ):
+            size = len(getattr(self, name))
+            if not count or size not in [count * width for width in _WIDTHS]:
+                raise ValueError(f"{name} has {size} bytes for {count} numbers")
+
+
+def pack(numbers: NDArray[np.uint64]) -> bytes:
+    """Whole numbers, each in as few bytes as the largest of them needs."""
+    most = int(numbers.max(initial=0))
+    width = next(width for width in _WIDTHS if most < 1 << 8 * width)
+    return numbers.astype(f"<u{width}").tobytes()
+
+
+def unpack(data: bytes, count: int) -> NDArray[np.int64]:
+    """The ``count`` numbers that :func:`pack` took."""
+    return np.frombuffer(data, f"<u{len(data) // count}").astype(np.int64)
 
 
 class DatasetRecord(Record, frozen=True):
@@ -380,45 +423,3 @@ Reports of coverage are sums, so the next one makes up for one that was lost.
 A barrier that waited for the disk would be slow every time; what a lost round can do is written
 down in ``docs/state-machine.md``.
 """
-
-
-class Effect(msgspec.Struct, frozen=True):
-    """Something the caller of the machine has to carry out."""
-
-
-class Put(Effect, frozen=True):
-    """Store a record before any reply leaves."""
-
-    kind: str
-    job: str
-    key: str
-    record: Record
-
-
-class Delete(Effect, frozen=True):
-    """Remove a record before any reply leaves."""
-
-    kind: str
-    job: str
-    key: str
-
-
-class DeleteJob(Effect, frozen=True):
-    """Remove all records of a job before any reply leaves."""
-
-    job: str
-
-
-class Emit(Effect, frozen=True):
-    """Append an event to the journal."""
-
-    event: Event
-    forgotten: tuple[int, ...] = ()
-    """The numbers of events that made room for it."""
-
-
-class Release(Effect, frozen=True):
-    """Answer a held call."""
-
-    call: int
-    reply: Any

@@ -21,18 +21,8 @@ import msgspec
 
 from ...errors import StorageError
 from ...telemetry import EventLog
-from ..state.records import (
-    CRASH_SAFE_KINDS,
-    READ_ON_DEMAND,
-    RECORD_TYPES,
-    Delete,
-    DeleteJob,
-    Effect,
-    Emit,
-    Event,
-    Put,
-    Record,
-)
+from ..state.effects import Delete, DeleteJob, Effect, Emit, Put
+from ..state.records import CRASH_SAFE_KINDS, READ_ON_DEMAND, RECORD_TYPES, Event, Record
 from .integrity import (
     DATABASE,
     QUERIES,

@@ -9,14 +9,16 @@ import pytest
 
 from dtruntime.coordinator.http import event_log
 from dtruntime.coordinator.http.metrics.job_metrics import JobMetrics
-from dtruntime.coordinator.http.metrics.rates import (
+from dtruntime.coordinator.http.metrics.time_series import (
+    HistoryFiles,
     RankRates,
     Rate,
     RecentQuantiles,
     ReportAge,
+    Rings,
+    StoredHistory,
     TimeShare,
 )
-from dtruntime.coordinator.http.metrics.time_series import HistoryFiles, Rings, StoredHistory
 from dtruntime.coordinator.http.responses import HttpError
 from dtruntime.coordinator.http.security import OriginPolicy
 from dtruntime.coordinator.http.snapshot.datasets import Reported, judge

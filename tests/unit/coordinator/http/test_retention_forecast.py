@@ -1,6 +1,6 @@
 """What the HTTP API says of checkpoints that retention will drop."""
 
-from dtruntime.coordinator.state.checkpoints.retention_forecast import (
+from dtruntime.coordinator.state.checkpoints.history import (
     RetentionForecast,
     users_metadata,
     written_bytes,

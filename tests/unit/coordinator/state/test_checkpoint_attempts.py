@@ -6,7 +6,8 @@ import pytest
 
 from dtruntime.coordinator.state import commands as c
 from dtruntime.coordinator.state.checkpoints import attempts as module
-from dtruntime.coordinator.state.records import CRASH_SAFE_KINDS, Delete, Put
+from dtruntime.coordinator.state.effects import Delete, Put
+from dtruntime.coordinator.state.records import CRASH_SAFE_KINDS
 from tests.support.machine_bench import Bench, refusal
 
 FIRST = "step-000000000007-000001"

@@ -4,9 +4,9 @@ import pytest
 from msgspec.structs import replace
 
 from dtruntime.coordinator.state import commands as c
-from dtruntime.coordinator.state.checkpoints.history import SAME_VERDICT_SECONDS
-from dtruntime.coordinator.state.checkpoints.retention_forecast import RetentionForecasts
-from dtruntime.coordinator.state.records import CRASH_SAFE_KINDS, CheckpointRecord, Put
+from dtruntime.coordinator.state.checkpoints.history import SAME_VERDICT_SECONDS, RetentionForecasts
+from dtruntime.coordinator.state.effects import Put
+from dtruntime.coordinator.state.records import CRASH_SAFE_KINDS, CheckpointRecord
 from dtruntime.retention import PLACE_KEY, RETENTION_KEY, Retention
 from dtruntime.types import CheckpointCondition
 from tests.support.machine_bench import JOB, Bench, refusal

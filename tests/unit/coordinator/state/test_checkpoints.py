@@ -3,9 +3,10 @@
 import pytest
 
 from dtruntime.coordinator.state import commands as c
+from dtruntime.coordinator.state.checkpoints import attempts as module
 from dtruntime.coordinator.state.checkpoints import history
-from dtruntime.coordinator.state.checkpoints import pending as module
-from dtruntime.coordinator.state.records import CRASH_SAFE_KINDS, Put
+from dtruntime.coordinator.state.effects import Put
+from dtruntime.coordinator.state.records import CRASH_SAFE_KINDS
 from tests.support.machine_bench import Bench, refusal
 
 

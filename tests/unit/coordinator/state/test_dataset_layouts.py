@@ -15,10 +15,16 @@ from hypothesis import strategies as st
 
 from dtruntime.coordinator.state import Refused
 from dtruntime.coordinator.state import commands as c
-from dtruntime.coordinator.state.dataset_layouts import LayoutRecord, pack, unpack
 from dtruntime.coordinator.state.datasets import Dataset
-from dtruntime.coordinator.state.records import DatasetRecord, IndexRecord, Put
-from dtruntime.rpc import decode, layout_messages
+from dtruntime.coordinator.state.effects import Put
+from dtruntime.coordinator.state.records import (
+    DatasetRecord,
+    IndexRecord,
+    LayoutRecord,
+    pack,
+    unpack,
+)
+from dtruntime.rpc import decode, encode
 from dtruntime.rpc.gen import coordinator_pb2 as pb
 from tests.support.machine_bench import JOB, Bench, refusal
 
@@ -188,8 +194,8 @@ def test_files_that_appear_later_are_a_conflict(bench: Bench) -> None:
         ({"exact": True, "shard_size": 3}, {"shard_samples": [3, 3, 6]}, "shard 2 has 6 samples"),
         ({"path": ""}, {}, "needs path and format"),
         ({"format": ""}, {}, "needs path and format"),
-        ({"index": bytes(layout_messages.INDEX_BYTES + 1)}, {}, "the index has"),
-        ({"index": bytes(layout_messages.INDEX_BYTES)}, {}, ""),
+        ({"index": bytes(decode.INDEX_BYTES + 1)}, {}, "the index has"),
+        ({"index": bytes(decode.INDEX_BYTES)}, {}, ""),
     ],
 )
 def test_impossible_layout_is_refused(
@@ -213,8 +219,8 @@ def test_index_without_a_layout_is_refused() -> None:
 def test_layout_for_the_wire_is_short_unless_all_is_asked_for() -> None:
     known = command().layout
     assert known is not None
-    assert layout_messages.encode(known, full=True) == request().layout
-    short = layout_messages.encode(known, full=False)
+    assert encode.layout(known, full=True) == request().layout
+    short = encode.layout(known, full=False)
     assert (short.fingerprint, short.root, short.total_bytes) == ("abc", "/data/", 120)
     lists = (short.shard_samples, short.shard_bytes, short.files, short.file_samples)
     assert not any(lists)

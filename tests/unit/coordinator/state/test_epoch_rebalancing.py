@@ -3,8 +3,8 @@
 import pytest
 
 from dtruntime.coordinator.state import commands as c
-from dtruntime.coordinator.state.epochs import epochs, rebalancing
-from dtruntime.coordinator.state.records import Put
+from dtruntime.coordinator.state.effects import Put
+from dtruntime.coordinator.state.epochs import epochs
 from dtruntime.sharding.coverage_digest import Digest
 from tests.support.epoch_bench import begin, bench_with_dataset, finish, ledger_of
 from tests.support.machine_bench import DATASET, JOB, SAMPLES, Bench, digest_of, refusal
@@ -118,7 +118,7 @@ def test_oldest_epochs_are_forgotten_complete_ones_first(
 
 
 def test_number_of_segments_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rebalancing, "SEGMENTS_LIMIT", 4)
+    monkeypatch.setattr(epochs, "SEGMENTS_LIMIT", 4)
     a, b = begin(bench, 2, upto=1)
     for segment in (2, 3):
         bench.apply(c.Rebalance(JOB, DATASET, 0, {0: 10 * segment}))
@@ -136,7 +136,7 @@ def test_number_of_segments_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyP
 def test_waits_end_where_no_segment_can_begin(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rebalancing, "SEGMENTS_LIMIT", 1)
+    monkeypatch.setattr(epochs, "SEGMENTS_LIMIT", 1)
     a, b = begin(bench, 2)
     finish(bench, a, 1, 50)
     waiting = bench.claim(a, 1, 50, 50, timeout=30.0)

@@ -12,11 +12,11 @@ import pytest
 from dtruntime.coordinator.state import RECORD_TYPES, Machine
 from dtruntime.coordinator.state import commands as c
 from dtruntime.coordinator.state import datasets as datasets_module
-from dtruntime.coordinator.state import journal as journal_module
+from dtruntime.coordinator.state import effects as effects_module
 from dtruntime.coordinator.state import machine as machine_module
 from dtruntime.coordinator.state.barriers import ROUNDS_KEPT
 from dtruntime.coordinator.state.datasets import Dataset, DealtDatasets
-from dtruntime.coordinator.state.journal import JOB_EVENTS_KEPT, Journal
+from dtruntime.coordinator.state.effects import JOB_EVENTS_KEPT, Journal
 from dtruntime.coordinator.state.machine import WAITS_SLACK
 from dtruntime.coordinator.state.records import (
     READ_ON_DEMAND,
@@ -201,10 +201,10 @@ def test_who_gives_way_is_found_without_looking_at_every_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks = 0
-    rank = journal_module._Entries.rank.fget
+    rank = effects_module._Entries.rank.fget
     assert rank is not None
 
-    def count(entries: journal_module._Entries) -> tuple[int, int]:
+    def count(entries: effects_module._Entries) -> tuple[int, int]:
         nonlocal looks
         looks += 1
         return rank(entries)
@@ -212,11 +212,11 @@ def test_who_gives_way_is_found_without_looking_at_every_job(
     journal = Journal(length=4000)
     for number in range(4000):
         journal.append(0.0, f"job-{number // 2}", "k", {})
-    monkeypatch.setattr(journal_module._Entries, "rank", property(count))
+    monkeypatch.setattr(effects_module._Entries, "rank", property(count))
     for number in range(1000):
         journal.append(0.0, f"name-{number}", "k", {})
     assert looks < 10 * 1000
-    assert len(journal._ranks) <= 2 * len(journal._jobs) + journal_module.RANKS_SLACK
+    assert len(journal._ranks) <= 2 * len(journal._jobs) + effects_module.RANKS_SLACK
 
 
 def test_what_made_room_is_told_once_also_after_a_restart() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dtruntime.coordinator.state.dataset_layouts import LayoutRecord
+from dtruntime.coordinator.state.effects import Delete, DeleteJob, Emit, Put
 from dtruntime.coordinator.state.records import (
     READ_ON_DEMAND,
     RECORD_TYPES,
@@ -19,16 +19,13 @@ from dtruntime.coordinator.state.records import (
     CheckpointRecord,
     CoverageRecord,
     DatasetRecord,
-    Delete,
-    DeleteJob,
-    Emit,
     EpochRecord,
     Event,
     IndexRecord,
     JobRecord,
+    LayoutRecord,
     PartRecord,
     PendingRecord,
-    Put,
     ReaderRecord,
     Record,
     RemovedRecord,

@@ -9,14 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dtruntime.coordinator.state.records import (
-    CheckpointRecord,
-    Delete,
-    Emit,
-    Event,
-    JobRecord,
-    Put,
-)
+from dtruntime.coordinator.state.effects import Delete, Emit, Put
+from dtruntime.coordinator.state.records import CheckpointRecord, Event, JobRecord
 from dtruntime.coordinator.store import SqliteStore, backup, integrity
 from dtruntime.errors import StorageError
 from tests.support.paths import STORED

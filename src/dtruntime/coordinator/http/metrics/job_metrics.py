@@ -14,14 +14,22 @@ import numpy as np
 from ....rpc.gen import coordinator_pb2 as pb
 from ....types import Membership, WorkerState
 from ...state import Event, Job
-from ...state.checkpoints.retention_forecast import seconds_taken
+from ...state.checkpoints.history import seconds_taken
 from ...state.commands import Heartbeat
 from ...state.members import Member
 from ...state.records import CheckpointRecord
 from ..read_model import in_slices
 from ..views import Metrics, Point, Recovery
-from .rates import Quantiles, RankRates, Rate, RecentQuantiles, ReportAge, TimeShare
-from .time_series import Rings, StoredHistory
+from .time_series import (
+    Quantiles,
+    RankRates,
+    Rate,
+    RecentQuantiles,
+    ReportAge,
+    Rings,
+    StoredHistory,
+    TimeShare,
+)
 
 SLICE = 1000
 REPORTERS = 32

@@ -15,8 +15,7 @@ from ...state.checkpoints.history import CHECKPOINTS_KEPT
 from ..read_model import ObservedService, totals
 from ..snapshot.datasets import DatasetBoard
 from .job_metrics import RATE_SECONDS, JobMetrics
-from .rates import Rate
-from .time_series import HistoryFiles
+from .time_series import HistoryFiles, Rate
 
 log = EventLog("http")
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ...state import Job
-from ...state.checkpoints.retention_forecast import RetentionForecasts
+from ...state.checkpoints.history import RetentionForecasts
 from .. import event_log, views
 from ..metrics.job_metrics import JobMetrics
 from ..metrics.sampler import Sampler

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ...._version import __version__
 from ....types import WorkerState
 from ...state import Job, Machine
-from ...state.checkpoints.retention_forecast import (
+from ...state.checkpoints.history import (
     RetentionForecast,
     RetentionForecasts,
     users_metadata,

@@ -15,23 +15,7 @@ from ...state.commands import Heartbeat
 from ...state.members import Member
 from ...state.records import WorkerRecord
 from ...state.stragglers import slowness
-from ..views import Gpu, Worker
-
-Sort = Literal[
-    "rank",
-    "-rank",
-    "worker_id",
-    "-worker_id",
-    "state",
-    "-state",
-    "step",
-    "-step",
-    "heartbeat_age_seconds",
-    "-heartbeat_age_seconds",
-    "slowness",
-    "-slowness",
-]
-
+from ..views import Gpu, Sort, Worker
 
 Membership = Literal["live", "dead", "left"]
 

@@ -21,9 +21,8 @@ from ..effects import Outbox
 from ..members import Member
 from ..records import CheckpointRecord, PartRecord, PendingRecord
 from ..roster import Roster
-from .attempts import Attempt, Attempts
+from .attempts import Attempt, Attempts, PendingCheckpoint, PendingCheckpoints, part_key
 from .history import CommittedCheckpoints
-from .pending import PendingCheckpoint, PendingCheckpoints, part_key
 
 
 class Checkpoints:

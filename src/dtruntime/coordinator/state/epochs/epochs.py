@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
@@ -25,8 +25,7 @@ from ..effects import Outbox
 from ..members import Member
 from ..records import EpochRecord, ReaderRecord, SegmentRecord
 from ..roster import Roster
-from . import claims, rebalancing
-from .ledger import Ledger, Offer, Wait
+from .ledger import Ledger, Offer, View, Wait
 
 EPOCHS_KEPT = 64
 """For each dataset."""
@@ -60,14 +59,14 @@ class Epochs:
         if ledger is None and not c.segment:
             return self._moved(self._open(c, out), Wait(member, 0))
         ledger = ledger or self._known(c.dataset_id, c.epoch)
-        claims.check_place(ledger, c)
+        ledger.check_place(c)
         if ledger.record.complete:
             return Complete(self._roster.generation, member.rank)
-        if rebalancing.is_stale(ledger, self._roster):
+        if is_stale(ledger, self._roster):
             self._cut(ledger, (), out)
         if c.segment != ledger.current:
             return self._moved(ledger, Wait(member, c.known))
-        reader = claims.claimed(ledger, c, member, out.now)
+        reader = ledger.with_claim(c, member, out.now)
         if reader is not ledger.readers.get(reader.incarnation):
             ledger.keep(reader)
             out.put("reader", self._roster.job, reader_key(reader), reader)
@@ -80,9 +79,9 @@ class Epochs:
         if ledger.record.complete:
             return Consumed(self._roster.generation, ledger.current)
         if known is None:
-            claims.check_taken(ledger, None, c)
+            ledger.check_taken(None, c)
             return Consumed(self._roster.generation, ledger.current)
-        reader = claims.committed(ledger, known, c, out.now)
+        reader = ledger.with_commit(known, c, out.now)
         if reader is not known:
             ledger.keep(reader)
             out.put("reader", self._roster.job, reader_key(reader), reader)
@@ -99,11 +98,11 @@ class Epochs:
                 "not_ready", f"job {self._roster.job!r} has no live workers to read {ledger.name}"
             )
         if c.weights:
-            weights = rebalancing.given_weights(c.weights, self._roster)
+            weights = given_weights(c.weights, self._roster)
         else:
-            weights = rebalancing.measured_weights(ledger, self._roster, out.now)
+            weights = measured_weights(ledger, self._roster, out.now)
         if not self._is_dealt_so(ledger, weights):
-            rebalancing.check_room(ledger, self._roster, rebalancing.WISHED_SHARE)
+            check_room(ledger, self._roster, WISHED_SHARE)
             self._cut(ledger, weights, out)
         return Rebalanced(ledger.current, weights)
 
@@ -137,7 +136,7 @@ class Epochs:
                 if not member.live:
                     self.hang_up(call)
                     out.release(call, self._roster.refusal(member))
-            if ledger.calls and rebalancing.is_stale(ledger, self._roster):
+            if ledger.calls and is_stale(ledger, self._roster):
                 try:
                     self._cut(ledger, (), out)
                 except Refused as refusal:
@@ -173,7 +172,7 @@ class Epochs:
     def _after_claim(
         self, ledger: Ledger, reader: ReaderRecord, c: Claim, member: Member, out: Outbox
     ) -> Reply:
-        offer = claims.offered(ledger, reader, c, out.now)
+        offer = ledger.with_offer(reader, c, out.now)
         before = ledger.offers.get(reader.incarnation)
         if before is not None:
             # What the same reader offered with an earlier call, it may not mean any more.
@@ -230,14 +229,14 @@ class Epochs:
         """Whether the current segment has these weights, and nobody has begun to read in it."""
         untouched = all(r.segment < ledger.current for r in ledger.readers.values())
         same = ledger.segments[-1].weights == weights
-        return untouched and same and not rebalancing.is_stale(ledger, self._roster)
+        return untouched and same and not is_stale(ledger, self._roster)
 
     def _deal_to_the_idle(self, ledger: Ledger, out: Outbox) -> bool:
         """Deal anew what is left to the slow, if it is worth it; whether it was."""
-        room = rebalancing.has_room(ledger, self._roster, rebalancing.WISHED_SHARE)
-        if not (rebalancing.is_worth_it(ledger) and room):
+        room = has_room(ledger, self._roster, WISHED_SHARE)
+        if not (is_worth_it(ledger) and room):
             return False
-        weights = rebalancing.measured_weights(ledger, self._roster, out.now)
+        weights = measured_weights(ledger, self._roster, out.now)
         self._cut(ledger, weights, out, ledger.unclaimed)
         return True
 
@@ -245,9 +244,9 @@ class Epochs:
         self, ledger: Ledger, weights: tuple[int, ...], out: Outbox, rebalanced_at: int = 0
     ) -> None:
         """End the current segment, and begin one for the members that there are."""
-        rebalancing.check_room(ledger, self._roster)
+        check_room(ledger, self._roster)
         job, before, view = self._roster.job, ledger.view, self._roster.view()
-        lost = rebalancing.lost_readers(ledger, self._roster)
+        lost = lost_readers(ledger, self._roster)
         returned = ledger.cut(view, weights, lost)
         ledger.record = replace(ledger.record, rebalanced_at=rebalanced_at)
         ledger.generation = self._roster.generation
@@ -262,7 +261,7 @@ class Epochs:
             dataset=ledger.record.dataset_id,
             epoch=ledger.record.epoch,
             segment=ledger.current,
-            why=rebalancing.why(before, view, lost) or "rebalanced",
+            why=why(before, view, lost) or "rebalanced",
             taken_back=returned,
         )
         self._release_all(ledger, lambda wait: self._moved(ledger, wait), out)
@@ -367,3 +366,119 @@ def segment_key(segment: SegmentRecord) -> str:
 def reader_key(reader: ReaderRecord) -> str:
     """What a reader is stored under."""
     return f"{reader.epoch}:{reader.incarnation}:{reader.dataset_id}"
+
+
+FULL_WEIGHT = 100
+SEGMENTS_LIMIT = 10_000
+SEGMENT_SLOTS_LIMIT = 2_000_000
+"""Slots of all segments of an epoch together: workers are sent all of them."""
+WISHED_SHARE = 0.75
+"""How much of these limits is for dealing that could be left undone; the rest is for losses."""
+WORTH = 2
+"""What is left to one reader is dealt anew if it is more than this many of the largest claims."""
+
+
+def lost_readers(ledger: Ledger, roster: Roster) -> list[ReaderRecord]:
+    """The readers that are not members any more."""
+    live = {m.incarnation for m in roster.slots.held() if m.live}
+    return [r for r in ledger.readers.values() if r.incarnation not in live]
+
+
+def is_stale(ledger: Ledger, roster: Roster) -> bool:
+    """Whether the members are others than those that the current segment was dealt to.
+
+    While nobody is live, there is nobody to deal to.
+    """
+    if ledger.generation == roster.generation or not roster.live_count:
+        return False
+    if ledger.view != roster.view() or lost_readers(ledger, roster):
+        return True
+    ledger.generation = roster.generation
+    return False
+
+
+def has_room(ledger: Ledger, roster: Roster, share: float = 1.0) -> bool:
+    """Whether another segment stays within this share of the limits."""
+    slots = roster.view()[0] + sum(segment.slot_count for segment in ledger.segments)
+    return ledger.current < SEGMENTS_LIMIT * share and slots <= SEGMENT_SLOTS_LIMIT * share
+
+
+def check_room(ledger: Ledger, roster: Roster, share: float = 1.0) -> None:
+    """Refuse another segment where there are too many."""
+    if not has_room(ledger, roster, share):
+        raise Refused(
+            "too_many_segments",
+            f"{ledger.name} cannot be dealt anew after {ledger.current} segments: begin the next "
+            "epoch, and find out why workers come and go so often",
+        )
+
+
+def is_worth_it(ledger: Ledger) -> bool:
+    """Whether a reader has so much left that the idle should get of it.
+
+    Not more often than each time that half of what was unclaimed has been claimed.
+    """
+    left, before = ledger.unclaimed, ledger.record.rebalanced_at
+    worth = WORTH * ledger.step
+    if left <= worth or (before and 2 * left > before):
+        return False
+    return ledger.largest_rest() > worth
+
+
+def measured_weights(ledger: Ledger, roster: Roster, now: float) -> tuple[int, ...]:
+    """Weights of all slots by how fast their holders have been; the fastest has 100.
+
+    A member that has not shown how fast it is has 100 too, a slot that nobody holds 1.
+    """
+    rates: dict[int, float] = {}
+    for reader in ledger.readers.values():
+        known = _rate(ledger, reader, now)
+        if known is not None:
+            rates[reader.incarnation] = known
+    fastest = max(rates.values(), default=1.0)
+    holders = (roster.slots[rank] for rank in range(roster.view()[0]))
+    return tuple(_weight(holder, rates, fastest) for holder in holders)
+
+
+def _weight(member: Member | None, rates: Mapping[int, float], fastest: float) -> int:
+    if member is None or not member.live:
+        return 1
+    rate = rates.get(member.incarnation, fastest)
+    return max(1, min(FULL_WEIGHT, round(FULL_WEIGHT * rate / fastest)))
+
+
+def _rate(ledger: Ledger, reader: ReaderRecord, now: float) -> float | None:
+    """Samples a second; for one that has committed nothing, the most it can be."""
+    if reader.count:
+        return reader.count / max(reader.busy, 1e-3)
+    pending = sum(part.stop - part.start for part in ledger.uncommitted(reader))
+    return pending / max(now - reader.active_at, 1e-3) if pending else None
+
+
+def given_weights(percentages: Mapping[int, int], roster: Roster) -> tuple[int, ...]:
+    """Weights of all slots as somebody wants them; 0 counts as 1."""
+    count, dead = roster.view()
+    absent = sorted(rank for rank in percentages if rank >= count or rank in dead)
+    if absent:
+        raise Refused(
+            "unknown_rank",
+            f"rank {absent[0]} of job {roster.job!r} is not present: {count - len(dead)} of "
+            f"{count} ranks are",
+        )
+    return tuple(max(1, percentages.get(rank, FULL_WEIGHT)) for rank in range(count))
+
+
+def why(before: View, after: View, lost: list[ReaderRecord]) -> str:
+    """Who came and who went between two segments, for people; empty if nobody did."""
+    was, now = (set(range(count)) - dead for count, dead in (before, after))
+    changes = {
+        "lost": sorted((was - now) | {reader.slot for reader in lost}),
+        "joined": sorted(now - was),
+    }
+    return ", ".join(f"{word} {_ranks(ranks)}" for word, ranks in changes.items() if ranks)
+
+
+def _ranks(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"

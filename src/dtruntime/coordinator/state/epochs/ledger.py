@@ -17,6 +17,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from ....sharding.coverage_digest import Digest
+from ..commands import Claim, Commit, Refused
 from ..members import Member
 from ..records import EpochRecord, ReaderRecord, SegmentRecord, TakenBack
 
@@ -207,3 +208,136 @@ class Ledger:
         )
         for reader in readers:
             del self.readers[reader.incarnation]
+
+    # Claims and commits
+
+    def check_place(self, c: Claim) -> None:
+        """Refuse a claim by another plan, or in a segment that there is not."""
+        if c.plan != self.record.plan:
+            raise Refused(
+                "plan_conflict",
+                f"{self.name} is read by the plan {self.record.plan!r}, but {c.worker_id!r} has "
+                f"{c.plan!r}: give all workers the same settings, or use another dataset id",
+            )
+        if c.segment > self.current:
+            raise Refused(
+                "invalid",
+                f"{self.name} has {self.current} segments; {c.worker_id!r} cannot claim in segment "
+                f"{c.segment}: ask with segment 0 for those that there are",
+            )
+        if c.known > max(0, c.segment - 1):
+            raise Refused(
+                "invalid",
+                f"{c.worker_id!r} claims in segment {c.segment} of {self.name} and cannot know "
+                f"that {c.known} segments have ended",
+            )
+
+    def with_claim(self, c: Claim, member: Member, now: float) -> ReaderRecord:
+        """The reader with its claim in the current segment; a lower claim changes nothing."""
+        known = self.readers.get(member.incarnation) or self._newcomer(c, member)
+        here = member.incarnation in self.readers and known.segment == self.current
+        before = known.claim if here else 0
+        self._check_lane(c, known.length if here else c.length, before)
+        if here and c.upto <= before:
+            return known
+        idle = next(self.uncommitted(known), None) is None
+        return replace(
+            known,
+            segment=self.current,
+            claim=c.upto,
+            length=c.length,
+            step=max(known.step, c.upto - before),
+            active_at=now if idle else known.active_at,
+        )
+
+    def with_commit(self, reader: ReaderRecord, c: Commit, now: float) -> ReaderRecord:
+        """The reader with its commit; an earlier place than before changes nothing."""
+        place = c.segment, c.position
+        last = reader.committed_segment, reader.committed_position
+        if place < last:
+            return reader
+        self.check_taken(reader, c)
+        count = reader.count + c.position - reader.committed_position
+        for number in range(reader.committed_segment, c.segment):
+            count += self.taken(reader, number)
+        self._check_digest(reader, c, count)
+        if place == last:
+            return reader
+        return replace(
+            reader,
+            committed_segment=c.segment,
+            committed_position=c.position,
+            count=count,
+            digest=c.digest,
+            busy=reader.busy + max(0.0, now - reader.active_at),
+            active_at=now,
+        )
+
+    def with_offer(self, reader: ReaderRecord, c: Claim, now: float) -> ReaderRecord | None:
+        """The reader with everything committed that it took, if that is what a claim offers."""
+        if not c.commit_digest or c.upto < c.length:
+            return None
+        commit = Commit(
+            job=c.job,
+            worker_id=c.worker_id,
+            incarnation=c.incarnation,
+            dataset_id=c.dataset_id,
+            epoch=c.epoch,
+            segment=c.commit_segment,
+            position=c.commit_position,
+            digest=c.commit_digest,
+        )
+        after = self.with_commit(reader, commit, now)
+        return after if after is not reader and self.has_finished(after) else None
+
+    def check_taken(self, reader: ReaderRecord | None, c: Commit) -> None:
+        """Refuse a commit of more than was claimed; one that never claimed can commit nothing."""
+        exists = 0 < c.segment <= self.current
+        taken = self.taken(reader, c.segment) if reader and exists else 0
+        if not exists or c.position > taken:
+            raise Refused(
+                "lane_conflict",
+                f"{c.worker_id!r} commits up to place {c.position} of segment {c.segment} of "
+                f"{self.name}, where it has claimed {taken} samples: claim before you commit",
+            )
+
+    def _newcomer(self, c: Claim, member: Member) -> ReaderRecord:
+        return ReaderRecord(
+            dataset_id=c.dataset_id,
+            epoch=c.epoch,
+            ledger=self.record.sequence,
+            incarnation=member.incarnation,
+            slot=member.rank,
+            segment=self.current,
+            claim=0,
+            length=c.length,
+            committed_segment=self.current,
+        )
+
+    def _check_lane(self, c: Claim, length: int, before: int) -> None:
+        if c.upto > c.length:
+            raise Refused(
+                "invalid", f"{c.worker_id!r} claims {c.upto} samples of a lane that has {c.length}"
+            )
+        if c.length != length or c.length - before > self.unclaimed:
+            raise Refused(
+                "lane_conflict",
+                f"{c.worker_id!r} claims {c.upto} of {c.length} samples in segment {c.segment} of "
+                f"{self.name}, where its lane has {length} and {self.unclaimed} samples are "
+                "unclaimed in all: lanes must be computed alike; run the same version everywhere",
+            )
+
+    def _check_digest(self, reader: ReaderRecord, c: Commit, count: int) -> None:
+        samples = self.record.samples
+        try:
+            digest = Digest(samples, c.digest)
+        except ValueError as exc:
+            raise Refused("invalid", f"{c.worker_id!r} sent no digest: {exc}") from None
+        same = count != reader.count or digest == Digest(samples, reader.digest)
+        if digest.count != count or not same:
+            raise Refused(
+                "digest_conflict",
+                f"{c.worker_id!r} commits {count} samples of {self.name} up to place {c.position} "
+                f"of segment {c.segment}, but its digest is of {digest.count} samples"
+                + ("" if same else ", others than those that it has committed"),
+            )
