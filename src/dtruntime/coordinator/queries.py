@@ -13,6 +13,7 @@ from ..config import CoordinatorConfig
 from ..errors import StorageError
 from ..rpc import decode, encode
 from ..rpc.gen import coordinator_pb2 as pb
+from ..rpc.messages import to_message
 from ..telemetry import MethodStats
 from ..types import DEFAULT_JOB
 from .limits import RateLimits
@@ -208,7 +209,7 @@ class Queries:
         found = job.coverages.of(request.dataset_id, ledgers)
         if request.HasField("epoch"):
             found = [covered for covered in found if covered.epoch == request.epoch]
-        return pb.CoverageList(epochs=[encode.coverage(covered) for covered in found])
+        return pb.CoverageList(epochs=[to_message(covered, pb.Coverage) for covered in found])
 
     def _rank_of(self, job: str, worker_id: str, incarnation: int, now: float) -> int:
         known = self._machine.job(job).roster.by_id.get(worker_id)
@@ -244,7 +245,7 @@ class Queries:
 
     def _list_actions(self, request: pb.JobRequest, now: float) -> Answer:
         job = self._machine.job(decode.job_name(request.job))
-        return pb.ActionList(actions=encode.actions(job.roster.actions))
+        return pb.ActionList(actions=map(encode.action, job.roster.actions))
 
     def _get_status(self, request: pb.StatusRequest, now: float) -> Answer:
         job = self._machine.job(decode.job_name(request.job))
@@ -272,21 +273,11 @@ class Queries:
 
     def _list_processes(self, request: pb.ProcessesRequest, now: float) -> Answer:
         job = self._machine.jobs.get(decode.job_name(request.job))
-        found = job.roster.on_machine(decode.machine(request.machine)) if job else []
+        found = job.roster.on_machine(decode.identifier("machine", request.machine)) if job else []
         own = request.pid, request.process_started
         others = [m for m in found if (m.record.pid, m.record.process_started) != own]
-        return pb.ProcessList(
-            processes=[
-                pb.MemberProcess(
-                    worker_id=member.worker_id,
-                    rank=member.rank,
-                    incarnation=member.incarnation,
-                    pid=member.record.pid,
-                    process_started=member.record.process_started,
-                )
-                for member in others[: decode.PROCESSES_CUT]
-            ]
-        )
+        shown = [to_message(m.record, pb.MemberProcess) for m in others[: decode.PROCESSES_CUT]]
+        return pb.ProcessList(processes=shown)
 
     def _list_jobs(self, request: pb.ListJobsRequest, now: float) -> Answer:
         return pb.JobList(

@@ -15,6 +15,7 @@ from ..errors import StorageError
 from ..events import ALARMS
 from ..rpc import decode, encode
 from ..rpc.gen import coordinator_pb2 as pb
+from ..rpc.messages import to_message
 from ..rpc.methods import METHODS, SERVICE
 from ..telemetry import EventLog, MethodStats, tracing
 from ..telemetry.tracing import Span
@@ -227,7 +228,7 @@ class CoordinatorService:
             appended = self._appended
             newest = self.machine.journal.last_id
             for entry in self.machine.journal.after(last, job):
-                yield encode.event(entry)
+                yield to_message(entry, pb.Event)
             last = newest
             if not request.follow:
                 return
@@ -299,18 +300,10 @@ class CoordinatorService:
         command = decode.register(request, self.config.max_workers_per_job, returns=returns)
         if returns and state_id not in self._store.ancestors:
             self._note_foreign(command.job, command.worker_id, state_id, now)
-        reply = self._apply(command, now)
-        assert isinstance(reply, c.Registered)
-        return pb.WorkerRegistration(
-            worker_id=reply.worker_id,
-            rank=reply.rank,
-            incarnation=reply.incarnation,
-            generation=reply.generation,
-            world_size=reply.world_size,
-            live_workers=reply.live_workers,
+        return encode.reply(
+            self._apply(command, now),
             heartbeat_interval_ms=self.config.heartbeat_interval_ms,
             heartbeat_timeout_ms=self.config.heartbeat_timeout_ms,
-            job=reply.job,
             state_id=self._store.state_id,
         )
 
@@ -326,7 +319,7 @@ class CoordinatorService:
             lost_generation=reply.lost_generation,
         )
         if reply.actions:
-            response.actions.extend(encode.actions(reply.actions))
+            response.actions.extend(encode.action(record) for record in reply.actions)
         return response
 
     def _foreign(self, method: str, request: Any, now: float) -> Refused:
@@ -365,10 +358,7 @@ class CoordinatorService:
 
     def _register_dataset(self, request: pb.DatasetInfo, now: float) -> Answer:
         reply = self._apply(decode.register_dataset(request), now)
-        assert isinstance(reply, c.DatasetRegistered)
-        registration = encode.dataset_registered(reply)
-        registration.state_id = self._store.state_id
-        return registration
+        return encode.reply(reply, state_id=self._store.state_id)
 
     def _change(self, method: str, request: Any, now: float) -> Answer:
         """Answer a method of `COMMANDS`; a member's calls are counted, but for its last one."""

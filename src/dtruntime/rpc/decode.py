@@ -1,14 +1,19 @@
-"""Requests from the wire: every field checked, then turned into commands."""
+"""Requests as commands, every field of them checked.
+
+Fields are copied by name, each through the check that `_CHECKS` has for it. A reader of a method
+whose fields differ overrides these.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
+from google.protobuf.message import Message
 from numpy.typing import NDArray
 
 from ..coordinator.state import Refused
@@ -26,6 +31,9 @@ from ..types import (
 from .gen import coordinator_pb2 as pb
 from .messages import CONDITIONS, STATES
 
+C = TypeVar("C", bound=c.Command)
+Check = Callable[[str, Any], Any]
+
 METADATA_ENTRIES = 64
 METADATA_KEY = 128
 METADATA_VALUE = 4096
@@ -37,6 +45,15 @@ MAX_COUNT = 2**63 - 1
 MAX_PREVIOUS = 2**53
 """Above it there is room for all that will ever be counted."""
 PROCESSES_CUT = 1024
+INDEX_BYTES = 16 * 2**20
+SHARDS = 10_000_000
+FILES = 1_000_000
+COLUMNS = 10_000
+NAME_LENGTH = 4096
+FINGERPRINT_LENGTH = 128
+OPTIONS_LENGTH = 256 * 1024
+
+# Checks of single fields
 
 
 def refuse(message: str) -> Refused:
@@ -45,11 +62,20 @@ def refuse(message: str) -> Refused:
 
 
 def identifier(kind: str, value: str) -> str:
-    """A checked identifier."""
+    """A checked identifier; ``kind`` may be the name of its field."""
     try:
-        return check_id(kind, value)
+        return check_id(_KINDS.get(kind, kind), value)
     except ValueError as exc:
         raise refuse(str(exc)) from None
+
+
+_KINDS = {
+    "worker_id": "worker id",
+    "dataset_id": "dataset",
+    "checkpoint_id": "checkpoint",
+    "barrier_id": "barrier",
+    "action_id": "action",
+}
 
 
 def job_name(value: str) -> str:
@@ -57,65 +83,184 @@ def job_name(value: str) -> str:
     return identifier("job", value) if value else DEFAULT_JOB
 
 
+def order(value: str) -> str:
+    """The order in which a worker reads; empty: one that is not known here."""
+    return value if value in ORDERS else ""
+
+
+def _optional(name: str, value: str) -> str:
+    return identifier(name, value) if value else ""
+
+
+def _incarnation(_: str, value: int) -> int:
+    if not value:
+        raise refuse("the incarnation is missing: send the one that RegisterWorker returned")
+    return value
+
+
+def _count(name: str, value: int, limit: int = MAX_COUNT) -> int:
+    if value > limit:
+        raise refuse(f"{name} {value} is more than {limit}")
+    return value
+
+
+def _text(name: str, value: str, limit: int = TEXT_LENGTH) -> str:
+    if len(value) > limit:
+        raise refuse(f"{name} has {len(value)} characters, more than {limit}")
+    if not value.isprintable():
+        raise refuse(f"{name} {value[:40]!r} contains characters that cannot be printed")
+    return value
+
+
+def _metadata(_: str, pairs: Mapping[str, str]) -> dict[str, str]:
+    if len(pairs) > METADATA_ENTRIES:
+        raise refuse(f"{len(pairs)} metadata entries are more than {METADATA_ENTRIES}")
+    for key, value in pairs.items():
+        if not key or len(key) > METADATA_KEY or len(value) > METADATA_VALUE:
+            raise refuse(
+                f"metadata {key[:40]!r}: keys have 1 to {METADATA_KEY} characters, values up to "
+                f"{METADATA_VALUE}"
+            )
+    return dict(pairs)
+
+
+def _payload(value: bytes) -> bytes:
+    if len(value) > VALUE_BYTES:
+        raise refuse(
+            f"a value of {len(value)} bytes cannot be handed round: at most {VALUE_BYTES} bytes; "
+            "put it into the storage that all workers share, and hand round its name"
+        )
+    return value
+
+
+def _seconds(milliseconds: int) -> float:
+    return min(milliseconds / 1000, LONGEST_WAIT_SECONDS)
+
+
+def _ranks(_: str, ranks: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted(set(ranks))) if ranks else ()
+
+
+def _checkpoint_ids(_: str, keys: Sequence[str]) -> tuple[str, ...]:
+    if len(keys) > REPORTED_AT_ONCE:
+        raise refuse(f"at most {REPORTED_AT_ONCE} checkpoints can be reported on at once")
+    return tuple(identifier("checkpoint", key) for key in keys)
+
+
+def _condition(_: str, code: int) -> Any:
+    if code not in CONDITIONS:
+        raise refuse(f"checkpoint condition {code} is unknown")
+    return CONDITIONS[code]
+
+
+def _incarnations(_: str, values: Sequence[int]) -> tuple[int, ...]:
+    if len(values) > PROCESSES_CUT:
+        raise refuse(f"report at most {PROCESSES_CUT} processes at once")
+    return tuple(values)
+
+
+def _weights(_: str, weights: Mapping[int, int]) -> dict[int, int]:
+    for rank, weight in weights.items():
+        _count(f"the weight of rank {rank}", weight, 100)
+    return dict(weights)
+
+
+def _as_is(_: str, value: Any) -> Any:
+    return value
+
+
+_CHECKS: dict[str, Check] = {
+    "job": lambda _, value: job_name(value),
+    **dict.fromkeys((*_KINDS, "machine"), identifier),
+    "session": _optional,
+    "incarnation": _incarnation,
+    "incarnations": _incarnations,
+    **dict.fromkeys(
+        ("step", "epoch", "size_bytes", "memory_bytes", "total_samples", "length", "ticket"), _count
+    ),
+    **dict.fromkeys(("pid", "process_started"), _count),
+    "gpu_count": partial(_count, limit=1024),
+    **dict.fromkeys(("hostname", "process", "reason", "outcome", "plan"), _text),
+    "path": partial(_text, limit=PATH_LENGTH),
+    "detail": partial(_text, limit=DETAIL_LENGTH),
+    "metadata": _metadata,
+    "ranks": _ranks,
+    "condition": _condition,
+    "checkpoint_ids": _checkpoint_ids,
+    "weights": _weights,
+    "order": lambda _, value: order(value),
+}
+"""The check of each field that is not taken as it is."""
+_UNCHECKED: dict[str, Check] = {
+    "job": lambda _, value: value or DEFAULT_JOB,
+    "worker_id": _as_is,
+}
+"""Instead, where the machine refuses whom it does not know anyway."""
+
+
+def _reader(kind: type[C], message: type[Message], **checks: Check) -> Callable[..., C]:
+    """A function that reads a command from a message; its keywords are the other fields."""
+    known = message.DESCRIPTOR.fields_by_name
+    names = [name for name in kind.__struct_fields__ if name in known]
+    table = [(name, checks.get(name, _CHECKS.get(name, _as_is))) for name in names]
+
+    def read(request: Any, **more: Any) -> C:
+        for name, check in table:
+            if name not in more:
+                more[name] = check(name, getattr(request, name))
+        return kind(**more)
+
+    return read
+
+
+def _from_anybody(kind: type[C], message: type[Message], by: str, **checks: Check) -> Any:
+    """The same for what outsiders may ask too; a member, which ``by`` names, has an incarnation."""
+    read = _reader(kind, message, **checks)
+
+    def read_checked(request: Any) -> C:
+        member = getattr(request, by)
+        return read(request, incarnation=_incarnation("", request.incarnation) if member else 0)
+
+    return read_checked
+
+
+# Readers
+
+
+deregister = _reader(c.Deregister, pb.DeregisterRequest)
+report_ended = _reader(c.ReportEnded, pb.EndedProcesses)
+remove_job = _reader(c.RemoveJob, pb.RemoveJobRequest, job=identifier)
+remove_dataset = _reader(c.RemoveDataset, pb.RemoveDatasetRequest)
+abandon_checkpoints = _reader(c.AbandonCheckpoints, pb.AbandonRequest)
+commit = _reader(c.Commit, pb.CommitRequest, **_UNCHECKED)
+rebalance = _reader(c.Rebalance, pb.RebalanceRequest)
+report_coverage = _reader(c.ReportCoverage, pb.CoverageReport, generation=_count, **_UNCHECKED)
+request_action = _from_anybody(
+    c.RequestAction, pb.ActionRequest, "requested_by", worker_id=_optional
+)
+complete_action = _from_anybody(c.CompleteAction, pb.ActionCompletion, "completed_by")
+report_checkpoints = _from_anybody(c.ReportCheckpoints, pb.CheckpointReport, "reported_by")
+
+_register = _reader(c.Register, pb.WorkerInfo, worker_id=_optional, machine=_optional)
+_claim = _reader(c.Claim, pb.ClaimRequest, **_UNCHECKED)
+_begin_checkpoint = _reader(c.BeginCheckpoint, pb.BeginCheckpointRequest)
+_notify_checkpoint = _reader(c.NotifyCheckpoint, pb.CheckpointInfo)
+_register_dataset = _reader(c.RegisterDataset, pb.DatasetInfo)
+_PREVIOUS = ("previous_incarnation", "previous_generation", "previous_attempts")
+
+
 def register(request: pb.WorkerInfo, max_workers: int, *, returns: bool = False) -> c.Register:
     """A registration, maybe of a worker that ``returns`` from a state that was lost."""
     rank = request.rank if request.HasField("rank") else None
     if rank is not None and rank >= max_workers:
         raise refuse(f"rank {rank} is too large: a job has at most {max_workers} workers")
-    if request.world_size > max_workers:
-        raise refuse(f"world_size {request.world_size} is more than {max_workers}")
-    if request.port > 65535:
-        raise refuse(f"port {request.port} is more than 65535")
-    command = c.Register(
-        job=job_name(request.job),
-        worker_id=identifier("worker id", request.worker_id) if request.worker_id else "",
-        session=identifier("session", request.session) if request.session else "",
-        rank=rank,
-        world_size=request.world_size,
-        attempt=request.attempt,
-        hostname=_text("hostname", request.hostname),
-        port=request.port,
-        process=_text("process", request.process),
-        gpu_count=_at_most("gpu_count", request.gpu_count, 1024),
-        memory_bytes=_at_most("memory_bytes", request.memory_bytes, MAX_COUNT),
-        metadata=_metadata(request.metadata),
-        machine=machine(request.machine) if request.machine else "",
-        pid=_at_most("pid", request.pid, MAX_COUNT),
-        process_started=_at_most("process_started", request.process_started, MAX_COUNT),
-    )
-    if not returns:
-        return command
-    names = ("previous_incarnation", "previous_generation", "previous_attempts")
-    known = {name: _at_most(name, getattr(request, name), MAX_PREVIOUS) for name in names}
-    return msgspec.structs.replace(command, **known)
-
-
-def machine(value: str) -> str:
-    """A checked name of a machine."""
-    return identifier("machine", value)
-
-
-def report_ended(request: pb.EndedProcesses) -> c.ReportEnded:
-    """Processes that are gone."""
-    if len(request.incarnations) > PROCESSES_CUT:
-        raise refuse(f"report at most {PROCESSES_CUT} processes at once")
-    return c.ReportEnded(
-        job=job_name(request.job),
-        machine=machine(request.machine),
-        incarnations=tuple(request.incarnations),
-    )
-
-
-def remove_job(request: pb.RemoveJobRequest) -> c.RemoveJob:
-    """A job to be forgotten; none is by default."""
-    return c.RemoveJob(identifier("job", request.job), request.force)
-
-
-def remove_dataset(request: pb.RemoveDatasetRequest) -> c.RemoveDataset:
-    """A dataset to be forgotten."""
-    return c.RemoveDataset(
-        job_name(request.job), identifier("dataset", request.dataset_id), request.force
-    )
+    _count("world_size", request.world_size, max_workers)
+    _count("port", request.port, 65535)
+    previous = {
+        name: _count(name, getattr(request, name), MAX_PREVIOUS) if returns else 0
+        for name in _PREVIOUS
+    }
+    return _register(request, rank=rank, **previous)
 
 
 def heartbeat(request: pb.HeartbeatRequest) -> c.Heartbeat:
@@ -146,53 +291,39 @@ def heartbeat(request: pb.HeartbeatRequest) -> c.Heartbeat:
     )
 
 
-def deregister(request: pb.DeregisterRequest) -> c.Deregister:
-    """A goodbye."""
-    return c.Deregister(
-        job=job_name(request.job),
-        worker_id=identifier("worker id", request.worker_id),
-        incarnation=_incarnation(request.incarnation),
-        reason=_text("reason", request.reason),
-    )
-
-
 def arrive(request: pb.BarrierRequest, call: int) -> c.Arrive:
     """An arrival at a barrier."""
     return c.Arrive(
         request.job or DEFAULT_JOB,
         request.worker_id,
-        _incarnation(request.incarnation),
+        _incarnation("", request.incarnation),
         identifier("barrier", request.barrier_id),
         call,
         _seconds(request.timeout_ms),
         request.generation,
         request.ticket,
         _payload(request.payload) if request.HasField("payload") else None,
-        _ranks(request.ranks),
+        _ranks("", request.ranks),
     )
 
 
-def request_action(request: pb.ActionRequest) -> c.RequestAction:
-    """Something asked of a job."""
-    return c.RequestAction(
-        job=job_name(request.job),
-        kind=request.kind,
-        worker_id=identifier("worker id", request.worker_id) if request.worker_id else "",
-        reason=_text("reason", request.reason),
-        requested_by=request.requested_by,
-        incarnation=_incarnation(request.incarnation) if request.requested_by else 0,
-    )
+def claim(request: pb.ClaimRequest, call: int) -> c.Claim:
+    """A claim of samples."""
+    return _claim(request, call=call, timeout=_seconds(request.timeout_ms))
 
 
-def complete_action(request: pb.ActionCompletion) -> c.CompleteAction:
-    """Something that is done."""
-    return c.CompleteAction(
-        job=job_name(request.job),
-        action_id=identifier("action", request.action_id),
-        outcome=_text("outcome", request.outcome),
-        completed_by=request.completed_by,
-        incarnation=_incarnation(request.incarnation) if request.completed_by else 0,
-    )
+def notify_checkpoint(request: pb.CheckpointInfo, call: int) -> c.NotifyCheckpoint:
+    """A checkpoint, or a part of one."""
+    return _notify_checkpoint(request, call=call, timeout=_seconds(request.timeout_ms))
+
+
+def begin_checkpoint(request: pb.BeginCheckpointRequest) -> c.BeginCheckpoint:
+    """The beginning of a save by all ranks."""
+    if not request.ticket:
+        raise refuse(
+            "the ticket is missing: number this worker's saves from 1, and repeat it in retries"
+        )
+    return _begin_checkpoint(request)
 
 
 def register_dataset(request: pb.DatasetInfo) -> c.RegisterDataset:
@@ -206,327 +337,110 @@ def register_dataset(request: pb.DatasetInfo) -> c.RegisterDataset:
             f"dataset {request.dataset_id!r}: format {request.format[:40]!r} is unknown; "
             "use parquet, csv or tfrecord"
         )
-    return c.RegisterDataset(
-        job=job_name(request.job),
-        dataset_id=identifier("dataset", request.dataset_id),
-        total_samples=_at_most("total_samples", request.total_samples, MAX_COUNT),
-        shard_size=request.shard_size,
-        path=_text("path", request.path, PATH_LENGTH),
-        format=request.format,
-        shuffle=request.shuffle,
-        seed=request.seed,
-        metadata=_metadata(request.metadata),
-        exact=request.exact,
-        layout=_layout(request),
-        index=request.index,
-    )
+    return _register_dataset(request, layout=_layout(request))
 
 
-def begin_checkpoint(request: pb.BeginCheckpointRequest) -> c.BeginCheckpoint:
-    """The beginning of a save by all ranks."""
-    if not request.ticket:
-        raise refuse(
-            "the ticket is missing: number this worker's saves from 1, and repeat it in retries"
-        )
-    return c.BeginCheckpoint(
-        job=job_name(request.job),
-        worker_id=identifier("worker id", request.worker_id),
-        incarnation=_incarnation(request.incarnation),
-        step=_at_most("step", request.step, MAX_COUNT),
-        ticket=_at_most("ticket", request.ticket, MAX_COUNT),
-        ranks=_ranks(request.ranks),
-    )
-
-
-def abandon_checkpoints(request: pb.AbandonRequest) -> c.AbandonCheckpoints:
-    """A worker that will not send its part of anything that is being saved."""
-    return c.AbandonCheckpoints(
-        job=job_name(request.job),
-        worker_id=identifier("worker id", request.worker_id),
-        incarnation=_incarnation(request.incarnation),
-    )
-
-
-def notify_checkpoint(request: pb.CheckpointInfo, call: int) -> c.NotifyCheckpoint:
-    """A checkpoint, or a part of one."""
-    return c.NotifyCheckpoint(
-        job=job_name(request.job),
-        worker_id=identifier("worker id", request.worker_id),
-        incarnation=_incarnation(request.incarnation),
-        checkpoint_id=identifier("checkpoint", request.checkpoint_id),
-        step=_at_most("step", request.step, MAX_COUNT),
-        epoch=_at_most("epoch", request.epoch, MAX_COUNT),
-        path=_text("path", request.path, PATH_LENGTH),
-        size_bytes=_at_most("size_bytes", request.size_bytes, MAX_COUNT),
-        is_full=request.is_full,
-        generation=request.generation,
-        partial=request.partial,
-        call=call,
-        timeout=_seconds(request.timeout_ms),
-        metadata=_metadata(request.metadata),
-    )
-
-
-def report_checkpoints(request: pb.CheckpointReport) -> c.ReportCheckpoints:
-    """What became of committed checkpoints."""
-    condition = CONDITIONS.get(request.condition)
-    if condition is None:
-        raise refuse(f"checkpoint condition {request.condition} is unknown")
-    if len(request.checkpoint_ids) > REPORTED_AT_ONCE:
-        raise refuse(f"at most {REPORTED_AT_ONCE} checkpoints can be reported on at once")
-    return c.ReportCheckpoints(
-        job=job_name(request.job),
-        condition=condition,
-        checkpoint_ids=tuple(identifier("checkpoint", key) for key in request.checkpoint_ids),
-        path=_text("path", request.path, PATH_LENGTH),
-        detail=_text("detail", request.detail, DETAIL_LENGTH),
-        reported_by=request.reported_by,
-        incarnation=_incarnation(request.incarnation) if request.reported_by else 0,
-    )
-
-
-def claim(request: pb.ClaimRequest, call: int) -> c.Claim:
-    """A claim of samples."""
-    return c.Claim(
-        job=request.job or DEFAULT_JOB,
-        worker_id=request.worker_id,
-        incarnation=_incarnation(request.incarnation),
-        dataset_id=identifier("dataset", request.dataset_id),
-        epoch=_at_most("epoch", request.epoch, MAX_COUNT),
-        plan=_text("plan", request.plan),
-        segment=request.segment,
-        upto=request.upto,
-        length=_at_most("length", request.length, MAX_COUNT),
-        call=call,
-        timeout=_seconds(request.timeout_ms),
-        known=request.known,
-        commit_segment=request.commit_segment,
-        commit_position=request.commit_position,
-        commit_digest=request.commit_digest,
-    )
-
-
-def commit(request: pb.CommitRequest) -> c.Commit:
-    """A commit of samples."""
-    return c.Commit(
-        job=request.job or DEFAULT_JOB,
-        worker_id=request.worker_id,
-        incarnation=_incarnation(request.incarnation),
-        dataset_id=identifier("dataset", request.dataset_id),
-        epoch=_at_most("epoch", request.epoch, MAX_COUNT),
-        segment=request.segment,
-        position=request.position,
-        digest=request.digest,
-    )
-
-
-def rebalance(request: pb.RebalanceRequest) -> c.Rebalance:
-    """A wish for other shares."""
-    for rank, weight in request.weights.items():
-        _at_most(f"the weight of rank {rank}", weight, 100)
-    return c.Rebalance(
-        job=job_name(request.job),
-        dataset_id=identifier("dataset", request.dataset_id),
-        epoch=_at_most("epoch", request.epoch, MAX_COUNT),
-        weights=dict(request.weights),
-    )
-
-
-def report_coverage(request: pb.CoverageReport) -> c.ReportCoverage:
-    """What a worker consumed."""
-    return c.ReportCoverage(
-        job=request.job or DEFAULT_JOB,
-        worker_id=request.worker_id,
-        incarnation=_incarnation(request.incarnation),
-        dataset_id=identifier("dataset", request.dataset_id),
-        epoch=_at_most("epoch", request.epoch, MAX_COUNT),
-        base=request.base,
-        digest=request.digest,
-        world_size=request.world_size,
-        assumed=request.assumed,
-        dropped=request.dropped,
-        expected=request.expected,
-        generation=_at_most("generation", request.generation, MAX_COUNT),
-        loads=request.loads,
-        ended=request.ended,
-        order=order(request.order),
-    )
-
-
-def order(told: str) -> str:
-    """The order in which a worker reads; empty: one that is not known here."""
-    return told if told in ORDERS else ""
-
-
-def _incarnation(value: int) -> int:
-    if not value:
-        raise refuse("the incarnation is missing: send the one that RegisterWorker returned")
-    return value
-
-
-def _payload(value: bytes) -> bytes:
-    if len(value) > VALUE_BYTES:
-        raise refuse(
-            f"a value of {len(value)} bytes cannot be handed round: at most {VALUE_BYTES} bytes; "
-            "put it into the storage that all workers share, and hand round its name"
-        )
-    return value
-
-
-def _seconds(milliseconds: int) -> float:
-    return min(milliseconds / 1000, LONGEST_WAIT_SECONDS)
-
-
-def _at_most(name: str, value: int, limit: int) -> int:
-    if value > limit:
-        raise refuse(f"{name} {value} is more than {limit}")
-    return value
-
-
-def _text(name: str, value: str, limit: int = TEXT_LENGTH) -> str:
-    if len(value) > limit:
-        raise refuse(f"{name} has {len(value)} characters, more than {limit}")
-    if not value.isprintable():
-        raise refuse(f"{name} {value[:40]!r} contains characters that cannot be printed")
-    return value
-
-
-def _metadata(pairs: Mapping[str, str]) -> dict[str, str]:
-    if len(pairs) > METADATA_ENTRIES:
-        raise refuse(f"{len(pairs)} metadata entries are more than {METADATA_ENTRIES}")
-    for key, value in pairs.items():
-        if not key or len(key) > METADATA_KEY or len(value) > METADATA_VALUE:
-            raise refuse(
-                f"metadata {key[:40]!r}: keys have 1 to {METADATA_KEY} characters, values up to "
-                f"{METADATA_VALUE}"
-            )
-    return dict(pairs)
-
-
-def _ranks(ranks: Sequence[int]) -> tuple[int, ...]:
-    return tuple(sorted(set(ranks))) if ranks else ()
-
-
-INDEX_BYTES = 16 * 2**20
-SHARDS = 10_000_000
-FILES = 1_000_000
-COLUMNS = 10_000
-NAME_LENGTH = 4096
-FINGERPRINT_LENGTH = 128
-OPTIONS_LENGTH = 256 * 1024
+# The layout of a dataset
 
 
 def _layout(request: pb.DatasetInfo) -> LayoutRecord | None:
-    """The layout of a dataset, if the request has one; every field is checked."""
+    """The layout of a dataset, if the request has one."""
+    try:
+        return _checked_layout(request)
+    except Refused as exc:
+        raise refuse(f"dataset {request.dataset_id[:80]!r}: {exc}") from None
+
+
+def _checked_layout(request: pb.DatasetInfo) -> LayoutRecord | None:
     layout = request.layout
     if not request.HasField("layout"):
         if request.index:
-            raise _refuse_layout(request, "an index is of use only together with a layout")
+            raise refuse("an index is of use only together with a layout")
         return None
     if not request.path or not request.format:
-        raise _refuse_layout(request, "a layout needs path and format of the files")
+        raise refuse("a layout needs path and format of the files")
     if len(request.index) > INDEX_BYTES:
-        raise _refuse_layout(
-            request,
+        raise refuse(
             f"the index has {len(request.index)} bytes, more than {INDEX_BYTES}: register without "
-            "it, and workers make their own",
+            "it, and workers make their own"
         )
     samples = _shard_samples(request)
     return LayoutRecord(
-        fingerprint=_layout_text(
-            request, "fingerprint", layout.fingerprint, FINGERPRINT_LENGTH, least=1
-        ),
+        fingerprint=_sized("fingerprint", layout.fingerprint, FINGERPRINT_LENGTH, least=1),
         shard_count=len(samples),
         shard_samples=pack(samples),
-        shard_bytes=pack(_shard_bytes(request)),
-        root=_layout_text(request, "root", layout.root, NAME_LENGTH),
-        files=_files(request),
+        shard_bytes=pack(_shard_bytes(layout)),
+        root=_sized("root", layout.root, NAME_LENGTH),
+        files=_files(layout),
         file_samples=pack(_file_samples(request)),
-        total_bytes=_count(request, "total_bytes", layout.total_bytes),
-        columns=_columns(request),
-        options=_layout_text(request, "options", layout.options, OPTIONS_LENGTH),
+        total_bytes=_count("total_bytes", layout.total_bytes),
+        columns=_columns(layout),
+        options=_sized("options", layout.options, OPTIONS_LENGTH),
     )
 
 
 def _shard_samples(request: pb.DatasetInfo) -> NDArray[np.uint64]:
-    counts = _numbers(request.layout.shard_samples)
-    _check_length(request, "shard_samples", len(counts), SHARDS)
+    counts = np.fromiter(request.layout.shard_samples, np.uint64)
+    _check_length("shard_samples", len(counts), SHARDS)
     if not counts.all():
-        number = int(np.flatnonzero(counts == 0)[0])
-        raise _refuse_layout(request, f"shard {number} has no samples")
-    _check_sum(request, "shard_samples", counts)
+        raise refuse(f"shard {int(np.flatnonzero(counts == 0)[0])} has no samples")
+    _check_sum("shard_samples", counts, request.total_samples)
     if request.exact:
-        _check_exact(request, counts)
+        _check_exact(counts, request.shard_size)
     return counts
 
 
-def _check_exact(request: pb.DatasetInfo, counts: NDArray[np.uint64]) -> None:
-    size = request.shard_size
+def _check_exact(counts: NDArray[np.uint64], size: int) -> None:
     wrong = np.flatnonzero(counts[:-1] != size)
     number = int(wrong[0]) if wrong.size else len(counts) - 1
     if wrong.size or counts[-1] > size:
-        raise _refuse_layout(
-            request, f"shard {number} has {counts[number]} samples and not exactly {size}"
-        )
+        raise refuse(f"shard {number} has {counts[number]} samples and not exactly {size}")
 
 
-def _shard_bytes(request: pb.DatasetInfo) -> NDArray[np.uint64]:
-    sizes = _numbers(request.layout.shard_bytes)
-    if len(sizes) != len(request.layout.shard_samples):
-        raise _refuse_layout(
-            request,
-            f"shard_bytes has {len(sizes)} entries for {len(request.layout.shard_samples)} shards",
-        )
+def _shard_bytes(layout: pb.DatasetLayout) -> NDArray[np.uint64]:
+    sizes, shards = np.fromiter(layout.shard_bytes, np.uint64), len(layout.shard_samples)
+    if len(sizes) != shards:
+        raise refuse(f"shard_bytes has {len(sizes)} entries for {shards} shards")
     if _sum(sizes) is None:
-        raise _refuse_layout(request, "shard_bytes together are 2**63 or more")
+        raise refuse("shard_bytes together are 2**63 or more")
     return sizes
 
 
-def _files(request: pb.DatasetInfo) -> tuple[str, ...]:
-    layout = request.layout
+def _files(layout: pb.DatasetLayout) -> tuple[str, ...]:
     names = tuple(layout.files)
-    _check_length(request, "files", len(names), FILES)
+    _check_length("files", len(names), FILES)
     for name in names:
-        _layout_text(request, "file name", name, NAME_LENGTH - len(layout.root), least=1)
+        _sized("file name", name, NAME_LENGTH - len(layout.root), least=1)
     if len(set(names)) < len(names):
         twice, _ = Counter(names).most_common(1)[0]
-        raise _refuse_layout(request, f"file {twice[:80]!r} is listed twice")
+        raise refuse(f"file {twice[:80]!r} is listed twice")
     return names
 
 
 def _file_samples(request: pb.DatasetInfo) -> NDArray[np.uint64]:
-    counts = _numbers(request.layout.file_samples)
-    if len(counts) != len(request.layout.files):
-        raise _refuse_layout(
-            request, f"file_samples has {len(counts)} entries for {len(request.layout.files)} files"
-        )
-    _check_sum(request, "file_samples", counts)
+    counts, files = np.fromiter(request.layout.file_samples, np.uint64), len(request.layout.files)
+    if len(counts) != files:
+        raise refuse(f"file_samples has {len(counts)} entries for {files} files")
+    _check_sum("file_samples", counts, request.total_samples)
     return counts
 
 
-def _columns(request: pb.DatasetInfo) -> tuple[str, ...]:
-    columns = tuple(request.layout.columns)
-    if len(columns) > COLUMNS:
-        raise _refuse_layout(request, f"{len(columns)} columns are more than {COLUMNS}")
-    return tuple(_layout_text(request, "column", column, NAME_LENGTH) for column in columns)
+def _columns(layout: pb.DatasetLayout) -> tuple[str, ...]:
+    if len(layout.columns) > COLUMNS:
+        raise refuse(f"{len(layout.columns)} columns are more than {COLUMNS}")
+    return tuple(_sized("column", column, NAME_LENGTH) for column in layout.columns)
 
 
-def _numbers(values: Iterable[int]) -> NDArray[np.uint64]:
-    return np.fromiter(values, np.uint64)
-
-
-def _check_length(request: pb.DatasetInfo, name: str, length: int, limit: int) -> None:
+def _check_length(name: str, length: int, limit: int) -> None:
     if not 1 <= length <= limit:
-        raise _refuse_layout(request, f"{name} must have 1 to {limit} entries, not {length}")
+        raise refuse(f"{name} must have 1 to {limit} entries, not {length}")
 
 
-def _check_sum(request: pb.DatasetInfo, name: str, counts: NDArray[np.uint64]) -> None:
+def _check_sum(name: str, counts: NDArray[np.uint64], samples: int) -> None:
     total = _sum(counts)
-    if total != request.total_samples:
+    if total != samples:
         shown = "2**63 or more" if total is None else total
-        raise _refuse_layout(
-            request, f"{name} add up to {shown} and not to total_samples, {request.total_samples}"
-        )
+        raise refuse(f"{name} add up to {shown} and not to total_samples, {samples}")
 
 
 def _sum(counts: NDArray[np.uint64]) -> int | None:
@@ -539,23 +453,7 @@ def _sum(counts: NDArray[np.uint64]) -> int | None:
     return int(running[-1])
 
 
-def _count(request: pb.DatasetInfo, name: str, value: int) -> int:
-    if value > MAX_COUNT:
-        raise _refuse_layout(request, f"{name} {value} is more than {MAX_COUNT}")
-    return value
-
-
-def _layout_text(request: pb.DatasetInfo, name: str, value: str, most: int, least: int = 0) -> str:
+def _sized(name: str, value: str, most: int, least: int = 0) -> str:
     if not least <= len(value) <= most:
-        raise _refuse_layout(
-            request, f"{name} must have {least} to {most} characters, not {len(value)}"
-        )
-    if not value.isprintable():
-        raise _refuse_layout(
-            request, f"{name} {value[:80]!r} contains characters that cannot be printed"
-        )
-    return value
-
-
-def _refuse_layout(request: Any, message: str) -> Refused:
-    return Refused("invalid", f"dataset {request.dataset_id[:80]!r}: {message}")
+        raise refuse(f"{name} must have {least} to {most} characters, not {len(value)}")
+    return _text(name, value, most)

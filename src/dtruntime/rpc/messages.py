@@ -1,9 +1,20 @@
-"""Messages from the wire as the types that users see, and outcomes as errors."""
+"""Protobuf messages and the types of clients, one as the other; outcomes as errors.
+
+`to_message` and `from_message` copy the fields that both sides name alike; how each is converted is
+worked out once for each pair of types. Only what differs is written out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from functools import cache, partial
+from operator import attrgetter
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from ..errors import SyncError
 from ..types import (
@@ -13,10 +24,7 @@ from ..types import (
     CheckpointCondition,
     CheckpointInfo,
     DatasetSummary,
-    GpuUsage,
-    IncompleteEpoch,
     JobStatus,
-    Membership,
     ResourceUsage,
     ShardInfo,
     WorkerState,
@@ -25,27 +33,118 @@ from ..types import (
 )
 from .gen import coordinator_pb2 as pb
 
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+Convert = Callable[[Any], Any]
+
 DETAIL_LENGTH = 2000
 NAMED = 8
+"""How many workers an error names."""
+
+
+def enum_codes(enum: EnumDescriptor) -> dict[str, Any]:
+    """The numbers of an enumeration by what follows its prefix, in lower case."""
+    prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
+    return {v.name.removeprefix(prefix).lower(): v.number for v in enum.values if v.number}
+
+
+STATE_CODES = enum_codes(pb.WorkerState.DESCRIPTOR)
+CONDITION_CODES = enum_codes(pb.CheckpointCondition.DESCRIPTOR)
+STATES: dict[int, WorkerState] = {
+    pb.WORKER_STATE_UNSPECIFIED: WorkerState.IDLE,
+    **{code: WorkerState(word) for word, code in STATE_CODES.items()},
+}
+CONDITIONS: dict[int, CheckpointCondition] = {
+    code: CheckpointCondition(word) for word, code in CONDITION_CODES.items()
+}
+
+
+def to_message(value: Any, kind: type[M], **more: Any) -> M:
+    """A message with the fields that ``value`` has too; ``more`` gives others, or takes precedence.
+
+    A field that is None stays absent.
+    """
+    types: Any = type(value), kind
+    for name, convert in _writers(*types):
+        if name not in more:
+            more[name] = convert(value)
+    return kind(**more)
+
+
+def from_message(message: Message, kind: type[T], **more: Any) -> T:
+    """A dataclass with the fields that ``message`` has too; ``more`` as in `to_message`.
+
+    An optional field that is absent is None.
+    """
+    types: Any = type(message), kind
+    for name, convert in _readers(*types):
+        if name not in more:
+            more[name] = convert(message)
+    return kind(**more)
+
+
+@cache
+def _writers(source: type, target: type[Message]) -> tuple[tuple[str, Convert], ...]:
+    names = getattr(source, "__struct_fields__", None) or [f.name for f in fields(source)]
+    known = target.DESCRIPTOR.fields_by_name
+    return tuple((name, _writer(known[name])) for name in names if name in known)
+
+
+def _writer(field: FieldDescriptor) -> Convert:
+    get = attrgetter(field.name)
+    if field.enum_type is not None:
+        codes = enum_codes(field.enum_type)
+        return lambda value: codes[get(value)]
+    if field.message_type is None or _is_map(field):
+        return get
+    kind = GetMessageClass(field.message_type)
+    if field.is_repeated:
+        return lambda value: [to_message(one, kind) for one in get(value)]
+    return lambda value: None if get(value) is None else to_message(get(value), kind)
+
+
+@cache
+def _readers(source: type[Message], target: type) -> tuple[tuple[str, Convert], ...]:
+    known, hints = source.DESCRIPTOR.fields_by_name, get_type_hints(target)
+    names = [field.name for field in fields(target)]
+    return tuple((name, _reader(known[name], hints[name])) for name in names if name in known)
+
+
+def _reader(field: FieldDescriptor, hint: Any) -> Convert:
+    name, get = field.name, attrgetter(field.name)
+    if _is_map(field):
+        return lambda message: dict(get(message))
+    if field.is_repeated:
+        if field.message_type is None:
+            return lambda message: tuple(get(message))
+        item = _converter(get_args(hint)[0])
+        return lambda message: tuple(item(one) for one in get(message))
+    if field.enum_type is not None:
+        members = {code: hint(word) for word, code in enum_codes(field.enum_type).items()}
+        return lambda message: members[get(message)]
+    if field.message_type is None:
+        convert: Convert = get
+    else:
+        inner = _converter(next((x for x in get_args(hint) if x is not type(None)), hint))
+        convert = lambda message: inner(get(message))  # noqa: E731
+        if type(None) not in get_args(hint):
+            return convert
+    if not field.has_presence:
+        return convert
+    return lambda message: convert(message) if message.HasField(name) else None
+
+
+def _is_map(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
+
+
+def _converter(kind: type) -> Convert:
+    return _DIFFERENT.get(kind) or partial(from_message, kind=kind)
 
 
 def resources(usage: ResourceUsage) -> pb.ResourceUsage:
     """Resource usage for the wire."""
-    return pb.ResourceUsage(
-        cpu_percent=usage.cpu_percent,
-        memory_used_bytes=usage.memory_used_bytes,
-        memory_total_bytes=usage.memory_total_bytes,
-        gpus=[
-            pb.GpuUsage(
-                index=gpu.index,
-                utilization_percent=gpu.utilization_percent,
-                memory_used_bytes=gpu.memory_used_bytes,
-                memory_total_bytes=gpu.memory_total_bytes,
-                temperature_celsius=gpu.temperature_celsius,
-            )
-            for gpu in usage.gpus
-        ],
-    )
+    return to_message(usage, pb.ResourceUsage)
 
 
 def shard(message: pb.ShardAssignment) -> ShardInfo:
@@ -64,50 +163,33 @@ def dataset(
     info: pb.DatasetInfo, description: pb.DatasetDescription | None = None
 ) -> DatasetSummary:
     """A dataset; ``description`` says who shares it."""
-    return DatasetSummary(
-        dataset_id=info.dataset_id,
-        path=info.path,
-        format=info.format,
-        total_samples=info.total_samples,
-        shard_size=info.shard_size,
-        shard_count=info.shard_count,
-        shuffle=info.shuffle,
-        seed=info.seed,
-        exact=info.exact,
+    shared: dict[str, Any] = {}
+    if description is not None:
+        shared = {
+            "slot_count": description.slot_count,
+            "dead_slots": tuple(description.dead_slots),
+            "order": description.order,
+        }
+    return from_message(
+        info,
+        DatasetSummary,
         fingerprint=info.layout.fingerprint,
         total_bytes=info.layout.total_bytes,
         columns=tuple(info.layout.columns),
-        metadata=dict(info.metadata),
-        slot_count=description.slot_count if description else 0,
-        dead_slots=tuple(description.dead_slots) if description else (),
-        order=description.order if description else "",
+        **shared,
     )
 
 
 def checkpoint(message: pb.CheckpointInfo) -> CheckpointInfo:
     """A committed checkpoint."""
-    return CheckpointInfo(
-        checkpoint_id=message.checkpoint_id,
-        step=message.step,
-        epoch=message.epoch,
-        path=message.path,
-        size_bytes=message.size_bytes,
-        is_full=message.is_full,
-        worker_id=message.worker_id,
-        parts=message.parts,
-        committed_at=message.committed_at,
-        metadata=dict(message.metadata),
-        verified=message.verified if message.HasField("verified") else None,
-        verified_at=message.verified_at if message.HasField("verified") else None,
-        verified_by=message.verified_by,
-        will_be_dropped=message.will_be_dropped if message.HasField("will_be_dropped") else None,
-    )
+    at = message.verified_at if message.HasField("verified") else None
+    return from_message(message, CheckpointInfo, verified_at=at)
 
 
 def checkpoint_report(
     job: str, checkpoint_ids: Iterable[str], condition: CheckpointCondition, path: str, detail: str
 ) -> pb.CheckpointReport:
-    """What became of checkpoints, checked and cut to what is taken."""
+    """A report on the condition of checkpoints; the detail is cut to the longest allowed."""
     text = "".join(character if character.isprintable() else " " for character in detail)
     return pb.CheckpointReport(
         job=job,
@@ -119,7 +201,7 @@ def checkpoint_report(
 
 
 def action_request(job: str, kind: str, worker_id: str, reason: str) -> pb.ActionRequest:
-    """Something to ask of a job, checked."""
+    """A request for an action; the arguments are checked."""
     if kind not in ACTION_KINDS:
         raise ValueError(f"action {kind!r} is unknown: use {', '.join(ACTION_KINDS)}")
     if worker_id:
@@ -128,68 +210,32 @@ def action_request(job: str, kind: str, worker_id: str, reason: str) -> pb.Actio
 
 
 def action(message: pb.Action) -> Action:
-    """Something that is asked of a job."""
-    return Action(
-        action_id=message.action_id,
-        kind=message.kind,
-        worker_id=message.worker_id,
-        reason=message.reason,
-        requested_at=message.requested_at,
-        requested_by=message.requested_by,
-    )
+    """A pending action."""
+    return from_message(message, Action)
 
 
 def worker_status(message: pb.WorkerStatus) -> WorkerStatus:
     """A worker."""
-    return WorkerStatus(
-        worker_id=message.worker_id,
-        rank=message.rank,
-        incarnation=message.incarnation,
-        membership=MEMBERSHIPS[message.membership],
+    return from_message(
+        message,
+        WorkerStatus,
         state=STATES.get(message.state, WorkerState.IDLE),
-        step=message.step if message.HasField("step") else None,
-        epoch=message.epoch,
         heartbeat_age=message.heartbeat_age_seconds,
-        hostname=message.hostname,
-        port=message.port,
-        process=message.process,
-        gpu_count=message.gpu_count,
-        memory_bytes=message.memory_bytes,
-        registered_at=message.registered_at,
-        resources=_resources(message.resources),
-        metrics=dict(message.metrics),
-        metadata=dict(message.metadata),
-        detail=message.detail,
-        step_seconds=message.step_seconds if message.HasField("step_seconds") else None,
-        slowness=message.slowness if message.HasField("slowness") else None,
-        is_straggler=message.is_straggler,
     )
 
 
 def job_status(message: pb.JobStatus, workers: list[WorkerStatus]) -> JobStatus:
     """A job with all its workers."""
-    latest = message.latest_checkpoint if message.HasField("latest_checkpoint") else None
-    return JobStatus(
-        job=message.job,
-        generation=message.generation,
-        world_size=message.world_size,
-        live_workers=message.live_workers,
-        dead_workers=message.dead_workers,
-        epoch=message.epoch,
-        completed_epochs=message.completed_epochs,
-        dataset_count=message.dataset_count,
-        checkpoint_count=message.checkpoint_count,
-        workers=tuple(workers),
-        barriers=tuple(_barrier(b) for b in message.barriers),
-        latest_checkpoint=checkpoint(latest) if latest is not None else None,
-        actions=tuple(action(a) for a in message.actions),
-        loss_ages=tuple(message.loss_ages_seconds),
-        checkpoints=tuple(checkpoint(one) for one in message.checkpoints),
-        incomplete_epochs=tuple(
-            IncompleteEpoch(one.dataset_id, one.epoch, one.missing, one.expected)
-            for one in message.incomplete_epochs
-        ),
-    )
+    ages = tuple(message.loss_ages_seconds)
+    return from_message(message, JobStatus, workers=tuple(workers), loss_ages=ages)
+
+
+def _barrier(message: pb.BarrierStatus) -> BarrierStatus:
+    return from_message(message, BarrierStatus, missing=_missing(message.missing))
+
+
+_DIFFERENT: dict[type, Convert] = {BarrierStatus: _barrier, CheckpointInfo: checkpoint}
+"""Types with fields that the messages have in another form, as parts of other messages."""
 
 
 def _members(number: int) -> str:
@@ -250,54 +296,3 @@ def _describe(m: pb.MissingWorker) -> str:
         return f"{m.worker_id} (not registered yet)"
     step = f"last reported step {m.last_step}" if m.HasField("last_step") else "no step reported"
     return f"{m.worker_id} ({step})"
-
-
-def _barrier(message: pb.BarrierStatus) -> BarrierStatus:
-    return BarrierStatus(
-        barrier_id=message.barrier_id,
-        round=message.round,
-        arrived=message.arrived,
-        expected=message.expected,
-        open_seconds=message.open_seconds,
-        missing=_missing(message.missing),
-    )
-
-
-def _resources(message: pb.ResourceUsage) -> ResourceUsage:
-    return ResourceUsage(
-        message.cpu_percent,
-        message.memory_used_bytes,
-        message.memory_total_bytes,
-        tuple(
-            GpuUsage(
-                gpu.index,
-                gpu.utilization_percent,
-                gpu.memory_used_bytes,
-                gpu.memory_total_bytes,
-                gpu.temperature_celsius,
-            )
-            for gpu in message.gpus
-        ),
-    )
-
-
-STATE_CODES: dict[str, Any] = {
-    state: pb.WorkerState.Value(f"WORKER_STATE_{state.name}") for state in WorkerState
-}
-STATES: dict[int, WorkerState] = {
-    pb.WORKER_STATE_UNSPECIFIED: WorkerState.IDLE,
-    **{STATE_CODES[state]: state for state in WorkerState},
-}
-
-MEMBERSHIP_CODES: dict[str, Any] = {
-    membership: pb.Membership.Value(f"MEMBERSHIP_{membership.name}") for membership in Membership
-}
-MEMBERSHIPS: dict[int, Membership] = {MEMBERSHIP_CODES[one]: one for one in Membership}
-
-CONDITION_CODES: dict[str, Any] = {
-    condition: pb.CheckpointCondition.Value(f"CHECKPOINT_CONDITION_{condition.name}")
-    for condition in CheckpointCondition
-}
-CONDITIONS: dict[int, CheckpointCondition] = {
-    CONDITION_CODES[condition]: condition for condition in CheckpointCondition
-}

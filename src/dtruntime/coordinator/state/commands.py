@@ -397,7 +397,7 @@ class TimedOut(Reply, frozen=True):
 
     round: int
     generation: int
-    arrived: int
+    participants: int
     missing: tuple[Missing, ...]
     missing_count: int
 

@@ -238,7 +238,7 @@ def test_timeout_says_who_is_missing_and_the_step_each_reported(bench: Bench) ->
     reply = call.reply
     assert isinstance(reply, c.TimedOut)
     assert reply.missing == (c.Missing(b.worker_id, 1, 17, registered=True),)
-    assert (reply.missing_count, reply.arrived) == (1, 2)
+    assert (reply.missing_count, reply.participants) == (1, 2)
     assert other.reply == reply, "those who give up together do not miss each other"
 
 
