@@ -38,7 +38,7 @@ from .dataset_descriptions import (
     layout_of,
     move_plan,
 )
-from .registration import (
+from .dataset_registration import (
     DatasetSpec,
     Progress,
     RegisteredDataset,

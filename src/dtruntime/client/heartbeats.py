@@ -13,8 +13,8 @@ from ..rpc.gen import coordinator_pb2 as pb
 from ..rpc.messages import STATE_CODES
 from ..telemetry import EventLog
 from ..types import Action
-from .identity import MemberConnection, WorkerReport
 from .local_process import ResourceProbe
+from .membership import MemberConnection, WorkerReport
 
 log = EventLog("worker")
 

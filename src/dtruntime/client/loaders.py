@@ -19,7 +19,7 @@ from ..rpc.gen import coordinator_pb2 as pb
 from ..storage import DiskCache
 from ..types import DatasetSummary, WorkerState
 from . import current_orchestrator
-from .identity import StateLostError
+from .membership import StateLostError
 from .worker_config import OUTAGE_SECONDS
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from ..types import (
     check_id,
     check_whole,
 )
-from .identity import MemberConnection, StateLostError, hold_seconds
+from .membership import MemberConnection, StateLostError, hold_seconds
 from .worker_config import WorkerConfig
 
 log = EventLog("worker")

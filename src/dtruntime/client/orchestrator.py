@@ -22,9 +22,9 @@ from ..telemetry import EventLog
 from ..types import Action, JobStatus, Membership, WorkerState, WorkerStatus, check_whole
 from . import current_orchestrator
 from .heartbeats import Heartbeats, cancel
-from .identity import Identity
 from .local_process import LocalProcess, report_ended
 from .member_calls import MemberCalls
+from .membership import Identity
 from .worker_config import WorkerConfig, trace_worker
 
 log = EventLog("worker")

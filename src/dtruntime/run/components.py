@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from .._sync_bridge import io
 from ..checkpoint import CheckpointManager
 from ..client import TrainingOrchestrator, WorkerConfig
-from ..client.registration import OPTIONAL_PACKAGES
+from ..client.dataset_registration import OPTIONAL_PACKAGES
 from ..errors import ConfigError, install_command
 from ..types import MAX_ID_LENGTH
 from .checkpoint_location import CheckpointLocation
