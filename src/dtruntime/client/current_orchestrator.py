@@ -1,7 +1,6 @@
-"""The process's current orchestrator, and the goodbye at interpreter exit.
+"""The process's current orchestrator, and its goodbye at interpreter exit.
 
-This is, beside the I/O thread and the process's shutdown, the one place that keeps state for the
-whole process.
+Besides the I/O thread and the process's shutdown, this is the one place with process-wide state.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import os
 import weakref
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from .._shutdown import shutdown
 from ..errors import StrataError
@@ -17,6 +16,7 @@ from ..telemetry import EventLog
 from ..types import WorkerState
 
 if TYPE_CHECKING:
+    from .membership import JobMember
     from .orchestrator import TrainingOrchestrator
 
 log = EventLog("worker")
@@ -24,72 +24,73 @@ log = EventLog("worker")
 GOODBYE_SECONDS = 2.0
 
 
-class Teller(Protocol):
-    """What has told the coordinator something that has to be told again to an empty one."""
+class Reporter(Protocol):
+    """Has reported something that a coordinator which lost its state has to be given again."""
 
-    async def tell_again(self, worker: TrainingOrchestrator) -> None:
-        """Tell it, if it concerns the worker's job."""
-
-
-_tellers: weakref.WeakSet[Teller] = weakref.WeakSet()
-_registered: weakref.WeakSet[TrainingOrchestrator] = weakref.WeakSet()
-_current: weakref.ref[TrainingOrchestrator] | None = None
+    async def replay(self, member: JobMember) -> None:
+        """Report it again, if it concerns the member's job."""
 
 
-def tells(teller: Teller) -> None:
-    """Ask ``teller`` to tell what it knows when a coordinator has lost its state."""
-    _tellers.add(teller)
+_reporters: weakref.WeakSet[Reporter] = weakref.WeakSet()
+_registered: weakref.WeakSet[JobMember] = weakref.WeakSet()
+_current: weakref.ref[JobMember] | None = None
 
 
-async def tell_again(worker: TrainingOrchestrator) -> None:
-    """Let everything in this process tell the coordinator what it knows."""
-    for teller in list(_tellers):
+def add_reporter(reporter: Reporter) -> None:
+    """Include ``reporter`` in replays."""
+    _reporters.add(reporter)
+
+
+async def replay(member: JobMember) -> None:
+    """Give a coordinator that lost its state what this process had reported."""
+    for reporter in list(_reporters):
         try:
-            await teller.tell_again(worker)
+            await reporter.replay(member)
         except StrataError as exc:
-            log.error("worker.not_told_again", worker=worker.worker_id, error=str(exc))
+            log.error("worker.not_told_again", worker=member.worker_id, error=str(exc))
 
 
-def enter(orchestrator: TrainingOrchestrator) -> None:
+def enter(member: JobMember) -> None:
     """Make a registered orchestrator the current one."""
     global _current
-    _registered.add(orchestrator)
-    _current = weakref.ref(orchestrator)
+    _registered.add(member)
+    _current = weakref.ref(member)
 
 
-def leave(orchestrator: TrainingOrchestrator) -> None:
+def leave(member: JobMember) -> None:
     """Forget an orchestrator that is no longer a member."""
     global _current
-    _registered.discard(orchestrator)
-    if _current is not None and _current() is orchestrator:
+    _registered.discard(member)
+    if _current is not None and _current() is member:
         _current = None
 
 
 def current() -> TrainingOrchestrator | None:
     """The orchestrator that this process registered last, if it still is a member."""
-    return _current() if _current is not None else None
+    member = _current() if _current is not None else None
+    return cast("TrainingOrchestrator | None", member)
 
 
 class Responsible:
-    """Finds the orchestrator that somebody has to commit through, each time it is called.
+    """Finds the orchestrator to commit through, anew at each call.
 
-    One that was replaced stays it until another is registered: what it commits is refused, and must
-    not be stored instead as if this process had never been a member.
+    An orchestrator that was replaced stays responsible until another one registers: its commits are
+    refused, rather than stored as if this process had never been a member.
     """
 
     def __init__(self) -> None:
         self._last: TrainingOrchestrator | None = None
 
     def __call__(self) -> TrainingOrchestrator | None:
-        """The one that is registered, or was and then replaced."""
-        found = current()
-        if found is not None or (self._last is not None and not self._last.is_replaced):
-            self._last = found
+        """The registered orchestrator, or the last one if it was replaced."""
+        registered = current()
+        if registered is not None or (self._last is not None and not self._last.is_replaced):
+            self._last = registered
         return self._last
 
 
 def doing(state: WorkerState) -> AbstractContextManager[None]:
-    """A block that keeps the program, for the next heartbeat of the current orchestrator."""
+    """A block during which the current orchestrator's heartbeats show ``state``."""
     worker = current()
     return nullcontext() if worker is None else worker.activity.doing(state)
 
@@ -101,8 +102,8 @@ def _forget_all() -> None:
 
 
 def _say_goodbye() -> None:
-    for orchestrator in list(_registered):
-        orchestrator.leave("process ended", GOODBYE_SECONDS)
+    for member in list(_registered):
+        member.leave("process ended", GOODBYE_SECONDS)
 
 
 os.register_at_fork(after_in_child=_forget_all)

@@ -1,4 +1,8 @@
-"""What a caller wants registered, and what its files say about it."""
+"""Registration of datasets: argument checks, and the index and layout of their files.
+
+A dataset to be registered is a `pb.DatasetInfo` without layout and index; ``total_samples`` 0 means
+that the samples are to be counted.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,14 @@ import asyncio
 import difflib
 import os
 import threading
+import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
 
 from .._background import abandonable
 from ..config import Config
@@ -20,7 +28,6 @@ from ..storage.object_client import SCHEMES
 from ..storage.urls import absolute, is_remote
 from ..telemetry import EventLog
 from ..types import check_flag, check_id, check_whole
-from .dataset_descriptions import add_layout, index_in, options_in, options_text, unreadable_name
 
 if TYPE_CHECKING:
     from ..data.index import DatasetIndex, IndexProgress
@@ -29,121 +36,84 @@ if TYPE_CHECKING:
 log = EventLog("datasets")
 
 PROBE_SECONDS = 6.0
-"""How long a store may keep a registration waiting that says how many samples there are."""
+"""How long a store may delay a registration that gives the number of samples."""
 OPTIONAL_PACKAGES = ("pyarrow", "obstore", "google_crc32c")
 NAMES_SHOWN = 5
 ARGUMENTS = ("total_samples", "shard_size", "shuffle", "seed", "exact", "options", "progress")
-"""Of a registration, that may be left out."""
+"""Optional arguments of a registration."""
+INDEX_BYTES = 8 * 10**6
+"""A larger index is not sent: each worker then builds its own."""
+COLUMNS = 10_000
+COLUMN_LENGTH = 500
 
 Progress = Callable[["IndexProgress"], None]
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetSpec:
-    """The arguments of a registration, checked."""
+def new_dataset(  # noqa: PLR0913
+    job: str,
+    dataset_id: str,
+    total_samples: int | None,
+    shard_size: int | None,
+    *,
+    path: str | os.PathLike[str] = "",
+    format: str = "",
+    shuffle: bool,
+    seed: int = 0,
+    exact: bool = False,
+    metadata: Mapping[str, object] | None = None,
+) -> pb.DatasetInfo:
+    """A dataset to be registered, with all checks that need no look at its files."""
+    check_id("dataset", dataset_id)
+    size = Config.load().dataset.default_shard_size if shard_size is None else shard_size
+    if total_samples is not None:
+        total_samples = _count("total_samples", dataset_id, total_samples)
+    return pb.DatasetInfo(
+        job=job,
+        dataset_id=dataset_id,
+        path=_absolute(dataset_id, path),
+        format=format,
+        total_samples=total_samples,
+        shard_size=_count("shard_size", dataset_id, size, 2**32 - 1),
+        shuffle=check_flag("shuffle", shuffle),
+        seed=check_whole("seed", seed, most=2**64 - 1),
+        exact=check_flag("exact", exact),
+        metadata=_checked_metadata(metadata or {}),
+    )
 
-    dataset_id: str
-    path: str
-    """Absolute; empty for a dataset without files."""
-    format: str
-    total_samples: int | None
-    """None: to be counted."""
-    shard_size: int
-    shuffle: bool
-    seed: int
-    exact: bool = False
-    options: Options | None = None
-    metadata: Mapping[str, str] = field(default_factory=dict)
 
-    @classmethod
-    def checked(  # noqa: PLR0913
-        cls,
-        dataset_id: str,
-        total_samples: int | None,
-        shard_size: int | None,
-        *,
-        path: str | os.PathLike[str] = "",
-        format: str = "",
-        shuffle: bool,
-        seed: int = 0,
-        exact: bool = False,
-        options: Options | None = None,
-        metadata: Mapping[str, object] | None = None,
-    ) -> DatasetSpec:
-        """Check everything that can be checked without looking at files."""
-        check_id("dataset", dataset_id)
-        size = Config.load().dataset.default_shard_size if shard_size is None else shard_size
-        if total_samples is not None:
-            total_samples = _count("total_samples", dataset_id, total_samples)
-        return cls(
-            dataset_id=dataset_id,
-            path=_place(dataset_id, path),
-            format=format,
-            total_samples=total_samples,
-            shard_size=_count("shard_size", dataset_id, size, 2**32 - 1),
-            shuffle=check_flag("shuffle", shuffle),
-            seed=check_whole("seed", seed, most=2**64 - 1),
-            exact=check_flag("exact", exact),
-            options=options,
-            metadata=_described(metadata or {}),
+def with_total(dataset: pb.DatasetInfo, total_samples: int) -> pb.DatasetInfo:
+    """The registration request for a dataset of so many samples, without layout and index."""
+    request = pb.DatasetInfo()
+    request.CopyFrom(dataset)
+    for name in ("layout", "index", "shard_count"):
+        request.ClearField(name)
+    request.total_samples = total_samples
+    return request
+
+
+def agrees(dataset: pb.DatasetInfo, registered: pb.DatasetInfo) -> bool:
+    """Whether the parameters are those of a registered dataset; its files are not compared."""
+    wanted = with_total(dataset, dataset.total_samples or registered.total_samples)
+    wanted.job = registered.job
+    return bool(wanted == with_total(registered, registered.total_samples))
+
+
+def check_options(options: Options | None, registered: pb.DatasetInfo) -> None:
+    """Raise when the registered files are read with other options."""
+    given, before = options_text(options), registered.layout.options
+    if registered.HasField("layout") and given != before:
+        raise ShardError(
+            f"dataset {registered.dataset_id!r} is already registered with other options "
+            f"(registered {before or 'none'}, given {given or 'none'}): use the same, or another id"
         )
-
-    @classmethod
-    def of(cls, info: pb.DatasetInfo) -> DatasetSpec:
-        """What a dataset was registered with."""
-        return cls(
-            dataset_id=info.dataset_id,
-            path=info.path,
-            format=info.format,
-            total_samples=info.total_samples,
-            shard_size=info.shard_size,
-            shuffle=info.shuffle,
-            seed=info.seed,
-            exact=info.exact,
-            options=options_in(info),
-            metadata=dict(info.metadata),
-        )
-
-    def message(self, job: str, total_samples: int) -> pb.DatasetInfo:
-        """The request, without anything about the files."""
-        return pb.DatasetInfo(
-            dataset_id=self.dataset_id,
-            path=self.path,
-            format=self.format,
-            total_samples=total_samples,
-            shard_size=self.shard_size,
-            shuffle=self.shuffle,
-            seed=self.seed,
-            exact=self.exact,
-            metadata=self.metadata,
-            job=job,
-        )
-
-    def agrees_with(self, known: pb.DatasetInfo) -> bool:
-        """Whether a registered dataset has the same parameters; its files are not looked at."""
-        total = known.total_samples if self.total_samples is None else self.total_samples
-        mine = self.message(known.job, total)
-        theirs = pb.DatasetInfo()
-        theirs.CopyFrom(known)
-        for name in ("layout", "index", "shard_count"):
-            theirs.ClearField(name)
-        return bool(mine == theirs)
-
-    def check_options(self, known: pb.DatasetInfo) -> None:
-        """Raise when the registered files are read with other options."""
-        given, registered = options_text(self.options), known.layout.options
-        if known.HasField("layout") and given != registered:
-            raise ShardError(
-                f"dataset {self.dataset_id!r} is already registered with other options (registered "
-                f"{registered or 'none'}, given {given or 'none'}): use the same, or another id"
-            )
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredDataset:
-    """A dataset as a coordinator has it, for the case that it loses its state."""
+    """A registered dataset, kept in case the coordinator loses its state."""
 
-    spec: DatasetSpec
+    dataset: pb.DatasetInfo
+    options: Options | None
     fingerprint: str
     """Of its files; empty where nobody has seen them."""
     state_id: str
@@ -151,19 +121,20 @@ class RegisteredDataset:
 
     @classmethod
     def of(cls, info: pb.DatasetInfo, state_id: str) -> RegisteredDataset:
-        """A dataset that is described, or registered, in a state of the coordinator."""
-        return cls(DatasetSpec.of(info), info.layout.fingerprint, state_id)
+        """A dataset as it was registered or described."""
+        dataset = with_total(info, info.total_samples)
+        return cls(dataset, options_in(info), info.layout.fingerprint, state_id)
 
-    async def request(self, job: str) -> pb.DatasetInfo:
-        """What registers it again; `ShardError` when its files have changed since."""
-        request = self.spec.message(job, self.spec.total_samples or 0)
+    async def request(self) -> pb.DatasetInfo:
+        """The request that registers it again; `ShardError` when its files have changed since."""
+        request = with_total(self.dataset, self.dataset.total_samples)
         if self.fingerprint:
-            index = await index_files(self.spec, None)
+            index = await index_files(self.dataset, self.options)
             if index is None or index.fingerprint != self.fingerprint:
                 raise ShardError(
-                    f"dataset {self.spec.dataset_id!r} cannot be registered again with a "
+                    f"dataset {self.dataset.dataset_id!r} cannot be registered again with a "
                     "coordinator that has lost its state: the files at "
-                    f"{self.spec.path} have changed since they were registered; begin with "
+                    f"{self.dataset.path} have changed since they were registered; begin with "
                     "another dataset id, or restore the coordinator's state ('strata state "
                     "restore COPY')"
                 )
@@ -171,36 +142,40 @@ class RegisteredDataset:
         return request
 
 
-async def index_files(wanted: DatasetSpec, progress: Progress | None) -> DatasetIndex | None:
-    """Index the files; none when they cannot be seen here but the samples' number is given."""
+# Indexing
+
+
+async def index_files(
+    dataset: pb.DatasetInfo, options: Options | None, progress: Progress | None = None
+) -> DatasetIndex | None:
+    """Index the files; None when they cannot be seen here but ``total_samples`` is given."""
     try:
-        if wanted.total_samples is not None:
-            await _probe(wanted.path)
+        if dataset.total_samples:
+            await _probe(dataset.path)
     except (ShardError, StorageError) as exc:
-        _warn_unseen(wanted, str(exc))
+        _warn_unseen(dataset, str(exc))
         return None
     except ImportError as exc:
-        _warn_unseen(wanted, _lacking(exc))
+        _warn_unseen(dataset, _missing_package(exc))
         return None
-    index = await _build_until_cancelled(wanted, progress)
-    if index is not None and wanted.total_samples not in (None, index.total_samples):
+    index = await _build_until_cancelled(dataset, options, progress)
+    if index is not None and dataset.total_samples not in (0, index.total_samples):
         raise ShardError(
-            f"dataset {wanted.dataset_id!r}: total_samples is {wanted.total_samples}, but the "
-            f"files at {wanted.path} have {index.total_samples} samples: correct it, or leave it "
+            f"dataset {dataset.dataset_id!r}: total_samples is {dataset.total_samples}, but the "
+            f"files at {dataset.path} have {index.total_samples} samples: correct it, or leave it "
             "out"
         )
     return index
 
 
 async def index_registered_files(info: pb.DatasetInfo) -> DatasetIndex:
-    """Index the files of a registered dataset; `ShardError` when they are not those."""
+    """Index the files of a registered dataset; `ShardError` when they have changed."""
     if not info.path:
         raise ShardError(f"dataset {info.dataset_id!r} has no files that could be indexed")
-    wanted = replace(DatasetSpec.of(info), total_samples=None)
-    index = await index_files(wanted, None)
+    index = await index_files(with_total(info, 0), options_in(info))
     assert index is not None
     if info.HasField("layout") and index.fingerprint != info.layout.fingerprint:
-        raise await asyncio.to_thread(changed_files, wanted, info, index)
+        raise await asyncio.to_thread(changed_files, info, index)
     if index.total_samples != info.total_samples:
         raise ShardError(
             f"dataset {info.dataset_id!r} was registered with {info.total_samples} samples, "
@@ -209,88 +184,89 @@ async def index_registered_files(info: pb.DatasetInfo) -> DatasetIndex:
     return index
 
 
-def changed_files(wanted: DatasetSpec, known: pb.DatasetInfo, index: DatasetIndex) -> ShardError:
-    """The error for files that are not the registered ones; ``known`` is described in full."""
+def changed_files(registered: pb.DatasetInfo, index: DatasetIndex) -> ShardError:
+    """The error for files that are not the registered ones; takes a full description."""
     from ..data.index import changes_since
 
-    old = index_in(known)
-    changes = str(changes_since(old, index)) if old else _changes(known.layout, index)
-    where = (
-        "" if is_remote(wanted.path) else " (copies on several machines need the same file times)"
-    )
+    before = index_in(registered)
+    changes = str(changes_since(before, index)) if before else _changes(registered.layout, index)
+    path = registered.path
+    hint = "" if is_remote(path) else " (copies on several machines need the same file times)"
     return ShardError(
-        f"dataset {wanted.dataset_id!r}: the files at {wanted.path} are not those that were "
-        f"registered: {changes}. Restore them{where}, or register them under another id"
+        f"dataset {registered.dataset_id!r}: the files at {path} are not those that were "
+        f"registered: {changes}. Restore them{hint}, or register them under another id"
     )
 
 
 def _changes(layout: pb.DatasetLayout, index: DatasetIndex) -> str:
-    """What can be said without the registered index: names and numbers of samples."""
+    """What differs in names and sample counts, where the registered index is not kept."""
     before = {
         layout.root + name: samples
         for name, samples in zip(layout.files, layout.file_samples, strict=True)
     }
     after = {file.url: file.samples for file in index.files}
-    found = {
+    changes = {
         "changed": [url for url in after if before.get(url, after[url]) != after[url]],
         "added": [url for url in after if url not in before],
         "removed": [url for url in before if url not in after],
     }
     parts = [
         f"{len(urls)} {what} ({', '.join(urls[:NAMES_SHOWN])}{', ...' * (len(urls) > NAMES_SHOWN)})"
-        for what, urls in found.items()
+        for what, urls in changes.items()
         if urls
     ]
     return "; ".join(parts) or "the content of some differs"
 
 
 async def _build_until_cancelled(
-    wanted: DatasetSpec, progress: Progress | None
+    dataset: pb.DatasetInfo, options: Options | None, progress: Progress | None
 ) -> DatasetIndex | None:
     cancelled = threading.Event()
 
-    def tell(state: IndexProgress) -> None:
+    def report(state: IndexProgress) -> None:
         if progress is not None:
             progress(state)
         if cancelled.is_set():
             raise CancelledError
 
     try:
-        return await asyncio.to_thread(_build, wanted, tell)
+        return await asyncio.to_thread(_build, dataset, options, report)
     except asyncio.CancelledError:
         # The interpreter's exit waits for the thread.
         cancelled.set()
         raise
 
 
-def _build(wanted: DatasetSpec, progress: Progress | None) -> DatasetIndex | None:
+def _build(
+    dataset: pb.DatasetInfo, options: Options | None, progress: Progress
+) -> DatasetIndex | None:
     try:
         from ..data.index import build_index
 
-        return build_index(wanted.path, wanted.format, options=wanted.options, progress=progress)
+        return build_index(dataset.path, dataset.format, options=options, progress=progress)
     except UnicodeEncodeError as exc:
-        raise unreadable_name(wanted.dataset_id, exc) from exc
+        raise _unreadable_name(dataset.dataset_id, exc) from exc
     except ImportError as exc:
-        reason = _lacking(exc)
-        if wanted.total_samples is not None:
-            _warn_unseen(wanted, reason)
+        reason = _missing_package(exc)
+        if dataset.total_samples:
+            _warn_unseen(dataset, reason)
             return None
         raise ShardError(
-            f"dataset {wanted.dataset_id!r}: its samples cannot be counted, since {reason}; or "
+            f"dataset {dataset.dataset_id!r}: its samples cannot be counted, since {reason}; or "
             "give total_samples"
         ) from exc
 
 
-def _lacking(error: ImportError) -> str:
+def _missing_package(error: ImportError) -> str:
     """What to install; other import errors are raised again."""
-    if (error.name or "").partition(".")[0] not in OPTIONAL_PACKAGES:
-        raise error
     name = error.name or ""
+    if name.partition(".")[0] not in OPTIONAL_PACKAGES:
+        raise error
     return f"{name} is not installed: {install_command(name)}"
 
 
 async def _probe(path: str) -> None:
-    """Raise unless something can be seen at ``path``; a store is not waited for long."""
+    """Raise unless something can be seen at ``path``; a store gets a few seconds to answer."""
     if not is_remote(path):
         await asyncio.to_thread(look, path)
         return
@@ -300,18 +276,91 @@ async def _probe(path: str) -> None:
         raise StorageError(f"{path} could not be reached within {PROBE_SECONDS:g} s") from None
 
 
-def _warn_unseen(wanted: DatasetSpec, reason: str) -> None:
+def _warn_unseen(dataset: pb.DatasetInfo, reason: str) -> None:
     log.warning(
         "dataset.unseen",
-        dataset=wanted.dataset_id,
-        path=wanted.path,
+        dataset=dataset.dataset_id,
+        path=dataset.path,
         reason=reason,
-        files=f"{wanted.path}/shard_*.{wanted.format}",
+        files=f"{dataset.path}/shard_*.{dataset.format}",
     )
 
 
-def _place(dataset_id: str, path: str | os.PathLike[str]) -> str:
-    """The path in its one spelling; that of a foreign store as it is."""
+# Index and layout as messages
+
+
+def add_layout(request: pb.DatasetInfo, index: DatasetIndex) -> None:
+    """Put the layout and index of the files into a registration."""
+    from ..data.index import index_to_json, shards
+    from ..data.index.dataset_index import common_root
+
+    cut = shards(index, request.shard_size, request.exact)
+    root = common_root([file.url for file in index.files])
+    try:
+        request.layout.CopyFrom(
+            pb.DatasetLayout(
+                fingerprint=index.fingerprint,
+                shard_samples=np.diff(cut.bounds).tolist(),
+                shard_bytes=cut.bytes_read.tolist(),
+                root=root,
+                files=[file.url[len(root) :] for file in index.files],
+                file_samples=[file.samples for file in index.files],
+                total_bytes=index.total_bytes,
+                columns=_column_names(index),
+                options=options_text(index.options),
+            )
+        )
+    except UnicodeEncodeError as exc:
+        raise _unreadable_name(request.dataset_id, exc) from exc
+    packed = zlib.compress(index_to_json(index))
+    if len(packed) <= INDEX_BYTES:
+        request.index = packed
+    else:
+        log.info("dataset.index_not_sent", path=index.path, bytes=len(packed))
+
+
+def index_in(info: pb.DatasetInfo) -> DatasetIndex | None:
+    """The registered index; None when there is none that this version can read."""
+    from ..data.index import index_from_json
+
+    if not info.index:
+        return None
+    try:
+        return index_from_json(zlib.decompress(info.index))
+    except (ValueError, zlib.error) as exc:
+        log.warning("dataset.index_unreadable", dataset=info.dataset_id, reason=str(exc))
+        return None
+
+
+def options_text(options: Options | None) -> str:
+    """Options as JSON; empty for the defaults."""
+    if options is None or options == type(options)():
+        return ""
+    return msgspec.json.encode(options).decode()
+
+
+def options_in(info: pb.DatasetInfo) -> Options | None:
+    """The options that a dataset's files are read with; None for the defaults."""
+    if not info.layout.options:
+        return None
+    from ..data.readers import CsvOptions, ParquetOptions, TfrecordOptions
+
+    kinds = ParquetOptions | CsvOptions | TfrecordOptions
+    decoded: Options = msgspec.json.decode(info.layout.options, type=kinds)
+    return decoded
+
+
+def _column_names(index: DatasetIndex) -> list[str]:
+    """``name: type`` of each column, printable and of bounded length."""
+    texts = (f"{column.name}: {column.type}" for column in index.columns[:COLUMNS])
+    return ["".join(c if c.isprintable() else "?" for c in text)[:COLUMN_LENGTH] for text in texts]
+
+
+# Checks
+
+
+def _absolute(dataset_id: str, path: str | os.PathLike[str]) -> str:
+    """The path in canonical form; unchanged for a store that this client cannot open."""
     text = os.fspath(path)
     if not isinstance(text, str):
         raise TypeError(f"path must be a str, not {type(text).__name__}")
@@ -324,8 +373,8 @@ def _place(dataset_id: str, path: str | os.PathLike[str]) -> str:
         raise ShardError(f"dataset {dataset_id!r}: {exc}") from None
 
 
-def _described(metadata: Mapping[str, object]) -> dict[str, str]:
-    """What else is to be known of a dataset; a mistyped argument is none of it."""
+def _checked_metadata(metadata: Mapping[str, object]) -> dict[str, str]:
+    """Metadata as text; a name close to an argument's is taken for a typing error."""
     for name in metadata:
         near = difflib.get_close_matches(name, ARGUMENTS, n=1, cutoff=0.85)
         if near:
@@ -341,3 +390,10 @@ def _count(name: str, dataset_id: str, value: Any, most: int = 2**63 - 1) -> int
         return check_whole(name, value, 1, most)
     except ValueError as exc:
         raise ShardValueError(f"dataset {dataset_id!r}: {exc}") from None
+
+
+def _unreadable_name(dataset_id: str, error: UnicodeEncodeError) -> ShardError:
+    return ShardError(
+        f"dataset {dataset_id!r}: the name of file {error.object[:200]!r} is not valid UTF-8: "
+        "rename it"
+    )

@@ -1,4 +1,4 @@
-"""Loaders for registered datasets."""
+"""Loaders of registered datasets, and how they account for samples with the coordinator."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ from .worker_config import OUTAGE_SECONDS
 
 if TYPE_CHECKING:
     from .datasets import DatasetRegistry
+    from .membership import JobMember
     from .orchestrator import TrainingOrchestrator
 
 GLOBAL, AFFINITY = "global", "affinity"
 
 
-async def described_for(
-    registry: DatasetRegistry, dataset_id: str, order: object
-) -> DatasetSummary:
-    """A dataset that is about to be read; a worker tells in which order."""
-    told = "" if registry.worker is None else str(order)
-    return await registry.describe_async(dataset_id, order=told)
+async def summary_for(registry: DatasetRegistry, dataset_id: str, order: str) -> DatasetSummary:
+    """A dataset that is about to be read; a worker announces the order."""
+    announced = "" if registry.worker is None else order
+    return await registry.describe_async(dataset_id, order=announced)
 
 
 async def open_loader(
-    registry: DatasetRegistry, summary: DatasetSummary, options: dict[str, Any]
+    registry: DatasetRegistry, dataset_id: str, options: dict[str, Any]
 ) -> Loader:
-    """A loader for this worker's rank, that reports what it consumed."""
+    """A loader for this worker's rank that reports what it consumed."""
+    order = str(options.get("order", GLOBAL))
+    summary = await summary_for(registry, dataset_id, order)
     worker = registry.worker
     defaults: dict[str, Any] = {"shuffle": summary.shuffle, "seed": summary.seed}
     if worker is not None:
-        order = str(options.get("order", GLOBAL))
-        defaults["progress"] = CoverageReports(worker, registry, summary.dataset_id, order)
+        defaults["progress"] = CoverageReports(worker, registry, dataset_id, order)
         defaults["rank"], defaults["world_size"] = _place(worker, summary)
         worker.listen_for_others()
     source = await open_source(registry, summary, options)
     if worker is None and not {"rank", "world_size"} & options.keys():
-        return LoaderOfNoWorker(registry, source, **{**defaults, **options})
+        return UnregisteredLoader(registry, source, **{**defaults, **options})
     loader = Loader(source, **{**defaults, **options})
     return loader if worker is None else loader.watched_by(worker.activity)
 
 
-class LoaderOfNoWorker(Loader):
-    """A loader of a process that is no worker, and so of all samples.
+class UnregisteredLoader(Loader):
+    """A loader in a process that is not registered: it reads all samples.
 
-    Refuses to go on when the process has become a worker since: its part is smaller.
+    Refuses to go on once the process has registered, since the worker's part is smaller.
     """
 
     def __init__(self, registry: DatasetRegistry, source: Source, **options: Any) -> None:
@@ -66,7 +66,7 @@ class LoaderOfNoWorker(Loader):
         self._registry: DatasetRegistry | None = registry
 
     def accept(self, step: Delivery) -> None:
-        """Take note that a step was handed out; raises in a process that is a worker."""
+        """Count a step as handed out; raises when the process has registered since."""
         worker = self._registry.worker if self._registry is not None else None
         if worker is not None:
             raise StrataError(
@@ -86,7 +86,7 @@ async def open_live_loader(
     complete: set[int],
     options: dict[str, Any],
 ) -> LiveLoader:
-    """A loader whose share the coordinator decides, from the first epoch not in ``complete``."""
+    """A loader whose share the coordinator assigns, starting at the first incomplete epoch."""
     worker = registry.worker
     if worker is None:
         raise StrataError(
@@ -106,7 +106,7 @@ async def open_live_loader(
 async def open_source(
     registry: DatasetRegistry, summary: DatasetSummary, options: dict[str, Any]
 ) -> Source:
-    """The samples of a registered dataset; takes what concerns them out of the ``options``."""
+    """The samples of a registered dataset; removes the options that concern them."""
     columns: Sequence[str] | None = options.pop("columns", None)
     skip: Ranges = options.pop("skip", ())
     cache: DiskCache | None = options.pop("cache", None)
@@ -126,9 +126,9 @@ async def open_source(
 
 
 def _place(worker: TrainingOrchestrator, summary: DatasetSummary) -> tuple[int, int]:
-    """This worker's place among the ranks that read, and how many those are."""
-    gone = set(summary.dead_slots)
-    present = [rank for rank in range(summary.slot_count) if rank not in gone]
+    """This worker's position among the present ranks, and how many there are."""
+    dead = set(summary.dead_slots)
+    present = [rank for rank in range(summary.slot_count) if rank not in dead]
     if worker.rank not in present:
         raise ShardError(
             f"rank {worker.rank} is not among the {len(present)} present ranks of job "
@@ -139,8 +139,8 @@ def _place(worker: TrainingOrchestrator, summary: DatasetSummary) -> tuple[int, 
 
 R = TypeVar("R", bound=Message)
 
-EPOCHS_TOLD = 64
-"""Reports on so many epochs are told again to a coordinator that has lost its state."""
+EPOCHS_KEPT = 64
+"""How many epochs' reports are replayed to a coordinator that lost its state."""
 
 Outcome = Literal["granted", "moved", "complete", "waiting"]
 _OUTCOMES: dict[int, Outcome] = {
@@ -161,9 +161,9 @@ class EpochLedger:
         self._registry = registry
         self._dataset_id = dataset_id
         self._state: tuple[int, str] = (-1, "")
-        """The epoch that was claimed of last, and the coordinator's state that has its ledger."""
+        """The epoch of the last claim, and the coordinator's state that has its ledger."""
         self._ended: tuple[int, list[Segment]] = (-1, [])
-        """The segments of an epoch that are over, which are not sent again."""
+        """An epoch and its segments that have ended, which are not sent again."""
 
     @awaitable
     async def claim_async(
@@ -176,12 +176,8 @@ class EpochLedger:
         wait: float,
         offer: Offer | None = None,
     ) -> ClaimOutcome:
-        """Take a lane up to a place, or learn where to go on."""
-        identity = self._worker.identity
+        """Claim a lane up to a position, or learn where to go on."""
         request = pb.ClaimRequest(
-            job=identity.job,
-            worker_id=identity.worker_id,
-            incarnation=identity.incarnation,
             dataset_id=self._dataset_id,
             epoch=epoch,
             plan=plan,
@@ -192,7 +188,7 @@ class EpochLedger:
         )
         if offer is not None:
             request.commit_segment, request.commit_position, request.commit_digest = offer
-        # With nothing left to read it waits for what others give back, or finish.
+        # With nothing left to read it waits for what others give back or finish.
         waits = self._worker.activity.doing(WorkerState.WAITING) if wait else nullcontext()
         with waits:
             reply = await self._call("ClaimSamples", request, pb.ClaimResponse, wait or None)
@@ -219,12 +215,8 @@ class EpochLedger:
 
     @awaitable
     async def commit_async(self, epoch: int, segment: int, position: int, digest: bytes) -> None:
-        """Say that what was taken up to a place is consumed for good."""
-        identity = self._worker.identity
+        """Record that everything claimed up to a position is consumed for good."""
         request = pb.CommitRequest(
-            job=identity.job,
-            worker_id=identity.worker_id,
-            incarnation=identity.incarnation,
             dataset_id=self._dataset_id,
             epoch=epoch,
             segment=segment,
@@ -240,11 +232,10 @@ class EpochLedger:
     ) -> R:
         """A call about an epoch; raises `ShardError` when its ledger was lost with the state."""
         begun = request.segment > 0
-        known = request.epoch, self._worker.state_id
-        if begun and self._state != known:
+        if begun and self._state != (request.epoch, self._worker.state_id):
             raise self._lost(request.epoch)
         try:
-            return await call_about(
+            return await _call_about(
                 self._worker, self._registry, method, request, reply, hold=hold, repeat=not begun
             )
         except StateLostError as exc:
@@ -260,23 +251,23 @@ class EpochLedger:
 
 
 class CoverageReports:
-    """Tells the coordinator what a loader has consumed, for the proof of coverage."""
+    """Reports to the coordinator what a loader has consumed, for the proof of coverage."""
 
     def __init__(
         self,
         worker: TrainingOrchestrator,
         registry: DatasetRegistry,
         dataset_id: str,
-        order: str = "global",
+        order: str,
     ) -> None:
         self._worker = worker
         self._registry = registry
         self._dataset_id = dataset_id
         self._order = order
         self._attempt = worker.generation, 0
-        self._told: dict[int, pb.CoverageReport] = {}
+        self._reports: dict[int, pb.CoverageReport] = {}
         """The last report on each epoch."""
-        current_orchestrator.tells(self)
+        current_orchestrator.add_reporter(self)
 
     def resumed(self) -> None:
         """A state was loaded."""
@@ -284,12 +275,8 @@ class CoverageReports:
 
     @awaitable
     async def report_async(self, consumed: Consumption) -> None:
-        """Tell what this worker consumed."""
-        identity = self._worker.identity
+        """Report what this worker consumed."""
         request = pb.CoverageReport(
-            job=identity.job,
-            worker_id=identity.worker_id,
-            incarnation=identity.incarnation,
             dataset_id=self._dataset_id,
             epoch=consumed.epoch,
             base=consumed.base.to_bytes(),
@@ -303,25 +290,25 @@ class CoverageReports:
             ended=consumed.ended,
             order=self._order,
         )
-        self._told.pop(consumed.epoch, None)
-        self._told[consumed.epoch] = request
-        while len(self._told) > EPOCHS_TOLD:
-            del self._told[next(iter(self._told))]
+        self._reports.pop(consumed.epoch, None)
+        self._reports[consumed.epoch] = request
+        while len(self._reports) > EPOCHS_KEPT:
+            del self._reports[next(iter(self._reports))]
         await self._send(request)
 
     report = blocking(report_async)
 
-    async def tell_again(self, worker: TrainingOrchestrator) -> None:
-        """Report again what a coordinator has lost that ``worker`` is registered with."""
-        if worker is self._worker:
-            for request in list(self._told.values()):
+    async def replay(self, member: JobMember) -> None:
+        """Report again to a coordinator that lost its state."""
+        if member is self._worker:
+            for request in list(self._reports.values()):
                 await self._send(request)
 
     async def _send(self, request: pb.CoverageReport) -> None:
-        await call_about(self._worker, self._registry, "ReportCoverage", request, pb.CoverageReply)
+        await _call_about(self._worker, self._registry, "ReportCoverage", request, pb.CoverageReply)
 
 
-async def call_about(
+async def _call_about(
     worker: TrainingOrchestrator,
     registry: DatasetRegistry,
     method: str,

@@ -1,37 +1,56 @@
-"""What a member is, what it says of itself, and the connection that its calls go through."""
+"""A worker's membership in a job: registration, fenced calls, and leaving.
+
+A coordinator may come back without its state (an empty data directory, a restored copy). A call
+then fails with `ForeignStateError`; the member registers again under its old id and rank, and
+everything that this process had reported is replayed (see ``current_orchestrator``).
+"""
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import contextlib
-import math
+import itertools
 import os
-import threading
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+import secrets
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from .._sync_bridge import awaitable, blocking, io
 from ..config import split_address
-from ..errors import StrataError, SyncError
+from ..errors import ConnectionError, StrataError, SyncError
+from ..rpc import messages
 from ..rpc.channel import Channel
 from ..rpc.gen import coordinator_pb2 as pb
 from ..rpc.status_codes import ForeignStateError
 from ..telemetry import EventLog
-from ..types import LONGEST_WAIT_SECONDS, WorkerState, check_whole
-from .worker_config import WorkerConfig
+from ..types import Action, Membership, WorkerStatus, check_whole
+from . import current_orchestrator
+from .heartbeats import Activity, Heartbeats, WorkerReport, cancel, in_background
+from .local_process import LocalProcess, report_ended
+from .worker_config import WorkerConfig, trace_worker
 
 log = EventLog("worker")
 
 R = TypeVar("R", bound=Message)
 
-SPEAKERS = ("reported_by", "requested_by", "completed_by")
-"""Fields that name the member that calls, where ``worker_id`` names another one, or none."""
-METRICS_LIMIT = 64
-METRIC_NAME_LENGTH = 128
-"""With these a heartbeat stays within the size that the coordinator accepts."""
+REPLAY_SECONDS = 60.0
+"""How long leaving waits for a replay to a coordinator that lost its state."""
+LAST_REPORT_SECONDS = 2.0
+"""How long leaving waits for the last report to be sent."""
+SAVES_SECONDS = 600.0
+"""How long leaving waits for saves to be committed."""
+
+CALLER_FIELDS = ("reported_by", "requested_by", "completed_by")
+"""Fields that name the calling member, where ``worker_id`` names another one, or none."""
+
+Tickets = Iterator[int]
+_tickets = partial(itertools.count, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +64,9 @@ class Identity:
     world_size: int
     heartbeat_interval: float
     heartbeat_timeout: float
-    """After so many seconds of silence a member is declared dead."""
+    """A member that is silent for this many seconds is declared dead."""
+    barrier_tickets: Tickets = field(default_factory=_tickets)
+    save_tickets: Tickets = field(default_factory=_tickets)
 
     @property
     def silent_after(self) -> float:
@@ -53,150 +74,44 @@ class Identity:
         return self.heartbeat_timeout / 2 + self.heartbeat_interval
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerReport:
-    """What the program says, for the next heartbeat."""
-
-    state: WorkerState | None = None
-    """None: what it does is known by its calls alone."""
-    step: int | None = None
-    epoch: int | None = None
-    metrics: tuple[tuple[str, float], ...] = ()
-    step_seconds: float = 0.0
-    """0: not reported."""
-    samples: int = 0
-    """How many were used in all; 0: not reported."""
-
-    def updated(
-        self,
-        step: int | None,
-        epoch: int | None,
-        state: WorkerState | str | None,
-        metrics: Mapping[str, float],
-        step_seconds: float | None = None,
-        samples: int = 0,
-    ) -> WorkerReport:
-        """A report with what is given replaced, ``samples`` added; metrics not given stay."""
-        values = {**dict(self.metrics), **{name: float(x) for name, x in metrics.items()}}
-        if len(values) > METRICS_LIMIT or any(len(name) > METRIC_NAME_LENGTH for name in values):
-            raise ValueError(
-                f"a worker reports at most {METRICS_LIMIT} metrics, with names of at most "
-                f"{METRIC_NAME_LENGTH} characters; these would be {len(values)}"
-            )
-        for name in metrics:
-            if any("\ud800" <= letter <= "\udfff" for letter in name):
-                raise ValueError(f"the name of a metric must be text, not {name!r}")
-        return WorkerReport(
-            self.state if state is None else WorkerState(state),
-            self.step if step is None else check_whole("step", step),
-            self.epoch if epoch is None else check_whole("epoch", epoch),
-            tuple(values.items()),
-            self.step_seconds if step_seconds is None else _seconds(step_seconds),
-            self.samples + check_whole("samples", samples),
-        )
-
-
-class Activity:
-    """What a program does, as far as its calls show it; heartbeats carry it.
-
-    A call that keeps the program is what it does: waiting for others, saving, loading. Between
-    such calls it trains, once it has reported a step or got a batch, until the batches end.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._under_way: Counter[WorkerState] = Counter()
-        self._trains = False
-        self.epoch: int | None = None
-        """The highest that a loader has come to."""
-        self.samples = 0
-        """How many loaders have handed out."""
-
-    @contextmanager
-    def doing(self, state: WorkerState) -> Iterator[None]:
-        """The program is kept by a block that does this."""
-        with self._lock:
-            self._under_way[state] += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._under_way[state] -= 1
-
-    def state(self, said: WorkerState | None) -> WorkerState:
-        """What the program does, where it says ``said`` of itself."""
-        for kept in (WorkerState.WAITING, WorkerState.CHECKPOINTING, WorkerState.LOADING):
-            if self.under_way(kept):
-                return kept
-        return said or (WorkerState.TRAINING if self._trains else WorkerState.IDLE)
-
-    def under_way(self, state: WorkerState) -> int:
-        """How many calls do this at the moment."""
-        return self._under_way[state]
-
-    def trains(self) -> None:
-        """The program has something to train on, or says that it does."""
-        self._trains = True
-
-    # What a loader tells
-
-    def fetching(self) -> AbstractContextManager[None]:
-        """A block in which a batch is waited for."""
-        return self.doing(WorkerState.LOADING)
-
-    def handed_out(self, epoch: int, samples: int) -> None:
-        """The program got a batch of an epoch."""
-        self._trains = True
-        with self._lock:
-            self.samples += samples
-            self._reached(epoch)
-
-    def ended(self, epoch: int) -> None:
-        """There are no more batches of an epoch."""
-        self._trains = False
-        with self._lock:
-            self._reached(epoch + 1)
-
-    def _reached(self, epoch: int) -> None:
-        self.epoch = epoch if self.epoch is None else max(self.epoch, epoch)
-
-
-def _seconds(value: float) -> float:
-    seconds = float(value)
-    if not 0 <= seconds < math.inf:
-        raise ValueError(f"step_seconds must be a time in seconds, not {value}")
-    return seconds
-
-
 class StateLostError(SyncError):
-    """The coordinator has lost its state during a call that must not be repeated in another."""
+    """The coordinator lost its state during a call that must not be repeated in another state."""
 
 
-class MemberConnection:
-    """A worker's identity, and the calls that carry it."""
+class JobMember:
+    """A member of a job: its identity, the calls that carry it, and its life cycle."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self.config = config
-        """The settings, with what the environment says."""
+        """The settings, completed from the environment."""
+        self.activity = Activity()
+        self.reported = WorkerReport()
+        self.waited_seconds = 0.0
+        """Total time that calls have waited for other workers."""
         self._channel = Channel(
             config.coordinator_url or "", connect_timeout=config.connect_seconds
         )
+        self._heartbeats = Heartbeats()
         self._identity: Identity | None = None
         self._fence: SyncError | None = None
-        self._state_id = ""
-        """The coordinator's state that this worker was registered in."""
-        self._told = 0
-        """The newest generation that the program was told of."""
-        self._seen = 0
-        self._lost = 0
-        self.activity = Activity()
-        """What the program does, as far as its calls show it."""
-        self.reported = WorkerReport()
-        """What the program says."""
-        self.waited_seconds = 0.0
-        """How long calls have waited for other workers, in all."""
         self._process = os.getpid()
+        self._registration = pb.WorkerInfo()
+        """What this worker registered with."""
+        self._state_id = ""
+        """The coordinator's state that this worker is registered in."""
+        self._program_generation = 0
+        """The newest generation that the program knows of."""
+        self._newest_generation = 0
+        self._loss_generation = 0
+        self._attempts = 0
+        """The highest number of a checkpoint attempt that this worker knows of."""
+        self._lost_actions: set[str] = set()
+        """Ids of actions that a coordinator forgot with its state."""
         self._resumes: dict[str, tuple[int, int]] = {}
+        self._saves: set[concurrent.futures.Future[Any]] = set()
+        """Saves to be committed through this member."""
+        self._returning = asyncio.Lock()
+        self._replaying: asyncio.Task[None] | None = None
 
     @property
     def identity(self) -> Identity:
@@ -214,7 +129,7 @@ class MemberConnection:
 
     @property
     def worker_id(self) -> str:
-        """The id that the coordinator assigned, or the one asked for before registration."""
+        """The assigned id; before registration, the requested one."""
         return self._identity.worker_id if self._identity else self.config.worker_id or ""
 
     @property
@@ -223,38 +138,38 @@ class MemberConnection:
         return self.identity.rank
 
     @property
-    def generation(self) -> int:
-        """The newest number of the membership that this worker has seen."""
-        return max(self._seen, self._told)
-
-    @property
-    def lost_generation(self) -> int:
-        """The newest generation known to have begun because a member was lost or left."""
-        return self._lost
-
-    @property
-    def heartbeat_timeout_seconds(self) -> float:
-        """After how long a silent member is declared dead; 0 before this worker has registered."""
-        return self._identity.heartbeat_timeout if self._identity else 0.0
-
-    @property
     def job(self) -> str:
         """The job that this worker belongs to."""
         return self.config.job or ""
 
     @property
+    def generation(self) -> int:
+        """The newest generation of the membership that this worker has seen."""
+        return max(self._newest_generation, self._program_generation)
+
+    @property
+    def lost_generation(self) -> int:
+        """The newest generation known to have begun because a member was lost or left."""
+        return self._loss_generation
+
+    @property
+    def heartbeat_timeout_seconds(self) -> float:
+        """How long a member may be silent before it is declared dead; 0 before registration."""
+        return self._identity.heartbeat_timeout if self._identity else 0.0
+
+    @property
     def state_id(self) -> str:
-        """What tells the coordinator's state, in which this worker is registered, from others."""
+        """Identifies the coordinator's state that this worker is registered in."""
         return self._state_id
 
     @property
     def coordinator_url(self) -> str:
-        """The address that the coordinator is reached at."""
+        """The coordinator's address."""
         return self._channel.url
 
     @property
     def coordinator_host(self) -> str:
-        """The host that the coordinator is reached at."""
+        """The coordinator's host."""
         return split_address(self._channel.url)[0]
 
     @property
@@ -264,11 +179,16 @@ class MemberConnection:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether the coordinator has declared this worker dead, or given its place to another."""
+        """Whether the coordinator declared this worker dead or gave its rank to another."""
         return self._fence is not None
 
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """The job's pending actions, as of the last heartbeat."""
+        return self._heartbeats.actions
+
     def described(self) -> dict[str, Any]:
-        """Who this member is, for spans."""
+        """Attributes for spans."""
         identity = self.identity
         return {
             "job": identity.job,
@@ -278,24 +198,31 @@ class MemberConnection:
         }
 
     def is_incarnation(self, number: int) -> bool:
-        """Whether this worker is, or was until it was replaced, a certain incarnation."""
+        """Whether this worker is, or was until it was replaced, that incarnation."""
         return self._identity is not None and self._identity.incarnation == number
 
     def note_generation(self, generation: int, lost: int = 0) -> None:
-        """Note of which membership the coordinator told, and of the last that began by a loss."""
-        self._seen = max(self._seen, generation)
-        self._lost = max(self._lost, lost)
+        """Note a generation that the coordinator named, and the last one begun by a loss."""
+        self._newest_generation = max(self._newest_generation, generation)
+        self._loss_generation = max(self._loss_generation, lost)
 
     def count_resume(self, dataset_id: str) -> tuple[int, int]:
         """Note that a dataset is read from a loaded state on.
 
-        Returns the generation, and how often that was so in it: of two attempts at an epoch, the
-        one with the higher pair is the newer.
+        Returns the generation and the number of such resumes in it: of two attempts at an epoch,
+        the one with the higher pair is newer.
         """
         generation, count = self._resumes.get(dataset_id, (0, 0))
         newest = self.generation, count + 1 if generation == self.generation else 1
         self._resumes[dataset_id] = newest
         return newest
+
+    def expect_commit(self, save: concurrent.futures.Future[Any]) -> None:
+        """Do not leave before this save has ended: it is committed through this member."""
+        self._saves.add(save)
+        save.add_done_callback(self._saves.discard)
+
+    # Calls
 
     async def call(
         self,
@@ -307,18 +234,16 @@ class MemberConnection:
         patience: float | None = None,
         repeat: bool = True,
     ) -> R:
-        """A call that rides through an absence of the coordinator, and notices the fence.
+        """A call that waits out an absence of the coordinator, and notices being fenced.
 
-        Should the coordinator have lost its state, this worker registers again and repeats the
-        call as what it is then; without ``repeat`` it raises `StateLostError` instead.
+        If the coordinator lost its state, this worker registers again and repeats the call under
+        its new identity; without ``repeat`` it raises `StateLostError` instead.
         """
         if patience is None:
             patience = self.config.outage_timeout_ms / 1000
         while True:
-            identity = self._identity
-            # Only a call that says of which state it is can tell a fence from a lost state.
-            signed = self._sign(request)
-            with self._fencing(identity) if signed else contextlib.nullcontext():
+            identity = self._sign(request)
+            try:
                 try:
                     return await self._channel.call(
                         method, request, reply, patience=patience, hold=hold
@@ -327,6 +252,11 @@ class MemberConnection:
                     if identity is None:
                         raise
                     await self._come_back(identity, exc)
+            except SyncError as exc:
+                # A refusal of an older identity says nothing about the present one.
+                if identity and exc.reason == "superseded" and self._identity is identity:
+                    self._be_fenced(exc)
+                raise
             if not repeat:
                 raise StateLostError(
                     f"the coordinator at {self._channel.url} has lost its state, and this worker "
@@ -335,23 +265,90 @@ class MemberConnection:
                     generation=self.generation,
                 )
 
+    def _sign(self, request: Any) -> Identity | None:
+        """Fill in who calls, and in which state; None for requests that anybody may send.
+
+        Only a request that names the state lets the coordinator tell a fence from a lost state.
+        """
+        fields = request.DESCRIPTOR.fields_by_name
+        if "state_id" not in fields:
+            return None
+        identity = self.identity
+        caller = next((name for name in CALLER_FIELDS if name in fields), "worker_id")
+        setattr(request, caller, identity.worker_id)
+        request.job = identity.job
+        request.incarnation = identity.incarnation
+        request.state_id = self._state_id
+        return identity
+
     async def rest(self, seconds: float) -> None:
-        """Wait for a coordinator that is away, less when it can be reached again."""
+        """Wait for a coordinator that is away; returns early when it can be reached again."""
         await self._channel.rest(seconds)
 
-    def _sign(self, request: Any) -> bool:
-        """Say as whom, and in which state, a member calls; false where there is no place for it."""
-        fields = request.DESCRIPTOR.fields_by_name
-        if self._identity is None or "state_id" not in fields:
-            return False
-        names = (name for name in SPEAKERS if name in fields)
-        setattr(request, next(names, "worker_id"), self._identity.worker_id)
-        request.incarnation = self._identity.incarnation
-        request.state_id = self._state_id
-        return True
+    def _be_fenced(self, error: SyncError) -> None:
+        if self._fence is None:
+            self._fence = error
+            log.error("worker.superseded", worker=self.worker_id, reason=str(error))
+        current_orchestrator.leave(self)
+
+    # Joining
+
+    @awaitable
+    async def register_worker(
+        self,
+        /,
+        ip: str | None = None,
+        port: int = 0,
+        gpu_count: int | None = None,
+        memory_bytes: int | None = None,
+        **metadata: object,
+    ) -> str:
+        """Join the job and start heartbeats; returns the assigned worker id.
+
+        Waits for the coordinator (10 s if it has never answered), and for a free rank when the job
+        is full (60 s); ``connect_timeout_ms`` sets both. A worker that was declared dead comes
+        back by registering again.
+        """
+        if self.is_registered:
+            return self.identity.worker_id
+        await self._stop_background()
+        trace_worker()
+        config, own = self.config, LocalProcess.own()
+        request = pb.WorkerInfo(
+            worker_id=config.worker_id or "",
+            hostname=ip or socket.gethostname(),
+            port=check_whole("port", port, most=65535),
+            gpu_count=config.gpu_count if gpu_count is None else gpu_count,
+            memory_bytes=config.memory_bytes if memory_bytes is None else memory_bytes,
+            metadata={**config.metadata, **{key: str(value) for key, value in metadata.items()}},
+            job=self.job,
+            rank=config.rank,
+            world_size=config.world_size or 0,
+            process=f"{os.getpid()}@{socket.gethostname()}",
+            attempt=config.attempt or 0,
+            machine=own.machine,
+            pid=own.pid,
+            process_started=own.started,
+        )
+        await report_ended(self._channel, self.job, own, config.registration_seconds)
+        reply = await self._send_registration(request)
+        self._registration = request
+        self._enter(reply)
+        self._program_generation = reply.generation
+        self._heartbeats.start(self)
+        return reply.worker_id
+
+    register = blocking(register_worker)
+
+    async def _send_registration(self, request: pb.WorkerInfo) -> pb.WorkerRegistration:
+        request.session, request.state_id = secrets.token_hex(16), self._state_id
+        patience = self.config.registration_seconds
+        return await self._channel.call(
+            "RegisterWorker", request, pb.WorkerRegistration, patience=patience
+        )
 
     def _enter(self, reply: pb.WorkerRegistration) -> None:
-        """Be what a registration gave."""
+        """Take on the identity that a registration gave."""
         interval = self.config.heartbeat_interval_ms or reply.heartbeat_interval_ms
         if interval * 2 > reply.heartbeat_timeout_ms:
             log.warning(
@@ -369,35 +366,172 @@ class MemberConnection:
             interval / 1000,
             reply.heartbeat_timeout_ms / 1000,
         )
-        self._process = os.getpid()
-        self._fence = None
-        self._state_id = reply.state_id
-        self._seen = reply.generation
+        self._process, self._fence, self._state_id = os.getpid(), None, reply.state_id
+        self._newest_generation = reply.generation
+        self._heartbeats.reset(reply.generation)
+        current_orchestrator.enter(self)
+        log.info(
+            "worker.registered",
+            worker=reply.worker_id,
+            rank=reply.rank,
+            incarnation=reply.incarnation,
+            generation=reply.generation,
+        )
+
+    @awaitable
+    async def rejoin_async(self) -> str:
+        """Register again after being declared dead, or with a coordinator that began anew.
+
+        Raises `SyncError` when a live process has taken this worker's rank or id meanwhile: two
+        workers that displaced each other would do so for ever. A worker configured with neither
+        takes whatever is free.
+        """
+        if self._fence is not None:
+            for holder in await self._live_holders(self.config.rank, self.config.worker_id):
+                if not self.is_incarnation(holder.incarnation):
+                    raise _taken(holder, self.job) from self._fence
+        return await self.register_worker()
+
+    rejoin = blocking(rejoin_async)
 
     async def _come_back(self, identity: Identity, why: SyncError) -> None:
-        """Register again with a coordinator that has lost its state."""
-        raise why
+        """Register again, under the same id and rank, with a coordinator that lost its state.
+
+        The program learns of it at its next barrier, as a changed membership. Raises when a live
+        process has taken the id or rank meanwhile.
+        """
+        async with self._returning:
+            if self._identity is not identity:
+                return
+            log.error(
+                "worker.coordinator_lost_its_state",
+                worker=identity.worker_id,
+                rank=identity.rank,
+                reason=str(why),
+            )
+            for holder in await self._live_holders(identity.rank, identity.worker_id):
+                if holder.process != self._registration.process:
+                    raise _taken(holder, self.job) from why
+            request = pb.WorkerInfo()
+            request.CopyFrom(self._registration)
+            request.worker_id, request.rank = identity.worker_id, identity.rank
+            request.previous_incarnation = identity.incarnation
+            request.previous_generation = self.generation
+            request.previous_attempts = self._attempts
+            reply = await self._send_registration(request)
+            if self._identity is not identity:
+                return  # it has left meanwhile
+            self._lost_actions = {action.action_id for action in self.actions}
+            self._enter(reply)
+        self._replaying = in_background(current_orchestrator.replay(self))
+
+    async def _live_holders(self, rank: int | None, worker_id: str | None) -> list[WorkerStatus]:
+        """The live members that hold a rank or an id."""
+        requests = []
+        if rank is not None:
+            requests.append(pb.StatusRequest(job=self.job, from_rank=rank, limit=1))
+        if worker_id is not None:
+            requests.append(pb.StatusRequest(job=self.job, worker_id=worker_id))
+        workers: list[WorkerStatus] = []
+        for request in requests:
+            try:
+                reply = await self._channel.call(
+                    "GetStatus",
+                    request,
+                    pb.JobStatus,
+                    patience=self.config.registration_seconds,
+                )
+            except ConnectionError:
+                raise
+            except StrataError:
+                continue  # there is no such job or worker
+            workers += [messages.worker_status(worker) for worker in reply.workers]
+        return [
+            worker
+            for worker in workers
+            if worker.membership == Membership.LIVE
+            and (worker.rank == rank or worker.worker_id == worker_id)
+        ]
+
+    # Leaving
+
+    @awaitable
+    async def deregister_worker(self, reason: str = "") -> None:
+        """Leave the job; does nothing when this worker is not a member.
+
+        Without a ``reason`` it first waits for saves under way, which are committed through this
+        member.
+        """
+        if not reason and self.is_registered:
+            await self._wait_for_saves()
+        if self._replaying is not None:
+            seconds = LAST_REPORT_SECONDS if reason else REPLAY_SECONDS
+            await asyncio.wait({self._replaying}, timeout=seconds)
+        current_orchestrator.leave(self)
+        await self._stop_background()
+        if self.is_registered and self._heartbeats.has_unsent(self):
+            with contextlib.suppress(StrataError, TimeoutError):
+                await asyncio.wait_for(self._heartbeats.send(self), LAST_REPORT_SECONDS)
+        identity, self._identity = self._identity, None
+        try:
+            if identity is not None and self._fence is None:
+                await self._say_goodbye(identity, reason)
+        finally:
+            await self._channel.close()
+
+    deregister = blocking(deregister_worker)
+
+    async def _wait_for_saves(self) -> None:
+        saves = [asyncio.wrap_future(save) for save in list(self._saves)]
+        if saves:
+            done, _ = await asyncio.wait(saves, timeout=SAVES_SECONDS)
+            for save in done:
+                save.exception()  # the handle raises it
+
+    async def _stop_background(self) -> None:
+        replaying, self._replaying = self._replaying, None
+        await self._heartbeats.stop()
+        await cancel(replaying)
+
+    async def _say_goodbye(self, identity: Identity, reason: str) -> None:
+        request = pb.DeregisterRequest(
+            job=identity.job,
+            worker_id=identity.worker_id,
+            incarnation=identity.incarnation,
+            reason=reason,
+            state_id=self._state_id,
+        )
+        with contextlib.suppress(SyncError):
+            await self._channel.call(
+                "DeregisterWorker", request, pb.DeregisterResponse, patience=5.0
+            )
+
+    def leave(self, reason: str, seconds: float) -> None:
+        """Deregister, for at most ``seconds``; without an answer, heartbeats just stop."""
+        if self._process != os.getpid() or io.is_current():
+            return
+        worker = self.worker_id
+        future = io.submit(self.deregister_worker(reason))
+        try:
+            future.result(timeout=seconds)
+        except (concurrent.futures.TimeoutError, StrataError) as exc:
+            future.cancel()
+            log.warning("worker.goodbye_failed", worker=worker, error=repr(exc))
 
     @contextlib.contextmanager
-    def _fencing(self, identity: Identity | None) -> Iterator[None]:
-        """What is refused to an identity says nothing about one that was given since."""
+    def goodbye_may_fail(self) -> Iterator[None]:
+        """Leave even if the coordinator is away: it will miss the heartbeats."""
+        worker = self.worker_id
         try:
             yield
-        except SyncError as exc:
-            if exc.reason == "superseded" and self._identity is identity:
-                self._be_fenced(exc)
-            raise
-
-    def _be_fenced(self, error: SyncError) -> None:
-        if self._fence is None:
-            self._fence = error
-            log.error("worker.superseded", worker=self.worker_id, reason=str(error))
+        except ConnectionError as exc:
+            log.warning("worker.goodbye_failed", worker=worker, error=repr(exc))
 
 
-def hold_seconds(timeout_ms: Any) -> float:
-    """How long the coordinator may hold a call, by the caller's ``timeout_ms``: at most a day."""
-    if not isinstance(timeout_ms, int | float) or isinstance(timeout_ms, bool):
-        raise TypeError(f"timeout_ms must be a number, not {type(timeout_ms).__name__}")
-    if not 0 < timeout_ms < math.inf:
-        raise ValueError(f"timeout_ms must be positive and finite, not {timeout_ms}")
-    return min(timeout_ms / 1000, LONGEST_WAIT_SECONDS)
+def _taken(holder: WorkerStatus, job: str) -> SyncError:
+    return SyncError(
+        f"another process ({holder.process}) has registered as {holder.worker_id!r}, rank "
+        f"{holder.rank} of job {job!r}, and is live: this one ends. Give each worker a rank of its "
+        "own (RANK, rank=), or this program another job (STRATA_JOB, job=)",
+        reason="superseded",
+    )

@@ -1,41 +1,64 @@
-"""A worker's membership in a job: registration, heartbeats, and all of its calls."""
+"""`TrainingOrchestrator`: a worker's barriers, checkpoints, actions and reports."""
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
-import contextvars
-import os
-import secrets
-import socket
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+import math
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
-from .._sync_bridge import awaitable, blocking, io
-from ..errors import ConnectionError, StrataError, SyncError
+from .._sync_bridge import awaitable, blocking
+from ..errors import CheckpointAbortedError, ConnectionError, StorageError, StrataError, SyncError
 from ..rpc import messages
 from ..rpc.gen import coordinator_pb2 as pb
-from ..telemetry import EventLog
-from ..types import Action, JobStatus, Membership, WorkerState, WorkerStatus, check_whole
+from ..telemetry import EventLog, tracing
+from ..types import (
+    LONGEST_WAIT_SECONDS,
+    VALUE_BYTES,
+    CheckpointCondition,
+    CheckpointInfo,
+    JobStatus,
+    WorkerState,
+    WorkerStatus,
+    check_id,
+    check_whole,
+)
 from . import current_orchestrator
-from .heartbeats import Heartbeats, cancel
-from .local_process import LocalProcess, report_ended
-from .member_calls import MemberCalls
-from .membership import Identity
-from .worker_config import WorkerConfig, trace_worker
+from .membership import JobMember, StateLostError
+from .worker_config import WorkerConfig
 
 log = EventLog("worker")
 
-TELLING_SECONDS = 60.0
-"""So long may leaving take because a coordinator that lost its state is being told what it knew."""
-LAST_REPORT_SECONDS = 2.0
-"""So long may leaving take because of what was reported last."""
+FIRST_WARNING_SECONDS = 5.0
+LONGEST_WARNING_SECONDS = 600.0
+"""When an unlimited wait is first logged; pauses between warnings double up to the second."""
+REPORT_SECONDS = 2.0
+"""How long an absent coordinator is tried when reporting the condition of checkpoints."""
+COMMITS_KEPT = 64
+"""How many of its own commits a worker replays to a coordinator that lost its state."""
+
+_ATTEMPT = re.compile(r"step-\d+-(\d+)")
 
 
-class TrainingOrchestrator(MemberCalls):
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """A completed barrier round; the same for all participants."""
+
+    values: dict[int, bytes]
+    """Each participant's value, by rank."""
+    generation: int
+    """The generation when the round completed."""
+    left_out: int
+    """How many live members did not take part."""
+
+
+class TrainingOrchestrator(JobMember):
     """A worker's side of the coordinator.
 
     All of these work::
@@ -45,8 +68,8 @@ class TrainingOrchestrator(MemberCalls):
                              world_size=8, rank=0)
         TrainingOrchestrator()          # everything from the environment
 
-    Constructing touches no network. `register` joins the job and starts heartbeats in the
-    background; leaving a ``with`` block, `deregister` or the end of the process ends the
+    Constructing one does not touch the network. `register` joins the job and starts background
+    heartbeats; leaving a ``with`` block, `deregister` or the end of the process ends the
     membership. A worker that was declared dead or replaced gets a `SyncError` with
     ``reason="superseded"`` from its next call, and may `register` again.
     """
@@ -63,12 +86,12 @@ class TrainingOrchestrator(MemberCalls):
         gpu_count: int | None = None,
         heartbeat_interval_ms: int | None = None,
     ) -> None:
-        """Take a `WorkerConfig`, or the same as arguments; the first may be the worker's id."""
+        """Take a `WorkerConfig`, or its fields as arguments; the first may be the worker's id."""
         if isinstance(config, str):
             config, worker_id = None, config
         if config is not None and not isinstance(config, WorkerConfig):
             raise TypeError(f"config must be a WorkerConfig, not {type(config).__name__}")
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "coordinator_url": coordinator_url,
             "world_size": world_size,
             "rank": rank,
@@ -77,245 +100,325 @@ class TrainingOrchestrator(MemberCalls):
             "gpu_count": gpu_count,
             "heartbeat_interval_ms": heartbeat_interval_ms,
         }
-        chosen = {name: value for name, value in given.items() if value is not None}
-        super().__init__(replace(config or WorkerConfig(), **chosen).resolved())
-        self._heartbeats = Heartbeats()
-        self._registration = pb.WorkerInfo()
-        """What this worker registered with."""
-        self._returning = asyncio.Lock()
-        self._telling: asyncio.Task[None] | None = None
-        """Tells a coordinator that has lost its state what it knew."""
+        given = {name: value for name, value in arguments.items() if value is not None}
+        super().__init__(replace(config or WorkerConfig(), **given).resolved())
+        self._commits: deque[pb.CheckpointInfo] = deque(maxlen=COMMITS_KEPT)
+        """What this worker committed alone, for a replay."""
+        current_orchestrator.add_reporter(self)
 
-    # Joining and leaving
+    # Barriers
 
     @awaitable
-    async def register_worker(
+    async def wait_barrier(self, barrier_id: str, timeout_ms: int | None = None) -> None:
+        """Wait until every member of the job has reached this barrier.
+
+        Without ``timeout_ms`` it waits as long as the members live, and logs who is missing.
+
+        Raises `SyncError`: with reason ``"membership_changed"`` as soon as a member is lost,
+        ``"timeout"`` when somebody has not arrived within ``timeout_ms``, ``"superseded"`` when
+        this worker is no longer a member. Time during which the coordinator is away does not count.
+        """
+        await self._arrive(barrier_id, timeout_ms)
+
+    _wait_barrier = blocking(wait_barrier)
+
+    def barrier(self, name: str, timeout_ms: int = 30_000) -> None:
+        """As `wait_barrier`, with a timeout of 30 s by default."""
+        _hold_seconds(timeout_ms)
+        self._wait_barrier(name, timeout_ms)
+
+    @awaitable
+    async def exchange_async(
+        self,
+        name: str,
+        value: bytes,
+        timeout_ms: int = 30_000,
+        *,
+        ranks: Iterable[int] | None = None,
+    ) -> dict[int, bytes]:
+        """Wait like `barrier`, and return every participant's value, by rank.
+
+        All participants get the same values, of at most 1,024 bytes each; a member that came to
+        the same name with `barrier` has an empty one. Raises `SyncError` as `barrier` does.
+
+        With ``ranks`` only these take part, this worker among them, and members that joined since
+        are not awaited; all participants have to give the same ranks.
+        """
+        return (await self.meet_async(name, value, timeout_ms, ranks=ranks)).values
+
+    exchange = blocking(exchange_async)
+
+    @awaitable
+    async def meet_async(
+        self,
+        name: str,
+        value: bytes,
+        timeout_ms: int = 30_000,
+        *,
+        ranks: Iterable[int] | None = None,
+    ) -> Meeting:
+        """As `exchange`, with the generation and how many members were left out."""
+        reply = await self._arrive(name, timeout_ms, _checked(value), ranks)
+        if not reply.values:
+            raise StrataError(
+                f"the coordinator at {self._channel.url} let this worker pass {name!r} without the "
+                "values of the others: it is older than this client; upgrade it"
+            )
+        return Meeting(dict(sorted(reply.values.items())), reply.generation, reply.left_out)
+
+    async def _arrive(
+        self,
+        barrier_id: str,
+        timeout_ms: int | None,
+        payload: bytes | None = None,
+        ranks: Iterable[int] | None = None,
+    ) -> pb.BarrierResponse:
+        hold = LONGEST_WAIT_SECONDS if timeout_ms is None else _hold_seconds(timeout_ms)
+        request = pb.BarrierRequest(
+            barrier_id=check_id("barrier", barrier_id),
+            payload=payload,
+            ranks=None if ranks is None else [check_whole("rank", rank) for rank in ranks],
+        )
+        with tracing.span(
+            "barrier",
+            calls=True,
+            **self.described(),
+            step=self.reported.step,
+            barrier_id=barrier_id,
+        ):
+            while True:
+                request.ticket = next(self.identity.barrier_tickets)
+                request.generation = self._program_generation
+                reply = await self._wait(request, hold, log_missing=timeout_ms is None)
+                if timeout_ms is not None or reply.outcome != pb.BARRIER_OUTCOME_TIMED_OUT:
+                    break
+            messages.raise_barrier_outcome(barrier_id, timeout_ms or 0, reply)
+        return reply
+
+    async def _wait(
+        self, request: pb.BarrierRequest, hold: float, *, log_missing: bool
+    ) -> pb.BarrierResponse:
+        began = time.monotonic()
+        logging = asyncio.ensure_future(self._log_missing(request)) if log_missing else None
+        try:
+            with self.activity.doing(WorkerState.WAITING):
+                reply = await self.call("WaitBarrier", request, pb.BarrierResponse, hold=hold)
+        finally:
+            if logging is not None:
+                logging.cancel()
+            self.waited_seconds += time.monotonic() - began
+        self._program_generation = max(self._program_generation, reply.generation)
+        return reply
+
+    async def _log_missing(self, request: pb.BarrierRequest) -> None:
+        """Log who is missing, less and less often."""
+        query = pb.StatusRequest(job=self.job, worker_id=self.worker_id)
+        waited, pause = 0.0, FIRST_WARNING_SECONDS
+        while True:
+            await asyncio.sleep(pause)
+            waited, pause = waited + pause, min(2 * pause, LONGEST_WARNING_SECONDS)
+            with contextlib.suppress(StrataError):
+                status = await self.call("GetStatus", query, pb.JobStatus, patience=0.0)
+                for barrier in status.barriers:
+                    if barrier.barrier_id == request.barrier_id:
+                        log.warning(
+                            "barrier.waiting",
+                            barrier=barrier.barrier_id,
+                            seconds=round(waited),
+                            arrived=f"{barrier.arrived} of {barrier.expected}",
+                            missing=messages.named_missing(
+                                barrier.missing, barrier.expected - barrier.arrived
+                            ),
+                        )
+
+    # Checkpoints
+
+    @awaitable
+    async def begin_checkpoint_async(self, step: int, *, ranks: Sequence[int] | None = None) -> str:
+        """The id under which all members save this step together.
+
+        Every member calls this once for each save, before it writes, and passes the id to
+        `commit_checkpoint` with ``partial=True``. The members of one attempt get the same id, and
+        no other attempt ever does: saving a step again, after a rollback or a failure, is another
+        attempt. A member sends its parts in the order in which it began. An attempt ends when a
+        member is lost before its part is stored, begins the step again, or goes past it: by
+        sending its part of a later one, or by beginning a later one without having asked for it.
+        `commit_checkpoint` then raises `CheckpointAbortedError`.
+
+        ``ranks`` says who saves together, by default all live members; all of them have to give
+        the same ranks.
+        """
+        request = pb.BeginCheckpointRequest(step=check_whole("step", step), ranks=ranks)
+        reply = await self._begin(request)
+        self.note_generation(reply.generation)
+        if number := _ATTEMPT.fullmatch(reply.checkpoint_id):
+            self._attempts = max(self._attempts, int(number[1]))
+        return reply.checkpoint_id
+
+    begin_checkpoint = blocking(begin_checkpoint_async)
+
+    async def _begin(self, request: pb.BeginCheckpointRequest) -> pb.BeginCheckpointResponse:
+        while True:
+            # A ticket counts in one state of the coordinator.
+            request.ticket = next(self.identity.save_tickets)
+            with contextlib.suppress(StateLostError):
+                return await self.call(
+                    "BeginCheckpoint", request, pb.BeginCheckpointResponse, repeat=False
+                )
+
+    @awaitable
+    async def abandon_checkpoints_async(self) -> int:
+        """End the saves that wait for this worker's part; returns how many there were.
+
+        For a worker that goes back to an earlier step, so that the others need not wait for it.
+        """
+        return (await self.call("AbandonCheckpoints", pb.AbandonRequest(), pb.Abandoned)).count
+
+    abandon_checkpoints = blocking(abandon_checkpoints_async)
+
+    @awaitable
+    async def commit_checkpoint_async(
         self,
         /,
-        ip: str | None = None,
-        port: int = 0,
-        gpu_count: int | None = None,
-        memory_bytes: int | None = None,
+        checkpoint_id: str,
+        step: int,
+        *,
+        epoch: int = 0,
+        path: str = "",
+        size_bytes: int = 0,
+        is_full: bool = True,
+        partial: bool = False,
+        timeout_ms: int = 600_000,
         **metadata: object,
-    ) -> str:
-        """Join the job and start heartbeats; returns the assigned worker id.
+    ) -> None:
+        """Record a checkpoint that is safely stored, so that recovery finds it.
 
-        Waits for the coordinator (10 s for one that has never answered), and for a free rank when
-        the job is full (60 s); ``connect_timeout_ms`` sets both. Registering again is how a worker
-        that was declared dead comes back.
+        ``partial`` means that every member writes its own part: the call returns when all have.
+        Raises `CheckpointAbortedError` when that will never happen, and `StorageError` when it
+        has not happened within ``timeout_ms``.
         """
-        if self.is_registered:
-            return self.identity.worker_id
-        await self._stop_heartbeats()
-        trace_worker()
-        config, own = self.config, LocalProcess.own()
-        request = pb.WorkerInfo(
-            worker_id=config.worker_id or "",
-            hostname=ip or socket.gethostname(),
-            port=check_whole("port", port, most=65535),
-            gpu_count=config.gpu_count if gpu_count is None else gpu_count,
-            memory_bytes=config.memory_bytes if memory_bytes is None else memory_bytes,
-            metadata={**config.metadata, **{key: str(value) for key, value in metadata.items()}},
-            job=self.job,
-            rank=config.rank,
-            world_size=config.world_size or 0,
-            session=secrets.token_hex(16),
-            process=f"{os.getpid()}@{socket.gethostname()}",
-            attempt=config.attempt or 0,
-            state_id=self._state_id,
-            machine=own.machine,
-            pid=own.pid,
-            process_started=own.started,
+        hold = _hold_seconds(timeout_ms)
+        request = pb.CheckpointInfo(
+            checkpoint_id=check_id("checkpoint", checkpoint_id),
+            step=check_whole("step", step),
+            epoch=check_whole("epoch", epoch),
+            path=path,
+            size_bytes=check_whole("size_bytes", size_bytes),
+            is_full=is_full,
+            metadata={key: str(value) for key, value in metadata.items()},
+            generation=self._program_generation,
+            partial=partial,
         )
-        await report_ended(self._channel, self.job, own, config.registration_seconds)
-        reply = await self._channel.call(
-            "RegisterWorker",
-            request,
-            pb.WorkerRegistration,
-            patience=config.registration_seconds,
-        )
-        self._registration = request
-        self._enter(reply)
-        self._told = reply.generation
-        self._heartbeats.start(self)
-        return reply.worker_id
-
-    register = blocking(register_worker)
-
-    async def _come_back(self, identity: Identity, why: SyncError) -> None:
-        """Register again, under the same id and rank, with a coordinator that lost its state.
-
-        What the program is told of stays as it was: its next barrier says that the membership has
-        changed. Raises when a live process has taken the id or rank meanwhile.
-        """
-        async with self._returning:
-            if self._identity is not identity:
-                return
-            log.error(
-                "worker.coordinator_lost_its_state",
-                worker=identity.worker_id,
-                rank=identity.rank,
-                reason=str(why),
+        reply = await self._commit(request, hold)
+        if reply.status == pb.CHECKPOINT_STATUS_ABORTED:
+            raise CheckpointAbortedError(
+                f"checkpoint {checkpoint_id!r} was not committed: {reply.detail}"
             )
-            await self._refuse_to_displace(identity, why)
-            request = pb.WorkerInfo()
-            request.CopyFrom(self._registration)
-            request.worker_id, request.rank = identity.worker_id, identity.rank
-            request.session, request.state_id = secrets.token_hex(16), self._state_id
-            request.previous_incarnation = identity.incarnation
-            request.previous_generation = self.generation
-            request.previous_attempts = self._attempts_known
-            reply = await self._channel.call(
-                "RegisterWorker",
-                request,
-                pb.WorkerRegistration,
-                patience=self.config.registration_seconds,
+        if reply.status == pb.CHECKPOINT_STATUS_PENDING:
+            raise StorageError(
+                f"checkpoint {checkpoint_id!r} was not committed within {timeout_ms} ms: ranks "
+                f"{list(reply.missing_ranks)} have not stored their part"
             )
-            if self._identity is not identity:
-                return  # it has left meanwhile
-            self._actions_lost = {action.action_id for action in self.actions}
-            self._enter(reply)
-        self._telling = asyncio.get_running_loop().create_task(
-            self._tell_again(), context=contextvars.Context()
-        )
+        if not partial:
+            self._commits.append(request)
 
-    async def _refuse_to_displace(self, identity: Identity, why: SyncError) -> None:
-        asked = [
-            pb.StatusRequest(job=self.job, from_rank=identity.rank, limit=1),
-            pb.StatusRequest(job=self.job, worker_id=identity.worker_id),
-        ]
-        for request in asked:
-            for status in await self._workers(request):
-                same = status.rank == identity.rank or status.worker_id == identity.worker_id
-                own = status.process == self._registration.process
-                if same and not own and status.membership == Membership.LIVE:
-                    raise _taken(status, self.job) from why
+    commit_checkpoint = blocking(commit_checkpoint_async)
 
-    async def _tell_again(self) -> None:
-        """Tell the coordinator what this process had told the one that lost its state."""
+    async def _commit(self, request: pb.CheckpointInfo, hold: float) -> pb.CheckpointResponse:
+        """Send a commit, after replaying the earlier ones if the coordinator lost its state."""
         try:
-            await self._tell_commits()
-        except StrataError as exc:
-            log.error("worker.not_told_again", worker=self.worker_id, error=str(exc))
-        await current_orchestrator.tell_again(self)
+            return await self.call(
+                "NotifyCheckpoint", request, pb.CheckpointResponse, hold=hold, repeat=False
+            )
+        except StateLostError as exc:
+            if request.partial:
+                error = CheckpointAbortedError(
+                    f"checkpoint {request.checkpoint_id!r} was not committed: {exc}"
+                )
+                error.may_be_committed = True
+                raise error from exc
+        await self.replay(self)
+        return await self.call("NotifyCheckpoint", request, pb.CheckpointResponse, hold=hold)
+
+    async def replay(self, member: JobMember) -> None:
+        """Commit again what this worker committed alone, to a coordinator that lost its state."""
+        if member is self:
+            for request in list(self._commits):
+                await self.call("NotifyCheckpoint", request, pb.CheckpointResponse)
 
     @awaitable
-    async def rejoin_async(self) -> str:
-        """Register again, as a worker that was declared dead, or whose coordinator began anew.
+    async def report_checkpoints_async(
+        self,
+        checkpoint_ids: Sequence[str],
+        condition: CheckpointCondition,
+        *,
+        path: str = "",
+        detail: str = "",
+    ) -> int:
+        """Report the condition of committed checkpoints; returns how many of them are known.
 
-        A live process that has taken this worker's rank or id meanwhile is not displaced: two that
-        displaced each other would do so for ever. Then it raises `SyncError`.
+        The coordinator cannot see where they are stored, and shows the last report. ``path``
+        identifies a checkpoint whose id cannot be read: the path that it was committed with. An
+        absent coordinator is tried for two seconds only.
         """
-        if self._fence is not None and (successor := await self._successor()) is not None:
-            raise _taken(successor, self.job) from self._fence
-        return await self.register_worker()
-
-    rejoin = blocking(rejoin_async)
-
-    async def _successor(self) -> WorkerStatus | None:
-        """The live member that has the rank, or the id, which this worker was told to take.
-
-        Without either it takes what is free, and gets into nobody's way.
-        """
-        asked, incarnation = self.config, self._identity and self._identity.incarnation
-        requests = []
-        if asked.rank is not None:
-            requests.append(pb.StatusRequest(job=self.job, from_rank=asked.rank, limit=1))
-        if asked.worker_id is not None:
-            requests.append(pb.StatusRequest(job=self.job, worker_id=asked.worker_id))
-        for request in requests:
-            for status in await self._workers(request):
-                named = asked.rank == status.rank or asked.worker_id == status.worker_id
-                alive = status.membership == Membership.LIVE
-                if named and alive and status.incarnation != incarnation:
-                    return status
-        return None
-
-    async def _workers(self, request: pb.StatusRequest) -> list[WorkerStatus]:
-        patience = self.config.registration_seconds
-        try:
-            reply = await self._channel.call("GetStatus", request, pb.JobStatus, patience=patience)
-        except ConnectionError:
-            raise
-        except StrataError:
-            return []  # there is no such job, or no such worker
-        return [messages.worker_status(worker) for worker in reply.workers]
-
-    def _enter(self, reply: pb.WorkerRegistration) -> None:
-        super()._enter(reply)
-        self._heartbeats.enter(reply.generation)
-        current_orchestrator.enter(self)
-        log.info(
-            "worker.registered",
-            worker=reply.worker_id,
-            rank=reply.rank,
-            incarnation=reply.incarnation,
-            generation=reply.generation,
+        identity = self.identity
+        if condition is CheckpointCondition.REMOVED:
+            kept = [one for one in self._commits if one.checkpoint_id not in set(checkpoint_ids)]
+            self._commits = deque(kept, COMMITS_KEPT)
+        request = messages.checkpoint_report(identity.job, checkpoint_ids, condition, path, detail)
+        reply = await self.call(
+            "ReportCheckpoints", request, pb.CheckpointsReported, patience=REPORT_SECONDS
         )
+        return reply.known
+
+    report_checkpoints = blocking(report_checkpoints_async, brief=True)
 
     @awaitable
-    async def deregister_worker(self, reason: str = "") -> None:
-        """Leave the job. Does nothing when this worker is not a member.
+    async def latest_checkpoint_async(
+        self, *, patience: float | None = None
+    ) -> CheckpointInfo | None:
+        """The checkpoint of this job that was committed last and not deleted, or ``None``.
 
-        Without a ``reason`` it waits for saves that were begun as a member: they are committed
-        through it.
+        This worker need not be registered. ``patience`` is how many seconds an absent coordinator
+        is tried.
         """
-        if not reason and self.is_registered:
-            await self._let_saves_end()
-        await self._end_telling(TELLING_SECONDS if not reason else LAST_REPORT_SECONDS)
-        current_orchestrator.leave(self)
-        await self._stop_heartbeats()
-        await self._send_last_report()
-        identity, self._identity = self._identity, None
-        try:
-            if identity is not None and self._fence is None:
-                await self._say_goodbye(identity, reason)
-        finally:
-            await self._channel.close()
+        request = pb.RecoveryRequest(job=self.job, worker_id=self.worker_id)
+        reply = await self.call("GetLatestCheckpoint", request, pb.RecoveryInfo, patience=patience)
+        return messages.checkpoint(reply.checkpoint) if reply.found else None
 
-    deregister = blocking(deregister_worker)
+    latest_checkpoint = blocking(latest_checkpoint_async, brief=True)
 
-    async def _end_telling(self, seconds: float) -> None:
-        """Let what is being told again be told, for so long."""
-        telling = self._telling
-        if telling is not None:
-            await asyncio.wait({telling}, timeout=seconds)
+    # Actions
 
-    async def _send_last_report(self) -> None:
-        """Send what was reported since the last heartbeat: nobody asks for it later."""
-        if self._identity is None or self._fence is not None:
+    @awaitable
+    async def request_action_async(self, kind: str, worker_id: str = "", reason: str = "") -> str:
+        """Ask the whole job for something; returns the action's id.
+
+        ``"checkpoint"``: save at the next step that all can agree on. ``"stop"``: save, then end
+        the run. ``"drain"``: save, then let the named worker leave; this one, if none is named.
+        All members hear of it with their next heartbeat. While the same action is pending, its id
+        is returned again. Raises `StrataError` when no such worker is live.
+        """
+        identity = self.identity
+        if kind == "drain":
+            worker_id = worker_id or identity.worker_id
+        request = messages.action_request(identity.job, kind, worker_id, reason)
+        return (await self.call("RequestAction", request, pb.Action)).action_id
+
+    request_action = blocking(request_action_async)
+
+    @awaitable
+    async def complete_action_async(self, action_id: str, outcome: str = "") -> None:
+        """Complete an action; any member may, and the first completion is recorded."""
+        if action_id in self._lost_actions:
             return
-        if not self._heartbeats.has_unsent(self):
-            return
-        with contextlib.suppress(StrataError, TimeoutError):
-            await asyncio.wait_for(self.heartbeat(), LAST_REPORT_SECONDS)
+        request = pb.ActionCompletion(action_id=check_id("action", action_id), outcome=outcome)
+        with contextlib.suppress(StateLostError):
+            await self.call("CompleteAction", request, pb.ActionCompleted, repeat=False)
 
-    async def _say_goodbye(self, identity: Identity, reason: str) -> None:
-        request = pb.DeregisterRequest(
-            job=identity.job,
-            worker_id=identity.worker_id,
-            incarnation=identity.incarnation,
-            reason=reason,
-            state_id=self._state_id,
-        )
-        with contextlib.suppress(SyncError):
-            await self._channel.call(
-                "DeregisterWorker", request, pb.DeregisterResponse, patience=5.0
-            )
+    complete_action = blocking(complete_action_async)
 
-    def leave(self, reason: str, seconds: float) -> None:
-        """Deregister, for at most ``seconds``; a coordinator that is away misses the heartbeats."""
-        if self._process != os.getpid() or io.is_current():
-            return
-        worker = self.worker_id
-        future = io.submit(self.deregister_worker(reason))
-        try:
-            future.result(timeout=seconds)
-        except (concurrent.futures.TimeoutError, StrataError) as exc:
-            future.cancel()
-            log.warning("worker.goodbye_failed", worker=worker, error=repr(exc))
-
-    # Heartbeats
+    # Reports
 
     def report(
         self,
@@ -327,13 +430,12 @@ class TrainingOrchestrator(MemberCalls):
         samples_used: float = 0,
         **metrics: float,
     ) -> None:
-        """Say how far this worker is; the next heartbeat carries it, at no cost here.
+        """Update what the next heartbeat carries; no network access.
 
-        Where ``state`` is not given, the calls of this worker tell it: waiting in barriers, saving,
-        loading, else training from the first step or batch on. ``step_seconds`` is how long one
-        of the last steps took; by it the coordinator tells who is slower than the others.
-        ``samples_used`` is how many were since the last report; from their sum the coordinator
-        tells how many the job uses in a second, else from what loaders hand out.
+        Without ``state`` it is inferred from this worker's calls: waiting in barriers, saving,
+        loading, otherwise training from the first step or batch on. ``step_seconds`` is how long a
+        recent step took; the coordinator finds stragglers by it. ``samples_used`` counts since the
+        last report; the job's throughput is the sum of these, or else of what loaders hand out.
         """
         if loss is not None:
             metrics["loss"] = loss
@@ -344,7 +446,7 @@ class TrainingOrchestrator(MemberCalls):
         )
 
     def on_heartbeat(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` after each heartbeat that told of other members or actions.
+        """Call ``listener`` after each heartbeat that brought a new generation or other actions.
 
         It runs on the I/O thread and must not block. What it raises is logged.
         """
@@ -352,30 +454,20 @@ class TrainingOrchestrator(MemberCalls):
 
     @awaitable
     async def heartbeat(self) -> None:
-        """Send a heartbeat at once; they are sent by themselves in the background too."""
+        """Send a heartbeat now; the background ones continue."""
         await self._heartbeats.send(self)
 
     beat = blocking(heartbeat, brief=True)
 
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        """What is asked of the job and not done yet, as the last heartbeat said."""
-        return self._heartbeats.actions
-
-    async def _stop_heartbeats(self) -> None:
-        telling, self._telling = self._telling, None
-        await self._heartbeats.stop()
-        await cancel(telling)
-
     def listen_for_others(self) -> None:
-        """Warn of members that share the data with this one and are silent.
+        """Warn of silent members that share the data with this one.
 
-        On the I/O thread; once per registration. A member that was killed counts until its
-        heartbeats are missed, and what is its part is read by nobody.
+        On the I/O thread; once per registration. A member that was killed keeps its part of the
+        data, which nobody reads, until its heartbeats are missed.
         """
         self._heartbeats.watch_others(self)
 
-    # Observation
+    # Status
 
     @awaitable
     async def get_status_async(self) -> WorkerStatus:
@@ -396,14 +488,14 @@ class TrainingOrchestrator(MemberCalls):
 
     @awaitable
     async def live_workers_async(self) -> int:
-        """How many members the job has at the moment."""
+        """How many live members the job has."""
         return (await self._status()).live_workers
 
     live_workers = blocking(live_workers_async, brief=True)
 
     @awaitable
     async def are_waiting_async(self, barrier_id: str, others: int) -> bool:
-        """Whether all live members but so many wait at a barrier, and there are such."""
+        """Whether all live members but ``others`` wait at a barrier, and at least one does."""
         status = await self._status()
         arrived = sum(b.arrived for b in status.barriers if b.barrier_id == barrier_id)
         return 0 < status.live_workers - others <= arrived
@@ -411,15 +503,15 @@ class TrainingOrchestrator(MemberCalls):
     async def _status(self) -> JobStatus:
         """The job, with this worker alone."""
         try:
-            return await self._status_of_itself()
+            return await self._query_status()
         except ConnectionError:
             raise
         except StrataError:
-            # A coordinator that has lost its state knows of neither; a heartbeat is told so.
+            # A coordinator that lost its state knows neither; the heartbeat finds out.
             await self.heartbeat()
-            return await self._status_of_itself()
+            return await self._query_status()
 
-    async def _status_of_itself(self) -> JobStatus:
+    async def _query_status(self) -> JobStatus:
         identity = self.identity
         request = pb.StatusRequest(job=identity.job, worker_id=identity.worker_id)
         reply = await self.call("GetStatus", request, pb.JobStatus)
@@ -428,7 +520,7 @@ class TrainingOrchestrator(MemberCalls):
             async with self._returning:
                 pass  # it may be coming back to a coordinator that lost its state
             if self._identity is not identity:
-                return await self._status_of_itself()
+                return await self._query_status()
             superseded = SyncError(
                 f"worker {identity.worker_id!r} was registered again by {status.process}: stop "
                 "this process, or call register() again",
@@ -439,20 +531,13 @@ class TrainingOrchestrator(MemberCalls):
             raise superseded
         return messages.job_status(reply, [status])
 
-    def _be_fenced(self, error: SyncError) -> None:
-        super()._be_fenced(error)
-        current_orchestrator.leave(self)
-
     # Context managers
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: object, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self.goodbye_may_fail():
             self.deregister(_reason(error))
@@ -461,22 +546,10 @@ class TrainingOrchestrator(MemberCalls):
         return self
 
     async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: object, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self.goodbye_may_fail():
             await self.deregister_worker(_reason(error))
-
-    @contextlib.contextmanager
-    def goodbye_may_fail(self) -> Iterator[None]:
-        """Leaving a block succeeds without the coordinator, which will miss the heartbeats."""
-        worker = self.worker_id
-        try:
-            yield
-        except ConnectionError as exc:
-            log.warning("worker.goodbye_failed", worker=worker, error=repr(exc))
 
     def __repr__(self) -> str:
         state = "registered" if self.is_registered else "not registered"
@@ -487,11 +560,22 @@ def _reason(error: BaseException | None) -> str:
     return "" if error is None else f"failed: {type(error).__name__}"
 
 
-def _taken(status: WorkerStatus, job: str) -> SyncError:
-    """The refusal to displace a live process."""
-    return SyncError(
-        f"another process ({status.process}) has registered as {status.worker_id!r}, rank "
-        f"{status.rank} of job {job!r}, and is live: this one ends. Give each worker a rank of its "
-        "own (RANK, rank=), or this program another job (STRATA_JOB, job=)",
-        reason="superseded",
-    )
+def _hold_seconds(timeout_ms: Any) -> float:
+    """How long the coordinator may hold a call, given ``timeout_ms``: at most a day."""
+    if not isinstance(timeout_ms, int | float) or isinstance(timeout_ms, bool):
+        raise TypeError(f"timeout_ms must be a number, not {type(timeout_ms).__name__}")
+    if not 0 < timeout_ms < math.inf:
+        raise ValueError(f"timeout_ms must be positive and finite, not {timeout_ms}")
+    return min(timeout_ms / 1000, LONGEST_WAIT_SECONDS)
+
+
+def _checked(value: bytes) -> bytes:
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError(f"an exchanged value must be bytes, not {type(value).__name__}")
+    data = bytes(value)
+    if len(data) > VALUE_BYTES:
+        raise ValueError(
+            f"a value of {len(data)} bytes cannot be exchanged: at most {VALUE_BYTES} bytes; put "
+            "it into the storage that all workers share, and exchange its name"
+        )
+    return data

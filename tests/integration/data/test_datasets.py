@@ -257,7 +257,7 @@ def test_longest_index_and_many_shards_pass_both_transports(service: RawClient, 
     )
     url = service.channel._channel.target().decode()
     with DatasetRegistry(url, job=job, patience=20) as registry:
-        info = io.submit(registry._found("d", full=True)).result().dataset
+        info = io.submit(registry._described("d", full=True)).result().dataset
         assert info.index == index
         assert registry.layout("d").shard_samples.tolist() == sizes.tolist()
         (last,) = registry.get_shards("d", 0)[-1:]

@@ -16,8 +16,7 @@ from typing import Any, NoReturn
 
 from ..._background import deadline_after, time_left
 from ..._shutdown import shutdown
-from ...client import current_orchestrator
-from ...client.member_calls import MemberCalls
+from ...client import TrainingOrchestrator, current_orchestrator
 from ...errors import CheckpointAbortedError, CheckpointDamagedError, StorageError, StrataError
 from ...telemetry import EventLog, tracing
 from ...types import WorkerState
@@ -266,7 +265,7 @@ class Pipeline:
                 raise
 
     def _submit(self, handle: SaveHandle, wanted: SaveRequest, content: _Content) -> None:
-        if isinstance(wanted.coordinator, MemberCalls):
+        if isinstance(wanted.coordinator, TrainingOrchestrator):
             wanted.coordinator.expect_commit(handle.future)
         with self._lock:
             self._handles = [h for h in self._handles if not (h.done and h.looked_at)]
