@@ -1,9 +1,8 @@
 """Tools for testing programs that use Strata: real processes, killed, paused and cut off.
 
-Read ``coordinator_process`` and ``worker_process`` first. ``proxy`` breaks connections,
-``backends`` records and breaks storage, ``waiting`` replaces sleeps; ``machine_invariants`` says
-what holds in every state of the coordinator's machine. ``StorageConformance`` (in ``conformance``)
-needs pytest, and is loaded when it is asked for.
+Read ``processes`` first: a coordinator, workers, and waits that replace sleeps. ``proxy`` breaks
+connections, ``backends`` records and breaks storage, ``conformance`` tests a storage backend (and
+needs pytest). ``machine_invariants`` checks a state of the coordinator's machine.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ if TYPE_CHECKING:
     from .backends import WrappedBackend as WrappedBackend
     from .backends import WrappedWriter as WrappedWriter
     from .conformance import StorageConformance as StorageConformance
-    from .coordinator_process import LocalCoordinator as LocalCoordinator
+    from .processes import LocalCoordinator as LocalCoordinator
+    from .processes import WorkerProcess as WorkerProcess
+    from .processes import eventually as eventually
+    from .processes import eventually_async as eventually_async
     from .proxy import TcpProxy as TcpProxy
-    from .waiting import eventually as eventually
-    from .waiting import eventually_async as eventually_async
-    from .worker_process import WorkerProcess as WorkerProcess
 else:
     __getattr__, __dir__, __all__ = _lazy.exports(
         __name__,
@@ -33,10 +32,8 @@ else:
             ".backends": (
                 "Call Fault FaultRates FaultyBackend RecordingBackend WrappedBackend WrappedWriter"
             ),
-            ".coordinator_process": "LocalCoordinator",
-            ".proxy": "TcpProxy",
-            ".waiting": "eventually eventually_async",
-            ".worker_process": "WorkerProcess",
             ".conformance": "StorageConformance",
+            ".processes": "LocalCoordinator WorkerProcess eventually eventually_async",
+            ".proxy": "TcpProxy",
         },
     )
