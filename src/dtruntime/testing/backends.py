@@ -1,4 +1,4 @@
-"""Wrappers around storage backends: what was asked of them, and faults on purpose."""
+"""Storage backends that wrap another one: to record its calls, or to inject faults."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from .._buffers import Views, cut, size_of
 from ..errors import StorageError, StorageThrottledError
@@ -18,12 +18,16 @@ from ..storage.backend import Failures, Names, Pieces, Range
 
 
 class WrappedBackend(StorageBackend):
-    """Passes everything on to another backend; subclasses change what they want."""
+    """Passes everything on to another backend; subclasses override what they change."""
 
     def __init__(self, inner: StorageBackend) -> None:
         self.inner = inner
         self.url = inner.url
         self.kind = inner.kind  # type: ignore[misc]
+
+    def around(self, operation: str, name: str, size: int = 0) -> AbstractContextManager[Any]:
+        """A block around each operation; arguments as in `Call`. Override it to act on all."""
+        return nullcontext()
 
     def location(self, name: str = "") -> str:
         """The inner backend's."""
@@ -34,59 +38,74 @@ class WrappedBackend(StorageBackend):
         self.inner.close()
 
     def _read(self, name: str) -> bytes:
-        return self.inner.read(name)
+        with self.around("read", name):
+            return self.inner.read(name)
 
     def _read_ranges(self, name: str, ranges: Sequence[Range]) -> Pieces:
-        return self.inner.read_ranges(name, ranges)
+        with self.around("read_ranges", name, sum(length for _, length in ranges)):
+            return self.inner.read_ranges(name, ranges)
 
     def _read_into(self, name: str, offset: int, views: Views) -> None:
-        self.inner.read_into(name, offset, views)
+        with self.around("read_into", name, size_of(views)):
+            self.inner.read_into(name, offset, views)
 
     def _write(self, name: str, views: Views) -> None:
-        self.inner.write(name, views)
+        with self.around("write", name, size_of(views)):
+            self.inner.write(name, views)
 
     def _create(self, name: str, views: Views) -> bool:
-        return self.inner.create(name, views)
+        with self.around("create", name, size_of(views)):
+            return self.inner.create(name, views)
 
     def _writer(self, name: str) -> StreamWriter:
-        return WrappedWriter(self.inner.writer(name))
+        with self.around("writer", name):
+            return WrappedWriter(self.inner.writer(name), self)
 
     def _delete(self, name: str) -> None:
-        self.inner.delete(name)
+        with self.around("delete", name):
+            self.inner.delete(name)
 
     def _delete_many(self, names: Names) -> Failures:
-        return self.inner.delete_many(names)
+        with self.around("delete_many", "", len(names)):
+            return self.inner.delete_many(names)
 
     def _stat(self, name: str) -> StoredFile:
-        return self.inner.stat(name)
+        with self.around("stat", name):
+            return self.inner.stat(name)
 
     def _list(self, prefix: str) -> Iterator[StoredFile]:
-        return self.inner.list(prefix)
+        with self.around("list", prefix):
+            return self.inner.list(prefix)
 
     def _sweep(self, older_than: float) -> int:
-        return self.inner.sweep(older_than)
+        with self.around("sweep", ""):
+            return self.inner.sweep(older_than)
 
 
 class WrappedWriter(StreamWriter):
     """Passes everything on to another writer."""
 
-    def __init__(self, inner: StreamWriter) -> None:
+    def __init__(self, inner: StreamWriter, backend: WrappedBackend) -> None:
         super().__init__(inner.name, inner.location)
         self.inner = inner
+        self.backend = backend
 
     def _write(self, view: memoryview) -> None:
-        self.inner.write(view)
+        with self.backend.around("writer.write", self.name, view.nbytes):
+            self.inner.write(view)
 
     def _finish(self) -> None:
-        self.inner.finish()
+        with self.backend.around("writer.finish", self.name):
+            self.inner.finish()
 
     def _abort(self) -> None:
-        self.inner.abort()
+        with self.backend.around("writer.abort", self.name):
+            self.inner.abort()
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One thing that was asked of a backend."""
+    """One call of a backend."""
 
     operation: str
     """``read``, ``read_ranges``, ``read_into``, ``write``, ``create``, ``writer``,
@@ -96,14 +115,14 @@ class Call:
     name: str
     """The file; the prefix of a listing; empty for several files."""
     size: int = 0
-    """How many bytes were asked for or given."""
+    """How many bytes were requested or given; for ``delete_many``, how many files."""
 
 
 Calls: TypeAlias = list[Call]
 
 
 class RecordingBackend(WrappedBackend):
-    """Keeps what was asked for, in order, before it is passed on."""
+    """Records each call, in order, before passing it on."""
 
     def __init__(self, inner: StorageBackend) -> None:
         super().__init__(inner)
@@ -112,86 +131,29 @@ class RecordingBackend(WrappedBackend):
 
     @property
     def calls(self) -> Calls:
-        """What was asked for so far."""
+        """The calls so far."""
         with self._lock:
             return self._calls.copy()
 
     @property
     def counts(self) -> Counter[str]:
-        """How often each operation was asked for."""
+        """How often each operation was called."""
         return Counter(call.operation for call in self.calls)
 
     def reset(self) -> None:
-        """Forget what was asked for."""
+        """Forget the calls so far."""
         with self._lock:
             self._calls.clear()
 
     def record(self, operation: str, name: str, size: int = 0) -> None:
-        """Add one."""
+        """Record one call."""
         with self._lock:
             self._calls.append(Call(operation, name, size))
 
-    def _read(self, name: str) -> bytes:
-        self.record("read", name)
-        return super()._read(name)
-
-    def _read_ranges(self, name: str, ranges: Sequence[Range]) -> Pieces:
-        self.record("read_ranges", name, sum(length for _, length in ranges))
-        return super()._read_ranges(name, ranges)
-
-    def _read_into(self, name: str, offset: int, views: Views) -> None:
-        self.record("read_into", name, size_of(views))
-        super()._read_into(name, offset, views)
-
-    def _write(self, name: str, views: Views) -> None:
-        self.record("write", name, size_of(views))
-        super()._write(name, views)
-
-    def _create(self, name: str, views: Views) -> bool:
-        self.record("create", name, size_of(views))
-        return super()._create(name, views)
-
-    def _writer(self, name: str) -> StreamWriter:
-        self.record("writer", name)
-        return _RecordingWriter(self.inner.writer(name), self)
-
-    def _delete(self, name: str) -> None:
-        self.record("delete", name)
-        super()._delete(name)
-
-    def _delete_many(self, names: Names) -> Failures:
-        self.record("delete_many", "", len(names))
-        return super()._delete_many(names)
-
-    def _stat(self, name: str) -> StoredFile:
-        self.record("stat", name)
-        return super()._stat(name)
-
-    def _list(self, prefix: str) -> Iterator[StoredFile]:
-        self.record("list", prefix)
-        return super()._list(prefix)
-
-    def _sweep(self, older_than: float) -> int:
-        self.record("sweep", "")
-        return super()._sweep(older_than)
-
-
-class _RecordingWriter(WrappedWriter):
-    def __init__(self, inner: StreamWriter, backend: RecordingBackend) -> None:
-        super().__init__(inner)
-        self._backend = backend
-
-    def _write(self, view: memoryview) -> None:
-        self._backend.record("writer.write", self.name, view.nbytes)
-        super()._write(view)
-
-    def _finish(self) -> None:
-        self._backend.record("writer.finish", self.name)
-        super()._finish()
-
-    def _abort(self) -> None:
-        self._backend.record("writer.abort", self.name)
-        super()._abort()
+    def around(self, operation: str, name: str, size: int = 0) -> AbstractContextManager[Any]:
+        """Record the call."""
+        self.record(operation, name, size)
+        return nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,16 +161,16 @@ class FaultRates:
     """How likely each fault is, per operation, between 0 and 1."""
 
     throttle: float = 0.0
-    """``StorageThrottledError``, and nothing happened."""
+    """``StorageThrottledError``; the operation did not happen."""
     disconnect: float = 0.0
-    """``StorageError``, and nothing happened."""
+    """``StorageError``; the operation did not happen."""
     lost_reply: float = 0.0
-    """``StorageError``, although what was asked for has happened."""
+    """``StorageError``, although the operation did happen."""
     partial_write: float = 0.0
-    """``StorageError`` after some bytes of a write; nothing of it can be seen."""
+    """``StorageError`` after some bytes of a write, none of which are visible."""
     torn_write: float = 0.0
-    """``StorageError`` after some bytes of a write, which stay visible under its name: what no
-    backend should do, and a broken disk or file system does."""
+    """``StorageError`` after some bytes of a write, which stay visible under its name: no backend
+    should do this, but a broken disk or file system does."""
     latency: float = 0.0
     """The operation takes ``latency_seconds`` longer."""
 
@@ -220,7 +182,7 @@ class FaultRates:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault that was made."""
+    """One injected fault."""
 
     kind: str
     """A field of :class:`FaultRates`."""
@@ -228,21 +190,23 @@ class Fault:
     """As in :class:`Call`."""
     name: str
     number: int
-    """Of how many such operations on this name it was the last, from 1 on."""
+    """The number of this operation on this name, from 1 on."""
 
 
 Faults: TypeAlias = list[Fault]
 
 _WRITES = frozenset({"write", "create", "writer.finish"})
 _UNSAFE = {"partial_write", "torn_write"}
+_SAFE = {"sweep", "writer.abort"}
 
 
 class FaultyBackend(WrappedBackend):
-    """Makes faults at random, but the same for the same seed.
+    """Injects faults at random, but the same ones for the same seed.
 
-    Whether the n-th operation of a kind on a name fails depends on the seed, the kind, the name
-    and n alone, not on what other threads do meanwhile. ``only(operation, name)`` limits faults to
-    what it is true for, ``limit`` their number. Set ``armed`` to False to let everything pass.
+    Whether the n-th operation of a kind on a name fails depends only on the seed, the kind, the
+    name and n, not on what other threads do. ``only(operation, name)`` restricts faults to the
+    calls for which it is true, ``limit`` bounds their number. Set ``armed`` to False to let
+    everything pass.
     """
 
     def __init__(
@@ -268,7 +232,7 @@ class FaultyBackend(WrappedBackend):
 
     @property
     def faults(self) -> Faults:
-        """Those that were made so far, in order."""
+        """The faults so far, in order."""
         with self._lock:
             return self._faults.copy()
 
@@ -298,41 +262,32 @@ class FaultyBackend(WrappedBackend):
         return ""
 
     @contextmanager
-    def failing(self, operation: str, name: str) -> Iterator[tuple[str, float]]:
-        """Make faults before and after an operation; yields those that happen during a write."""
+    def around(self, operation: str, name: str, size: int = 0) -> Iterator[tuple[str, float]]:
+        """Inject faults before and after an operation; yields those that happen during a write."""
+        if operation in _SAFE:
+            yield "", 0.0
+            return
         kind, share = self.draw(operation, name)
         what = f"{operation} of {self.location(name)}"
         if kind == "throttle":
-            raise StorageThrottledError(f"cannot {what}: 503 Slow Down, made on purpose")
+            raise StorageThrottledError(f"cannot {what}: 503 Slow Down, on purpose")
         if kind == "disconnect":
             raise StorageError(f"cannot {what}: the connection was reset, on purpose")
         if kind == "latency":
             time.sleep(self._latency_seconds)
-        yield (kind, share)
+        yield kind, share
         if kind == "lost_reply":
             raise StorageError(f"cannot {what}: the answer was lost, on purpose")
 
-    def _read(self, name: str) -> bytes:
-        with self.failing("read", name):
-            return super()._read(name)
-
-    def _read_ranges(self, name: str, ranges: Sequence[Range]) -> Pieces:
-        with self.failing("read_ranges", name):
-            return super()._read_ranges(name, ranges)
-
-    def _read_into(self, name: str, offset: int, views: Views) -> None:
-        with self.failing("read_into", name):
-            super()._read_into(name, offset, views)
-
     def _write(self, name: str, views: Views) -> None:
-        with self.failing("write", name) as (kind, share):
+        with self.around("write", name) as (kind, share):
             self._break_off(kind, share, name, views)
-            super()._write(name, views)
+            self.inner.write(name, views)
 
     def _create(self, name: str, views: Views) -> bool:
-        with self.failing("create", name) as (kind, share):
+        with self.around("create", name) as (kind, share):
             self._break_off(kind, share, name, views)
-            return super()._create(name, views)
+            return self.inner.create(name, views)
 
     def _break_off(self, kind: str, share: float, name: str, views: Views) -> None:
         if kind not in _UNSAFE:
@@ -351,12 +306,8 @@ class FaultyBackend(WrappedBackend):
         )
 
     def _writer(self, name: str) -> StreamWriter:
-        with self.failing("writer", name):
+        with self.around("writer", name):
             return _FaultyWriter(self.inner.writer(name), self)
-
-    def _delete(self, name: str) -> None:
-        with self.failing("delete", name):
-            super()._delete(name)
 
     def _delete_many(self, names: Names) -> Failures:
         failures: Failures = []
@@ -367,34 +318,30 @@ class FaultyBackend(WrappedBackend):
                 failures.append((name, exc))
         return failures
 
-    def _stat(self, name: str) -> StoredFile:
-        with self.failing("stat", name):
-            return super()._stat(name)
-
     def _list(self, prefix: str) -> Iterator[StoredFile]:
         """Fails at the beginning, or, when the reply is lost, after some of the files."""
-        with self.failing("list", prefix) as (kind, share):
-            found = list(super()._list(prefix))
-            yield from found[: int(share * len(found))] if kind == "lost_reply" else found
+        with self.around("list", prefix) as (kind, share):
+            files = list(self.inner.list(prefix))
+            yield from files[: int(share * len(files))] if kind == "lost_reply" else files
 
 
 class _FaultyWriter(WrappedWriter):
+    backend: FaultyBackend
+
     def __init__(self, inner: StreamWriter, backend: FaultyBackend) -> None:
-        super().__init__(inner)
-        self._backend = backend
-        self._pieces = bytearray()
+        super().__init__(inner, backend)
+        self._content = bytearray()
 
     def _write(self, view: memoryview) -> None:
-        with self._backend.failing("writer.write", self.name):
-            super()._write(view)
-            if self._backend.rates.torn_write:
-                self._pieces += view
+        super()._write(view)
+        if self.backend.rates.torn_write:
+            self._content += view
 
     def _finish(self) -> None:
-        with self._backend.failing("writer.finish", self.name) as (kind, share):
+        with self.backend.around("writer.finish", self.name) as (kind, share):
             if kind in _UNSAFE:
                 if kind == "torn_write":
-                    torn = self._pieces[: int(share * len(self._pieces))]
-                    self._backend.inner.write(self.name, torn)
+                    torn = self._content[: int(share * len(self._content))]
+                    self.backend.inner.write(self.name, torn)
                 raise StorageError(f"cannot write {self.location}: broken off, on purpose")
-            super()._finish()
+            self.inner.finish()

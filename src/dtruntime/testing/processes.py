@@ -12,10 +12,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Self, TypeVar
 
 from ..errors import StrataError
 
@@ -27,7 +26,7 @@ POLL_SECONDS = 0.02
 
 
 class LocalCoordinator:
-    """A coordinator process on loopback that can be killed and started again.
+    """A coordinator process on the loopback interface that can be killed and restarted.
 
     ::
 
@@ -51,7 +50,7 @@ class LocalCoordinator:
     ) -> None:
         """``settings`` are further keys of ``[coordinator]``, ``options`` further arguments.
 
-        With ``http`` it also serves the HTTP API and the dashboard, at `http_url`.
+        With ``http`` it also serves the HTTP API and the dashboard at `http_url`.
         """
         self._own = tempfile.TemporaryDirectory(prefix="strata-test-") if data_dir is None else None
         self.data_dir = Path(self._own.name if self._own else str(data_dir))
@@ -70,30 +69,30 @@ class LocalCoordinator:
 
     @property
     def url(self) -> str:
-        """Where workers find it."""
+        """The URL for workers."""
         return f"http://127.0.0.1:{self._port}"
 
     @property
     def http_url(self) -> str:
-        """Where its HTTP API is; only with ``http=True``."""
+        """The URL of its HTTP API; only with ``http=True``."""
         if not self._has_http:
             raise StrataError("this coordinator serves no HTTP: give LocalCoordinator http=True")
         return f"http://127.0.0.1:{self._http_port}"
 
     @property
     def pid(self) -> int:
-        """Its process number."""
+        """The process id."""
         if self._process is None:
             raise StrataError("the coordinator is not running")
         return self._process.pid
 
     @property
     def log(self) -> str:
-        """What it has logged."""
+        """What it has logged so far."""
         return self.log_path.read_text(encoding="utf-8") if self.log_path.exists() else ""
 
     def start(self) -> Self:
-        """Start it and wait until it serves."""
+        """Start it, and wait until it serves."""
         config = self.data_dir / "coordinator.toml"
         lines = [f"{key} = {_toml(value)}" for key, value in self._settings.items()]
         config.write_text("[coordinator]\n" + "\n".join(lines) + "\n", encoding="utf-8")
@@ -140,7 +139,7 @@ class LocalCoordinator:
         return self._end(signal.SIGTERM)
 
     def wait(self, timeout: float = 20.0) -> int:
-        """Wait for it to end by itself; returns its exit code."""
+        """Wait for it to end; returns its exit code."""
         process = self._process
         if process is None:
             raise StrataError("the coordinator is not running")
@@ -169,12 +168,7 @@ class LocalCoordinator:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
         if self._own is not None:
             self._own.cleanup()
@@ -185,7 +179,7 @@ def _toml(value: str | int | float) -> str:
 
 
 class WorkerProcess:
-    """A Python program in a process of its own, with lines in and lines out.
+    """A Python program in its own process, talked to in lines.
 
     ::
 
@@ -199,7 +193,7 @@ class WorkerProcess:
             worker.expect("registered")
             worker.kill()
 
-    What it writes to stderr is in `log`. Leaving the ``with`` block kills it.
+    `log` has its stderr. Leaving the ``with`` block kills it.
     """
 
     def __init__(
@@ -209,7 +203,7 @@ class WorkerProcess:
         *,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """``program`` is source code, or the path of a file; ``env`` is added to this process's."""
+        """``program`` is source code or the path of a file; ``env`` adds to the environment."""
         self._folder = tempfile.TemporaryDirectory(prefix="strata-worker-")
         self._log_path = Path(self._folder.name) / "stderr"
         self._program = Path(self._folder.name) / "program.py"
@@ -221,25 +215,25 @@ class WorkerProcess:
         self._env = {**os.environ, **(env or {})}
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
-        self._said = threading.Condition()
+        self._changed = threading.Condition()
         self._lines: list[str] = []
-        self._read = 0
+        self._lines_read = 0
         self._ended = False
 
     @property
     def pid(self) -> int:
-        """Its process number."""
+        """The process id."""
         return self._running().pid
 
     @property
     def log(self) -> str:
-        """What it has written to stderr."""
+        """Its stderr so far."""
         return self._log_path.read_text(encoding="utf-8") if self._log_path.exists() else ""
 
     @property
     def lines(self) -> list[str]:
-        """All lines that it has written to stdout."""
-        with self._said:
+        """The lines of its stdout so far."""
+        with self._changed:
             return list(self._lines)
 
     def start(self) -> Self:
@@ -262,12 +256,12 @@ class WorkerProcess:
     def _listen(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            with self._said:
+            with self._changed:
                 self._lines.append(line.rstrip("\n"))
-                self._said.notify_all()
-        with self._said:
+                self._changed.notify_all()
+        with self._changed:
             self._ended = True
-            self._said.notify_all()
+            self._changed.notify_all()
 
     def send(self, line: str) -> None:
         """Write a line to its stdin."""
@@ -286,17 +280,17 @@ class WorkerProcess:
         stdin.close()
 
     def next_line(self, timeout: float = WAIT_SECONDS) -> str:
-        """The next line of its stdout that was not read yet."""
+        """The next unread line of its stdout."""
         deadline = time.monotonic() + timeout
-        with self._said:
-            while self._read == len(self._lines):
+        with self._changed:
+            while self._lines_read == len(self._lines):
                 left = deadline - time.monotonic()
                 if self._ended or left <= 0:
                     what = "has ended" if self._ended else f"said nothing for {timeout:g} s"
                     raise StrataError(f"the worker {what}; its log:\n{self.log[-4000:]}")
-                self._said.wait(left)
-            self._read += 1
-            return self._lines[self._read - 1]
+                self._changed.wait(left)
+            self._lines_read += 1
+            return self._lines[self._lines_read - 1]
 
     def expect(self, start: str, timeout: float = WAIT_SECONDS) -> str:
         """Read lines until one begins with ``start``, and return it."""
@@ -311,7 +305,7 @@ class WorkerProcess:
         os.kill(self.pid, number)
 
     def pause(self) -> None:
-        """Stop it with SIGSTOP, as a machine that hangs would."""
+        """Stop it with SIGSTOP, like a machine that hangs."""
         self.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -326,7 +320,7 @@ class WorkerProcess:
             self.wait()
 
     def wait(self, timeout: float = WAIT_SECONDS) -> int:
-        """Wait for its end; returns its exit code, or minus the signal that ended it."""
+        """Wait for it to end; returns its exit code, or minus the signal that ended it."""
         process = self._running()
         try:
             code = process.wait(timeout)
@@ -339,7 +333,7 @@ class WorkerProcess:
         return code
 
     def close(self) -> None:
-        """Kill it if it still runs, and remove what it left."""
+        """Kill it if it still runs, and remove its files."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -360,66 +354,45 @@ class WorkerProcess:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class _Attempts(Generic[T]):
-    """Repeated looks at a condition, until it holds or the time is up."""
-
-    def __init__(self, condition: Callable[[], T], within: float, what: str) -> None:
-        self._condition = condition
-        self._within = within
-        self._what = what or getattr(condition, "__name__", "the condition")
-        self._deadline = time.monotonic() + within
-        self._failed: AssertionError | None = None
-        self._seen: T | None = None
-
-    def look(self) -> bool:
-        """Whether it holds; raises when the time is up."""
-        late = time.monotonic() > self._deadline
-        try:
-            self._seen, self._failed = self._condition(), None
-        except AssertionError as exc:
-            self._failed = exc
-        if self._failed is None and self._seen:
-            return True
-        if late:
-            raise AssertionError(
-                f"{self._what} did not hold within {self._within:g} s; last seen: "
-                f"{self._failed or repr(self._seen)}"
-            ) from self._failed
-        return False
-
-    @property
-    def seen(self) -> T:
-        """What the condition returned when it held."""
-        assert self._seen is not None
-        return self._seen
 
 
 def eventually(condition: Callable[[], T], *, within: float = 30.0, what: str = "") -> T:
     """Wait until ``condition()`` returns something true, and return that.
 
-    An `AssertionError` from it counts as "not yet"; any other exception ends the wait.
-    Raises `AssertionError` with what was seen last when ``within`` seconds have passed.
+    An `AssertionError` from it counts as "not yet"; any other exception ends the wait. Raises
+    `AssertionError` with what was seen last when ``within`` seconds have passed.
     """
-    attempts = _Attempts(condition, within, what)
-    while not attempts.look():
+    attempts = _attempts(condition, within, what)
+    while not (value := next(attempts)):
         time.sleep(POLL_SECONDS)
-    return attempts.seen
+    return value
 
 
 async def eventually_async(
     condition: Callable[[], T], *, within: float = 30.0, what: str = ""
 ) -> T:
-    """As `eventually`, while the event loop goes on."""
-    attempts = _Attempts(condition, within, what)
-    while not attempts.look():  # noqa: ASYNC110 - there is no event to wait for
+    """As `eventually`, without blocking the event loop."""
+    attempts = _attempts(condition, within, what)
+    while not (value := next(attempts)):  # noqa: ASYNC110 - there is no event to wait for
         await asyncio.sleep(POLL_SECONDS)
-    return attempts.seen
+    return value
+
+
+def _attempts(condition: Callable[[], T], within: float, what: str) -> Iterator[T | None]:
+    """Yields None until the condition holds, then its value; raises when the time is up."""
+    deadline = time.monotonic() + within
+    while True:
+        late = time.monotonic() > deadline
+        value, failure = None, None
+        try:
+            value = condition()
+        except AssertionError as exc:
+            failure = exc
+        if late and not value:
+            what = what or getattr(condition, "__name__", "the condition")
+            raise AssertionError(
+                f"{what} did not hold within {within:g} s; last seen: {failure or repr(value)}"
+            ) from failure
+        yield value or None

@@ -1,4 +1,4 @@
-"""A TCP proxy that breaks connections in the ways in which networks do."""
+"""A TCP proxy that breaks connections the way networks do."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from .._sync_bridge import awaitable, blocking
@@ -18,7 +16,7 @@ CHUNK = 64 * 1024
 
 
 class _Link:
-    """One connection through the proxy: two sockets and what is done to them."""
+    """One connection through the proxy."""
 
     def __init__(self, proxy: TcpProxy, accepted: socket.socket) -> None:
         self.proxy = proxy
@@ -26,8 +24,8 @@ class _Link:
         self.client: asyncio.StreamWriter | None = None
         self.server: asyncio.StreamWriter | None = None
         self._accepted: socket.socket | None = accepted
-        """What was accepted, until it is a stream."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        """The accepted socket, until it becomes a stream."""
+        self.task = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
         """Carry bytes both ways until both sides have ended."""
@@ -42,14 +40,6 @@ class _Link:
         else:
             self.client.close()
             self.server.close()
-
-    async def ended(self) -> None:
-        """Wait for its end."""
-        await asyncio.wait([self._task])
-
-    def on_end(self, call: Callable[[_Link], None]) -> None:
-        """Call something when it has ended."""
-        self._task.add_done_callback(lambda _: call(self))
 
     async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()
@@ -76,9 +66,9 @@ class _Link:
                 sink.write_eof()
 
     def reset(self) -> None:
-        """End both sides at once, as a host that lost its state would."""
+        """Reset both sides at once, like a host that lost its state."""
         if self.server is None:
-            self._task.cancel()  # it may wait for the server for long
+            self.task.cancel()  # connecting to the server may take long
         self._abort()
 
     def _abort(self) -> None:
@@ -94,14 +84,14 @@ class _Link:
 
 
 class TcpProxy:
-    """Stands between clients and a server, and breaks their connections on demand.
+    """Forwards connections to a server, and breaks them on demand.
 
     ::
 
         with TcpProxy(coordinator.url) as proxy:
             orchestrator = TrainingOrchestrator(coordinator_url=proxy.url)
             proxy.cut()         # every connection is reset; new ones work
-            proxy.go_silent()   # they stay open and carry nothing any more (half-open)
+            proxy.go_silent()   # they stay open but carry nothing (half-open)
             proxy.delay = 0.2   # seconds, each way
             proxy.refuse()      # nobody listens
             proxy.accept()      # somebody listens again
@@ -113,17 +103,17 @@ class TcpProxy:
         """``target`` is ``HOST:PORT``, or a coordinator's URL."""
         self.target = split_address(target)
         self.delay = 0.0
-        """Seconds that bytes take, each way."""
+        """Latency in seconds, each way."""
         self.swallows_new = False
         self.accepted = 0
-        """How many connections were made so far."""
+        """How many connections were accepted so far."""
         self._links: set[_Link] = set()
         self._listener: socket.socket | None = None
         self._port = 0
 
     @property
     def url(self) -> str:
-        """What a client takes as the coordinator's URL."""
+        """The URL for clients."""
         if not self._port:
             raise StrataError("the proxy is not running: call accept() first")
         return f"http://127.0.0.1:{self._port}"
@@ -135,9 +125,9 @@ class TcpProxy:
 
     @awaitable
     async def accept_async(self) -> None:
-        """Listen, also after `refuse`."""
+        """Listen, also again after `refuse`."""
         if self._listener is None:
-            # Not as a server of asyncio, which forgets connections that come while it is closed.
+            # asyncio's own server loses connections that arrive while it is being closed.
             self._listener = socket.create_server(("127.0.0.1", self._port))
             self._listener.setblocking(False)
             self._port = self._listener.getsockname()[1]
@@ -147,7 +137,7 @@ class TcpProxy:
 
     @awaitable
     async def refuse_async(self) -> None:
-        """Reset every connection and listen no more: new ones are refused."""
+        """Reset every connection and stop listening: new ones are refused."""
         self._stop_listening()
         self._reset_all()
 
@@ -164,8 +154,8 @@ class TcpProxy:
     async def go_silent_async(self, *, new_connections: bool = False) -> int:
         """Leave every connection open but carry nothing over it; returns how many there were.
 
-        This is what a firewall does that forgets a connection, or a host that lost its power.
-        With ``new_connections`` those made from here on are silent too, until `heal`.
+        This is how a firewall behaves that forgot a connection, or a host that lost power. With
+        ``new_connections``, those made from here on are silent too, until `heal`.
         """
         self.swallows_new = new_connections
         for link in self._links:
@@ -176,7 +166,7 @@ class TcpProxy:
 
     @awaitable
     async def heal_async(self) -> None:
-        """Carry new connections again; silent ones stay silent, for what they lost is lost."""
+        """Carry new connections again; silent ones stay silent, since they have lost bytes."""
         self.swallows_new = False
 
     heal = blocking(heal_async)
@@ -188,21 +178,21 @@ class TcpProxy:
         links = list(self._links)
         self._reset_all()
         for link in links:
-            await link.ended()
+            await asyncio.wait([link.task])
 
     close = blocking(close_async)
 
     def _take(self, listener: socket.socket) -> None:
-        """Accept a connection; it is known, and can be ended, from then on."""
+        """Accept a connection, which `cut` and the like can break from then on."""
         try:
             accepted, _ = listener.accept()
         except OSError:
-            return  # it has gone again
+            return  # the client has gone already
         accepted.setblocking(False)
         self.accepted += 1
         link = _Link(self, accepted)
         self._links.add(link)
-        link.on_end(self._links.discard)
+        link.task.add_done_callback(lambda _: self._links.discard(link))
 
     def _stop_listening(self) -> None:
         listener, self._listener = self._listener, None
@@ -220,22 +210,12 @@ class TcpProxy:
         self.accept()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
         await self.accept_async()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close_async()

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from dtruntime import DatasetRegistry, ShardError
-from dtruntime.client import dataset_descriptions
+from dtruntime.client import dataset_registration
 from dtruntime.errors import ShardNotFoundError
 from dtruntime.testing import LocalCoordinator
 from tests.support.data.dataset_files import (
@@ -75,7 +75,7 @@ def test_changed_files_are_named_when_registered_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not index_is_kept:
-        monkeypatch.setattr(dataset_descriptions, "INDEX_BYTES", 10)
+        monkeypatch.setattr(dataset_registration, "INDEX_BYTES", 10)
     registry.register("numbers", parquet, "parquet")
     before = registry.describe("numbers")
     meddle(parquet)

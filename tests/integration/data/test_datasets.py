@@ -17,7 +17,7 @@ import pytest
 
 from dtruntime import DatasetRegistry, ShardError, ShardInfo, StrataError, TrainingOrchestrator
 from dtruntime._sync_bridge import io
-from dtruntime.client import dataset_descriptions
+from dtruntime.client import dataset_registration
 from dtruntime.data import CsvOptions, IndexProgress, build_index, shards
 from dtruntime.errors import ShardNotFoundError
 from dtruntime.rpc.gen import coordinator_pb2 as pb
@@ -181,7 +181,7 @@ async def test_registering_inside_a_running_loop(
 def test_index_that_is_too_large_to_be_kept_is_made_again(
     registry: DatasetRegistry, parquet: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dataset_descriptions, "INDEX_BYTES", 10)
+    monkeypatch.setattr(dataset_registration, "INDEX_BYTES", 10)
     options = CsvOptions(header=False)
     csv = parquet.parent / "a.csv"
     csv.write_text("1\n2\n3\n")
