@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -48,7 +49,7 @@ class Client:
     def __init__(self, url: str) -> None:
         self._channel = grpc.insecure_channel(url.removeprefix("http://"))
 
-    def call(self, method: str, request: object, timeout: float = 120.0) -> object:
+    def call(self, method: str, request: Any, timeout: float = 120.0) -> object:
         """Make a call."""
         known = METHODS[method]
         stub = self._channel.unary_unary(
@@ -58,7 +59,7 @@ class Client:
         )
         return stub(request, timeout=timeout)
 
-    def begin(self, method: str, request: object) -> grpc.Future:
+    def begin(self, method: str, request: Any) -> grpc.Future:
         """Begin a call."""
         known = METHODS[method]
         stub = self._channel.unary_unary(

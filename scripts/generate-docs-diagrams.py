@@ -109,7 +109,9 @@ def drawn_by_browser(folder: str) -> str:
 def as_file(svg: str) -> str:
     """A picture that stands alone: XML, with a size of its own and a white ground."""
     svg = re.sub(r"<br>", "<br/>", svg).replace("&nbsp;", "&#160;")
-    width, height = re.search(r'viewBox="\S+ \S+ (\S+) (\S+)"', svg).groups()
+    box = re.search(r'viewBox="\S+ \S+ (\S+) (\S+)"', svg)
+    assert box is not None, svg[:200]
+    width, height = box.groups()
     size = f'width="{float(width):.0f}" height="{float(height):.0f}"'
     svg = re.sub(r'\bwidth="100%"', size, svg, count=1)
     return svg.replace('style="max-width', 'style="background:#fff;max-width', 1)

@@ -105,7 +105,7 @@ def measure_strata(samples: int, order: str) -> dict[str, Any]:
         began = time.perf_counter()
         loader.load_state_dict(state)
         loaded = time.perf_counter()
-        with closing(loader.deliveries()) as steps:
+        with closing(loader.deliveries()) as steps:  # type: ignore[type-var]
             numbers = next(iter(steps)).numbers
             known = time.perf_counter()
         assert len(numbers) == BATCH

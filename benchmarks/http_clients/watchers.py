@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from typing import Any
 
 READ = 1 << 16
 
@@ -40,8 +41,10 @@ class Watcher:
 async def run(host: str, port: int, path: str, number: int) -> None:
     """Open all streams and read them until stdin ends."""
     watchers = [Watcher() for _ in range(number)]
-    tasks = [asyncio.create_task(one.watch(host, port, path)) for one in watchers]
-    opened = asyncio.gather(*(one.opened.wait() for one in watchers))
+    tasks: list[asyncio.Future[Any]] = [
+        asyncio.create_task(one.watch(host, port, path)) for one in watchers
+    ]
+    opened: asyncio.Future[Any] = asyncio.gather(*(one.opened.wait() for one in watchers))
     await asyncio.wait([opened, *tasks], return_when=asyncio.FIRST_COMPLETED)
     before = sum(one.received for one in watchers)
     if any(task.done() for task in tasks):

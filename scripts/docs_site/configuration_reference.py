@@ -52,8 +52,9 @@ def field_docstrings(kind: type) -> dict[str, str]:
     for node in tree.body:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and before:
             found[before] = str(node.value.value)
-        is_field = isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-        before = node.target.id if is_field else ""
+        before = ""
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            before = node.target.id
     return found
 
 

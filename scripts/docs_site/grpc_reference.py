@@ -69,12 +69,12 @@ def page(proto: Path) -> str:
 def _section(definition: Definition, names: set[str]) -> list[str]:
     lines = [f"### {definition.name}", "", definition.comment, ""]
     if definition.kind == "enum":
-        rows = [(str(m.number), code(m.name), m.comment) for m in definition.members]
-        return lines + table(("number", "value", ""), rows)
-    rows = [
+        values = [(str(m.number), code(m.name), m.comment) for m in definition.members]
+        return lines + table(("number", "value", ""), values)
+    fields = [
         (str(m.number), code(m.name), _types(m.type, names), m.comment) for m in definition.members
     ]
-    return lines + (table(("number", "field", "type", ""), rows) or ["No fields.", ""])
+    return lines + (table(("number", "field", "type", ""), fields) or ["No fields.", ""])
 
 
 def _types(text: str, names: set[str]) -> str:

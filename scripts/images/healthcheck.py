@@ -16,7 +16,7 @@ def is_serving(port: int) -> bool:
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         request = health_pb2.HealthCheckRequest()
         try:
-            reply = health_pb2_grpc.HealthStub(channel).Check(request, timeout=SECONDS)
+            reply = health_pb2_grpc.HealthStub(channel).Check(request, timeout=SECONDS)  # type: ignore[attr-defined]
         except grpc.RpcError as error:
             print(error.code().name, file=sys.stderr)
             return False

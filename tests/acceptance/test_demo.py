@@ -12,6 +12,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -297,7 +298,11 @@ def test_dashboard_stays_until_somebody_has_seen_enough(tmp_path: Path, is_kille
     if not (static_folder() / "index.html").exists():
         pytest.skip("the dashboard is not built: make dashboard does it")
     command = [*STRATA, *SMALL, "--kill", "none", "--stay"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+    }
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, **pipes, text=True, env=env) as demo:
         assert demo.stdin is not None

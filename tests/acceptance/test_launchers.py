@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from dtruntime import CheckpointManager
-from dtruntime.run.run import PREEMPTED
+from dtruntime.run.preemption import PREEMPTED
 from dtruntime.testing import LocalCoordinator, eventually
 from tests.support.crews import last_saved
 

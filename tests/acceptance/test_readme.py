@@ -23,7 +23,7 @@ Weights = dict[str, np.ndarray]
 @pytest.fixture(scope="module")
 def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCoordinator]:
     folder = tmp_path_factory.mktemp("coordinator")
-    quick = {"heartbeat_interval_ms": 200, "heartbeat_timeout_ms": 3000}
+    quick: dict[str, Any] = {"heartbeat_interval_ms": 200, "heartbeat_timeout_ms": 3000}
     with LocalCoordinator(folder, **quick) as coordinator:
         yield coordinator
 

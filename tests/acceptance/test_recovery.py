@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ SEED = 20_261_115
 @pytest.fixture(scope="module")
 def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCoordinator]:
     folder = tmp_path_factory.mktemp("coordinator")
-    quick = {"heartbeat_interval_ms": 200, "heartbeat_timeout_ms": 3000}
+    quick: dict[str, Any] = {"heartbeat_interval_ms": 200, "heartbeat_timeout_ms": 3000}
     with LocalCoordinator(folder, **quick) as coordinator:
         yield coordinator
 
@@ -76,7 +77,7 @@ def test_killed_run_ends_with_the_same_bits(coordinator, calm, tmp_path):
         crew.start()
         for number, victim in enumerate(["worker", "worker", "coordinator", "worker", "all"]):
             goal = crew.last_step + rng.randrange(4, 14)
-            crew.until(f"step {goal}", lambda goal=goal: crew.last_step >= goal)
+            crew.until(f"step {goal}", lambda goal=goal: crew.last_step >= goal)  # type: ignore[misc]
             if victim == "coordinator":
                 coordinator.kill()
                 coordinator.start()

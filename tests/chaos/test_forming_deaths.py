@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from tests.support.programs.forming_worker import POINTS
 
 MINUTES = float(os.environ.get("STRATA_CHAOS_MINUTES", "30")) / 10
 SEED = int(os.environ.get("STRATA_CHAOS_SEED") or random.SystemRandom().randrange(10**9))
-QUICK = {"heartbeat_interval_ms": 200, "heartbeat_timeout_ms": 2000}
+QUICK: dict[str, Any] = {"heartbeat_interval_ms": 200, "heartbeat_timeout_ms": 2000}
 
 
 @pytest.fixture(scope="module")

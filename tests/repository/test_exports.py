@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import dtruntime
-import strata
+dtruntime = importlib.import_module("dtruntime")
+strata = importlib.import_module("strata")
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "dtruntime"

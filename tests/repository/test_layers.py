@@ -103,8 +103,9 @@ def imports_of(name: str, path: Path, modules: dict[str, Path]) -> Iterator[Impo
 
 def walk(node: ast.AST, lazy: bool) -> Iterator[tuple[ast.stmt | ast.expr, bool]]:
     """Every statement and expression with whether it runs later than the module's import."""
+    guarded: list[ast.AST]
     if isinstance(node, ast.If) and names_type_checking(node.test):
-        guarded, lazily = node.body, True
+        guarded, lazily = [*node.body], True
     elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
         guarded, lazily = list(ast.iter_child_nodes(node)), True
     else:

@@ -52,7 +52,7 @@ print(json.dumps({
 @pytest.fixture(scope="module")
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT]
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
@@ -70,7 +70,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clean")
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "-q"]
     done = subprocess.run(
         [*pip, "-c", ROOT / "constraints.txt", wheel], capture_output=True, text=True
     )
@@ -188,8 +188,8 @@ def test_slimmed_install_runs_a_coordinator_and_says_what_it_lacks(
     """As docs/deployment.md has it."""
     venv.create(tmp_path / "slim", with_pip=True)
     python = tmp_path / "slim" / "bin" / "python"
-    pip = [python, "-m", "pip", "--disable-pip-version-check"]
-    install = [*pip, "install", "-q", "-c", ROOT / "constraints.txt", wheel]
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
+    install = [*pip, "install", "-q", "-c", str(ROOT / "constraints.txt"), str(wheel)]
     done = subprocess.run(install, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     run(*pip, "uninstall", "-q", "-y", "pyarrow", "obstore", "google-crc32c")
@@ -217,7 +217,7 @@ def test_bare_install_has_the_command(installed: Path) -> None:
 
 @pytest.fixture
 def coordinator_url(installed: Path, tmp_path: Path) -> Iterator[str]:
-    command = [installed / "strata", "coordinator", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+    command = [str(installed / "strata"), "coordinator", "127.0.0.1:0", "--http", "127.0.0.1:0"]
     output = tmp_path / "output"
     with (
         output.open("w") as said,

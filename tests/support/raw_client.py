@@ -16,10 +16,10 @@ class Refusal(Exception):
     """A call that ended with a status other than OK."""
 
     def __init__(self, error: grpc.RpcError) -> None:
-        assert isinstance(error, grpc.Call)
-        self.code: grpc.StatusCode = error.code()
-        self.message: str = error.details() or ""
-        self.trailing = dict(error.trailing_metadata() or ())
+        call: Any = error
+        self.code: grpc.StatusCode = call.code()
+        self.message: str = call.details() or ""
+        self.trailing: dict[str, str] = dict(call.trailing_metadata() or ())
         super().__init__(f"{self.code.name}: {self.message}")
 
     @property

@@ -85,7 +85,7 @@ class ReadNew(Contender):
     def load(self) -> object:
         target = self.target()
         with self.path(".bin").open("rb", buffering=0) as file:
-            left = memoryview(target)
+            left = memoryview(target.data)
             while left:
                 left = left[file.readinto(left) :]
         return target

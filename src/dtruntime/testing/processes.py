@@ -358,7 +358,7 @@ class WorkerProcess:
         self.close()
 
 
-def eventually(condition: Callable[[], T], *, within: float = 30.0, what: str = "") -> T:
+def eventually(condition: Callable[[], T | None], *, within: float = 30.0, what: str = "") -> T:
     """Wait until ``condition()`` returns something true, and return that.
 
     An `AssertionError` from it counts as "not yet"; any other exception ends the wait. Raises
@@ -371,7 +371,7 @@ def eventually(condition: Callable[[], T], *, within: float = 30.0, what: str = 
 
 
 async def eventually_async(
-    condition: Callable[[], T], *, within: float = 30.0, what: str = ""
+    condition: Callable[[], T | None], *, within: float = 30.0, what: str = ""
 ) -> T:
     """As `eventually`, without blocking the event loop."""
     attempts = _attempts(condition, within, what)
@@ -380,7 +380,7 @@ async def eventually_async(
     return value
 
 
-def _attempts(condition: Callable[[], T], within: float, what: str) -> Iterator[T | None]:
+def _attempts(condition: Callable[[], T | None], within: float, what: str) -> Iterator[T | None]:
     """Yields None until the condition holds, then its value; raises when the time is up."""
     deadline = time.monotonic() + within
     while True:

@@ -326,5 +326,5 @@ def _can_save(manager: CheckpointManager, step: int) -> bool:
     return True
 
 
-def _fall_silent(proxy: TcpProxy) -> Callable[[], None]:
-    return lambda: proxy.go_silent(new_connections=True) and None
+def _fall_silent(proxy: TcpProxy) -> Callable[[], object]:
+    return lambda: proxy.go_silent(new_connections=True)

@@ -97,7 +97,7 @@ def test_heartbeats_leave_the_random_numbers_of_the_program_alone(
         worker.register()
         for step in range(5):
             worker.report(step=step)
-            eventually(lambda step=step: view.status.workers[0].step == step)
+            eventually(lambda step=step: view.status.workers[0].step == step)  # type: ignore[misc]
         assert random.getstate() == before
 
 
@@ -142,7 +142,7 @@ def test_odd_numbers_do_not_stop_the_heartbeats(
     "metrics", [{f"metric-{n}": 1.0 for n in range(65)}, {"m" * 129: 1.0}], ids=["many", "long"]
 )
 def test_report_too_large_for_a_heartbeat_is_refused_where_it_is_made(
-    metrics: dict[str, float],
+    metrics: dict[str, Any],
 ) -> None:
     orchestrator = TrainingOrchestrator()
     with pytest.raises(ValueError, match="at most 64 metrics"):

@@ -82,8 +82,7 @@ def test_eventually_shows_what_was_seen_last() -> None:
         eventually(list, within=0.05, what="the door")
 
     def refuse() -> bool:
-        assert 1 == 2, "numbers differ"
-        return True
+        raise AssertionError("numbers differ")
 
     with pytest.raises(AssertionError, match="numbers differ"):
         eventually(refuse, within=0.05)

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,6 +76,12 @@ def status(coordinator: LocalCoordinator, job: str) -> JobStatus | None:
         return observer.status(job) if job in observer.jobs() else None
 
 
+def known_status(coordinator: LocalCoordinator, job: str) -> JobStatus:
+    found = status(coordinator, job)
+    assert found is not None
+    return found
+
+
 def live(coordinator: LocalCoordinator, job: str) -> int:
     known = status(coordinator, job)
     return 0 if known is None else known.live_workers
@@ -126,10 +133,10 @@ def test_plain_readers_read_every_sample_once_and_prove_it(
             worker.send("begin")
         for worker in workers:
             go_on(worker, 8)  # six of the first epoch, two of the second
-        ranks = {w.worker_id: w.rank for w in status(lossy, job).workers}
+        ranks = {w.worker_id: w.rank for w in known_status(lossy, job).workers}
         come_back_empty(lossy)
         eventually(lambda: live(lossy, job) == 2, what="both are registered again")
-        assert {w.worker_id: w.rank for w in status(lossy, job).workers} == ranks
+        assert {w.worker_id: w.rank for w in known_status(lossy, job).workers} == ranks
         for worker in workers:
             go_on(worker, 10)
             worker.expect("epoch 2")
@@ -187,7 +194,7 @@ def test_barrier_after_the_loss_says_that_the_membership_changed(
     assert worker.is_registered
     assert worker.generation > generation
     worker.barrier("step")
-    assert [w.rank for w in status(lossy, job).workers] == [worker.rank]
+    assert [w.rank for w in known_status(lossy, job).workers] == [worker.rank]
     worker.deregister()
 
 
@@ -224,14 +231,15 @@ def test_call_of_another_state_is_refused_whatever_identity_it_names(
         after = client.register(worker_id="w")
         assert after.identity == before.identity
         old, new = before.registration.state_id, after.registration.state_id
-        for method, fields in {
+        calls: dict[str, dict[str, Any]] = {
             "Heartbeat": {},
             "WaitBarrier": {"barrier_id": "b", "ticket": 1, "timeout_ms": 1},
             "BeginCheckpoint": {"step": 1, "ticket": 1},
             "NotifyCheckpoint": {"checkpoint_id": "c", "step": 1},
             "AbandonCheckpoints": {},
             "DeregisterWorker": {},
-        }.items():
+        }
+        for method, fields in calls.items():
             with pytest.raises(Refusal, match="never had") as refused:
                 client.call(method, **before.identity, **fields, state_id=old)
             assert refused.value.reason == "foreign_state", method

@@ -135,8 +135,8 @@ def test_epochs_that_ended_with_missing_samples_are_red(served: LocalCoordinator
         assert first.missing == 50
 
     def logged() -> list[dict[str, str]]:
-        query = {"job": "halves", "level": "error", "event": "epoch.incomplete"}
-        return [entry["fields"] for entry in api.ask("/api/logs", **query).json()["items"]]
+        answer = api.ask("/api/logs", job="halves", level="error", event="epoch.incomplete")
+        return [entry["fields"] for entry in answer.json()["items"]]
 
     eventually(lambda: len(logged()) == 2)
     assert {(entry["epoch"], entry["missing"]) for entry in logged()} == {("0", "50"), ("1", "50")}

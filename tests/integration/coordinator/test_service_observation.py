@@ -1,5 +1,7 @@
 """What the service tells about itself: metrics, health, reflection, events, status pages."""
 
+from typing import Any
+
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -64,13 +66,13 @@ def test_server_info_names_version_transport_and_timing(
 
 @pytest.mark.parametrize("name", ["", SERVICE])
 def test_health_service_says_serving(service: RawClient, name: str) -> None:
-    health = health_pb2_grpc.HealthStub(service.channel)
+    health: Any = health_pb2_grpc.HealthStub(service.channel)
     reply = health.Check(health_pb2.HealthCheckRequest(service=name), timeout=10)
     assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
 def test_health_of_an_unknown_service_is_not_found(service: RawClient) -> None:
-    health = health_pb2_grpc.HealthStub(service.channel)
+    health: Any = health_pb2_grpc.HealthStub(service.channel)
     with pytest.raises(grpc.RpcError) as caught:
         health.Check(health_pb2.HealthCheckRequest(service="nothing"), timeout=10)
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
@@ -78,7 +80,7 @@ def test_health_of_an_unknown_service_is_not_found(service: RawClient) -> None:
 
 @pytest.mark.parametrize("version", ["v1alpha", "v1"])
 def test_reflection_lists_every_service_and_describes_it(service: RawClient, version: str) -> None:
-    def ask(*requests: dict[str, str]) -> list[reflection_pb2.ServerReflectionResponse]:
+    def ask(*requests: dict[str, Any]) -> list[reflection_pb2.ServerReflectionResponse]:
         call = service.channel.stream_stream(
             f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
             request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,

@@ -95,15 +95,16 @@ def test_other_parameters_are_shown_field_by_field(
     registry: DatasetRegistry, parquet: Path, tmp_path: Path
 ) -> None:
     registry.register("numbers", parquet, "parquet", shard_size=100, owner="me")
-    for changed, named in [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"shard_size": 200}, "shard_size: registered 100, given 200"),
         ({"shuffle": True}, "shuffle: registered False, given True"),
         ({"exact": True}, "exact: registered False, given True"),
         ({"seed": 3}, "seed: registered 0, given 3"),
         ({"owner": "you"}, "metadata: registered {'owner': 'me'}, given {'owner': 'you'}"),
         ({"total_samples": 5}, f"total_samples: registered {TOTAL}, given 5"),
-    ]:
-        arguments: dict[str, Any] = {"shard_size": 100, "owner": "me", **changed}
+    ]
+    for changed, named in cases:
+        arguments = {"shard_size": 100, "owner": "me", **changed}
         with pytest.raises(ShardError) as caught:
             registry.register("numbers", parquet, "parquet", **arguments)
         assert named in str(caught.value)
@@ -165,7 +166,7 @@ def test_impossible_sizes_are_refused_and_nothing_is_registered(
     coordinator: LocalCoordinator,
     registry: DatasetRegistry,
     parquet: Path,
-    arguments: dict[str, int],
+    arguments: dict[str, Any],
 ) -> None:
     with pytest.raises(ShardError, match=r"'numbers'.*must be between 1 and"):
         registry.register("numbers", parquet, "parquet", **arguments)
@@ -208,7 +209,7 @@ def test_path_that_cannot_be_seen_needs_a_count(
     assert not is_registered(coordinator, registry.job, "numbers")
     with caplog.at_level(logging.WARNING, "strata"):
         registry.register("numbers", place, "parquet", 100, 50)
-    (warning,) = [record for record in caplog.records if record.event == "dataset.unseen"]
+    (warning,) = [record for record in caplog.records if vars(record)["event"] == "dataset.unseen"]
     assert warning.fields["path"] == place  # type: ignore[attr-defined]
     assert registry.get_shard("numbers", 0, 0) == [
         f"{place}/shard_0.parquet",

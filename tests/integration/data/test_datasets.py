@@ -255,7 +255,7 @@ def test_longest_index_and_many_shards_pass_both_transports(service: RawClient, 
         layout=layout,
         index=index,
     )
-    url = service.channel._channel.target().decode()
+    url = service.channel._channel.target().decode()  # type: ignore[attr-defined]
     with DatasetRegistry(url, job=job, patience=20) as registry:
         info = io.submit(registry._described("d", full=True)).result().dataset
         assert info.index == index

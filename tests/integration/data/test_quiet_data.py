@@ -63,13 +63,13 @@ if __name__ == "__main__":
 def folder(tmp_path: Path) -> Path:
     rng = np.random.default_rng(1)
     for part in range(2):
-        numbers = np.arange(part * 200, part * 200 + 200)
+        numbers = range(part * 200, part * 200 + 200)
         table = pa.table({"pixels": list(rng.random((200, 4), np.float32)), "label": numbers})
         for format in ("parquet", "csv", "tfrecord"):
             (tmp_path / "data" / format).mkdir(parents=True, exist_ok=True)
         pq.write_table(table, tmp_path / f"data/parquet/{part}.parquet", row_group_size=50)
         arrow_csv.write_csv(table.select(["label"]), tmp_path / f"data/csv/{part}.csv")
-        records = [example({"x": ("float", [n, n]), "label": ("int64", [int(n)])}) for n in numbers]
+        records = [example({"x": ("float", [n, n]), "label": ("int64", [n])}) for n in numbers]
         write_records(tmp_path / f"data/tfrecord/{part}.tfrecord", records)
     return tmp_path
 

@@ -104,10 +104,11 @@ async def test_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPa
     protocol: Any = partial(http_server.BoundedProtocol, by_address)
     config = uvicorn.Config(large_answer, http=protocol, ws="none", lifespan="off", log_config=None)
     config.load()
+    make: Any = config.http_protocol_class
     state = ServerState()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(
-        lambda: config.http_protocol_class(config=config, server_state=state, app_state={}),
+        lambda: make(config=config, server_state=state, app_state={}),
         "127.0.0.1",
         0,
     )

@@ -2,6 +2,7 @@
 
 import re
 import signal
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ def test_both_replacements_of_two_lost_workers_train(coordinator, job, tmp_path,
 @pytest.mark.deaths
 def test_loss_without_replacement_is_waited_for_once(coordinator, job, tmp_path):
     """Known by a heartbeat alone, it also refuses the first barrier afterwards."""
-    options = {"wait": 2, "hold": 30, "save_steps": 5, "apart": 1}
+    options: dict[str, Any] = {"wait": 2, "hold": 30, "save_steps": 5, "apart": 1}
     with crew_of(tmp_path, coordinator, job, 3, **options) as crew:
         crew.until("the step to hold at", lambda: crew.last_step >= 30)
         crew.trainers[2].kill()
@@ -65,7 +66,7 @@ def test_loss_without_replacement_is_waited_for_once(coordinator, job, tmp_path)
 @pytest.mark.deaths
 def test_second_replacement_joins_a_crew_that_went_on_smaller(coordinator, job, tmp_path):
     """Nobody waits for a third one then: its loss was waited for."""
-    options = {"wait": 0.2, "hold": 30, "save_steps": 5, "samples": 40_000}
+    options: dict[str, Any] = {"wait": 0.2, "hold": 30, "save_steps": 5, "samples": 40_000}
     with crew_of(tmp_path, coordinator, job, 3, **options) as crew:
         crew.until("the step to hold at", lambda: crew.last_step >= 30)
         for trainer in crew.trainers[1:]:
@@ -118,7 +119,7 @@ def test_two_processes_with_one_rank_do_not_fight(coordinator, job, tmp_path):
 
 @pytest.mark.deaths
 def test_worker_that_was_declared_dead_and_not_replaced_comes_back(coordinator, job, tmp_path):
-    options = {"wait": 60, "hold": 30, "save_steps": 5}
+    options: dict[str, Any] = {"wait": 60, "hold": 30, "save_steps": 5}
     with crew_of(tmp_path, coordinator, job, 2, started=0, **options) as crew:
         for rank in range(2):
             crew.environment["RANK"] = str(rank)
@@ -136,12 +137,17 @@ def test_worker_that_was_declared_dead_and_not_replaced_comes_back(coordinator, 
 def test_joins_are_no_failures_and_nobody_waits_for_a_timeout(start_coordinator, job, tmp_path):
     """Each costs the others one regrouping, and the request for it is agreed on once."""
     coordinator = start_coordinator(heartbeat_interval_ms=1000)
-    options = {"samples": 200_000, "save_steps": 100_000, "max_failures": 1, "wait": 5}
+    options: dict[str, Any] = {
+        "samples": 200_000,
+        "save_steps": 100_000,
+        "max_failures": 1,
+        "wait": 5,
+    }
     with crew_of(tmp_path, coordinator, job, 1, started=0, **options) as crew:
         del crew.environment["WORLD_SIZE"]
         for workers in (1, 2, 3, 4):
             crew.start(1)
-            crew.until(f"a crew of {workers}", lambda n=workers: crew.worlds[-1:] == [n])
+            crew.until(f"a crew of {workers}", lambda n=workers: crew.worlds[-1:] == [n])  # type: ignore[misc]
         ask(coordinator, job, "stop")
         crew.wait()
     for number, trainer in enumerate(crew.trainers):
@@ -155,9 +161,9 @@ def test_joins_are_no_failures_and_nobody_waits_for_a_timeout(start_coordinator,
 def test_one_that_comes_right_after_another_is_let_in_too(start_coordinator, job, tmp_path):
     """The leader still rests from asking the one before in, and is told of each only once."""
     coordinator = start_coordinator(heartbeat_interval_ms=200)
-    options = {"samples": 200_000, "save_steps": 100_000, "ask_seconds": 5}
+    options: dict[str, Any] = {"samples": 200_000, "save_steps": 100_000, "ask_seconds": 5}
     with crew_of(tmp_path, coordinator, job, 1, started=0, **options) as crew:
         del crew.environment["WORLD_SIZE"]
         for workers in (1, 2, 3):
             crew.start(1)
-            crew.until(f"a crew of {workers}", lambda n=workers: crew.worlds[-1:] == [n])
+            crew.until(f"a crew of {workers}", lambda n=workers: crew.worlds[-1:] == [n])  # type: ignore[misc]

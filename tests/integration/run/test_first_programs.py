@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from dtruntime import CheckpointManager
 from dtruntime.client import Observer
@@ -152,7 +153,7 @@ def test_plain_program_of_one_worker(
 def test_program_that_loads_from_a_bucket_when_it_starts(
     coordinator: LocalCoordinator, job: str, tmp_path: Path, s3_server: dict[str, str]
 ) -> None:
-    bucket = s3_server | {"CHECKPOINT_BUCKET": "first-programs", "WORLD_SIZE": "2"}
+    bucket: dict[str, Any] = s3_server | {"CHECKPOINT_BUCKET": "first-programs", "WORLD_SIZE": "2"}
 
     def train(steps: int) -> list[str]:
         both = [

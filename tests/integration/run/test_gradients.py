@@ -20,7 +20,7 @@ def run_workers(
 ) -> dict[str, list[dict[str, np.ndarray]]]:
     """Run programs on several workers; returns what each worker had at the end of each."""
     folder.mkdir(exist_ok=True)
-    script = [sys.executable, gradient_worker.__file__, folder, *programs]
+    script = [sys.executable, gradient_worker.__file__, str(folder), *programs]
     common = {"COORDINATOR_URL": url, "WORLD_SIZE": str(workers), "OMP_NUM_THREADS": "1"}
     logs = [folder / f"worker-{rank}.log" for rank in range(workers)]
     running = []

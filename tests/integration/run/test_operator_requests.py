@@ -103,7 +103,7 @@ def test_stop_ends_all_workers_after_a_commit_and_the_run_can_go_on(coordinator,
 
 
 def test_drained_worker_leaves_and_nothing_is_done_twice(coordinator, job, tmp_path):
-    options = {"save_steps": 1000, "wait": 0.2, "hold": HOLD}
+    options: dict[str, Any] = {"save_steps": 1000, "wait": 0.2, "hold": HOLD}
     with crew_of(tmp_path, coordinator, job, 3, **options) as crew:
         crew.until("step 5", lambda: crew.last_step >= 5)
         ask(coordinator, job, "drain", "worker-1")
@@ -151,7 +151,7 @@ def test_all_workers_preempted_at_once_resume_where_they_were(coordinator, job, 
 
 
 def test_saving_by_time_is_agreed_on(coordinator, job, tmp_path):
-    options = {"save_steps": 100_000, "save_seconds": 0.3, "samples": 400_000}
+    options: dict[str, Any] = {"save_steps": 100_000, "save_seconds": 0.3, "samples": 400_000}
     with crew_of(tmp_path, coordinator, job, 3, **options) as crew:
         crew.until("the beginning and three more", lambda: len(saved(tmp_path)) > 3)
         ask(coordinator, job, "stop")
@@ -178,11 +178,11 @@ def outcome_of_system_exit(log: str) -> bool:
 
 @pytest.mark.deaths
 def test_run_that_fails_over_and_over_gives_up(coordinator, job, tmp_path):
-    options = {"max_failures": 1, "samples": 400_000}
+    options: dict[str, Any] = {"max_failures": 1, "samples": 400_000}
     with crew_of(tmp_path, coordinator, job, 2, **options) as crew:
         survivor = crew.trainers[0]
         for goal in (3, 8):
-            crew.until(f"step {goal}", lambda goal=goal: crew.last_step >= goal)
+            crew.until(f"step {goal}", lambda goal=goal: crew.last_step >= goal)  # type: ignore[misc]
             crew.trainers[-1].kill()
             if goal == 3:
                 crew.start(1)
@@ -194,7 +194,7 @@ def test_run_that_fails_over_and_over_gives_up(coordinator, job, tmp_path):
 @pytest.mark.deaths
 def test_ranks_without_samples_in_a_last_batch_stay_in_step(coordinator, job, tmp_path):
     """21 samples in batches of 10: the last one is too small for three ranks, also after a kill."""
-    options = {"samples": 21, "batch": 10, "epochs": 3, "save_steps": 1, "hold": 2}
+    options: dict[str, Any] = {"samples": 21, "batch": 10, "epochs": 3, "save_steps": 1, "hold": 2}
     with crew_of(tmp_path, coordinator, job, 3, **options) as crew:
         crew.until("step 2", lambda: crew.last_step >= 2)
         crew.trainers[2].kill()

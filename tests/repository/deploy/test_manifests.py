@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dtruntime.run.run import PREEMPTED
+from dtruntime.run.preemption import PREEMPTED
 from tests.repository.deploy.configurations import (
     GRACE_SECONDS,
     K8S,

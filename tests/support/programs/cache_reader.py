@@ -69,7 +69,7 @@ def main(bucket: str, folder: str, limit: str, seed: str, fate: str) -> None:
             child.join()
             sys.exit(child.exitcode)
         if fate == "die-writing":
-            disk_cache.os.replace = killed_at(os.replace, 20)
+            os.replace = killed_at(os.replace, 20)
         elif fate == "die-evicting":
             disk_cache.delete_entry = killed_at(disk_cache.delete_entry, 20)
         chance = random.Random(seed)

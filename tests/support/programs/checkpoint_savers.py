@@ -89,7 +89,7 @@ def die_at(operation: int, only: str | None = None) -> None:
         backend.left = operation
         return backend
 
-    checkpoint_store.open_backend = open_dying  # type: ignore[assignment]
+    checkpoint_store.open_backend = open_dying  # type: ignore[assignment, attr-defined]
 
 
 AT_ONCE = -1.0

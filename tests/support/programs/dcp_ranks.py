@@ -173,8 +173,10 @@ def planned() -> None:
             assert [e["name"] for e in skeleton["entries"]].count("late") == (step > 1)
         for buffer in buffers:
             if buffer.key == "same":
-                memory = torch.frombuffer(bytearray(buffer.memory()), dtype=torch.int64)
-                assert memory.tolist() == [step] * 3
+                memory = buffer.memory()
+                assert memory is not None
+                numbers = torch.frombuffer(bytearray(memory), dtype=torch.int64)
+                assert numbers.tolist() == [step] * 3
     assert names[0] == names[1]
     assert names[2] == names[3]
     assert ("late" in names[2]) == (rank == 1)

@@ -56,4 +56,4 @@ def train(folder: Path, hold: int) -> dict[str, np.ndarray]:
 if __name__ == "__main__":
     configure_logging()
     where = Path(sys.argv[1])
-    np.savez(where / f"weights-{os.getpid()}.npz", **train(where, int(sys.argv[2])))
+    np.savez(where / f"weights-{os.getpid()}.npz", **train(where, int(sys.argv[2])))  # type: ignore[arg-type]

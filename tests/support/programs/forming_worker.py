@@ -95,7 +95,7 @@ def publish_only(act: Callable[[], None]) -> None:
         # The name that torch gives to the default group stands before all keys.
         original(backend, store=Publishing(store, act), **options)
 
-    dist.init_process_group = wrapped  # type: ignore[assignment]
+    dist.init_process_group = wrapped
 
 
 def at(point: str, act: Callable[[], None]) -> Callable[[], None]:

@@ -27,7 +27,12 @@ Weights = dict[str, np.ndarray]
 def start(folder: Path, **options: Any) -> Run:
     """A run as all programs here have it; two strands, however many workers there are."""
     reading = {"output": "torch", "streams": 2, **options.pop("loader", {})}
-    given = {"data": SAMPLES, "global_batch_size": BATCH, "epochs": 2, "process_group": "auto"}
+    given: dict[str, Any] = {
+        "data": SAMPLES,
+        "global_batch_size": BATCH,
+        "epochs": 2,
+        "process_group": "auto",
+    }
     given |= {"job": f"{folder.parent.name}-{folder.name}", "collective_seconds": 20.0}
     return Run(folder, loader=reading, **given | options)
 

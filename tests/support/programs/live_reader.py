@@ -22,7 +22,7 @@ with TrainingOrchestrator(worker_id=name) as worker:
             print("waits for the others", flush=True)
         return claim(*question)
 
-    loader._ledger.claim = claim_aloud  # type: ignore[method-assign]
+    loader._ledger.claim = claim_aloud  # type: ignore[assignment, method-assign]
     with open(output, "ab", buffering=0) as committed:
 
         def commit() -> None:

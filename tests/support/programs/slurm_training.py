@@ -60,7 +60,7 @@ def main() -> None:
             time.sleep(pause)
         if run.rank == 0 and run.ending == "finished":
             print("exact epochs:", sum(proof.exact for proof in run.coverage()), flush=True)
-    if options.fail_afterwards and run.orchestrator.rank == 0:
+    if options.fail_afterwards and run.orchestrator and run.orchestrator.rank == 0:
         raise ZeroDivisionError("a mistake in the export")
 
 

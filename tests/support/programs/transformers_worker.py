@@ -37,7 +37,7 @@ class Slow(TrainerCallback):
         self._seconds = seconds
         self._hold = hold
 
-    def on_step_end(self, args, state, control, **_):  # type: ignore[no-untyped-def]
+    def on_step_end(self, args, state, control, **_):
         print(f"step {state.global_step}", flush=True)
         time.sleep(self._seconds)
         if state.global_step == self._hold:

@@ -121,7 +121,7 @@ class SlurmCluster:
 
     def _is_up(self) -> bool:
         for daemon in self._daemons:
-            assert daemon.poll() is None, f"{daemon.args} has ended\n{self.logs()}"
+            assert daemon.poll() is None, f"{daemon.args!r} has ended\n{self.logs()}"
         return self.command("sinfo", "-h", "-p", "low", "-o", "%T %D", check=False) == "idle 2"
 
     def __exit__(

@@ -91,8 +91,9 @@ def old_segments_are_granted(patch: Patch) -> None:
 
     def broken(self: epochs.Epochs, command: c.Claim, member: Any, out: Any) -> Any:
         reply = claim(self, command, member, out)
-        stale = isinstance(reply, c.Moved) and command.segment
-        return c.Granted(reply.generation, reply.slot) if stale else reply
+        if isinstance(reply, c.Moved) and command.segment:
+            return c.Granted(reply.generation, reply.slot)
+        return reply
 
     patch(epochs.Epochs, "claim", broken)
 

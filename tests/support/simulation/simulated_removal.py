@@ -158,7 +158,11 @@ class PassingJobs:
             return c.BeginCheckpoint(*who, rng.randint(0, 2), number)
         if kind in ("part", "save"):
             partial, name = kind == "part", f"{kind}-{number % 40}"
-            rest = {"generation": member.generation, "partial": partial, "call": call}
+            rest: dict[str, Any] = {
+                "generation": member.generation,
+                "partial": partial,
+                "call": call,
+            }
             return c.NotifyCheckpoint(*who, name, 1, path=f"/{name}", timeout=2.0, **rest)
         if kind == "leave" and rng.random() < 0.3:
             return c.Deregister(*who)

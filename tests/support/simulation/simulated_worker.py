@@ -63,7 +63,7 @@ class Process:
     """One worker process: registers, beats, trains, recovers."""
 
     def __init__(self, launcher: Launcher, number: int, rank: int | None, attempt: int) -> None:
-        self.sim = launcher.sim
+        self.sim: Simulation = launcher.sim
         self.launcher = launcher
         self.name = f"{launcher.job}/p{number}"
         self.machine = f"host-{number % 3}" if number % 3 else ""
@@ -357,7 +357,7 @@ class Process:
 class Launcher:
     """What starts the processes of one job, and starts them again."""
 
-    process_type = Process
+    process_type: type[Process] = Process
 
     def __init__(self, sim: Simulation, job: str) -> None:
         rng = sim.rng

@@ -21,7 +21,6 @@ from dtruntime.coordinator.state.effects import (
     JOURNAL_LENGTH,
     Delete,
     DeleteJob,
-    Effect,
     Emit,
     Put,
     Release,
@@ -204,7 +203,7 @@ class Simulation:
 class Batch:
     """Effects that are stored together, and what leaves once they are."""
 
-    effects: list[Effect]
+    effects: list[Put | Delete | DeleteJob]
     leaving: list[tuple[Attempt, Any]]
     checks: list[Callable[[], None]]
 
@@ -333,6 +332,8 @@ class Coordinator:
         assert machine is not None
         sim.steps += 1
         sim.promises.before(machine, command)
+        reply: Any
+        effects: Any
         try:
             reply, effects = machine.apply(command, sim.now)
         except Refused as refusal:

@@ -36,7 +36,12 @@ def test_table_has_times_rates_and_ratios() -> None:
     limit.add(1.0, 10**9)
     ours.add(1.25, 10**9)
     stall.add(0.0005)
-    facts = {"size_bytes": 10**9, "rounds": 1, "raw_write": "directly", "raw_read": "at once"}
+    facts: dict[str, str | int | float] = {
+        "size_bytes": 10**9,
+        "rounds": 1,
+        "raw_write": "directly",
+        "raw_read": "at once",
+    }
     section = Section("checkpoints", "/data", facts, results([limit, ours, stall]), ["a note"])
 
     lines = [" ".join(line.split()) for line in text_of(section_view(section)).splitlines()]

@@ -83,7 +83,7 @@ def test_copies_are_saved_once(manager):
 
 class Moments(NamedTuple):
     mean: object
-    count: object
+    count: object  # type: ignore[assignment]
 
 
 def test_whole_training_state_comes_back(manager):

@@ -35,8 +35,9 @@ def test_mistyped_option_is_refused_with_the_nearest_one(
     place: str, option: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    options: dict[str, Any] = {option: "SECRET"}
     with pytest.raises(TypeError, match=f"no option {option!r}") as error:
-        CheckpointManager(place, **{option: "SECRET"})
+        CheckpointManager(place, **options)
     assert advice in str(error.value)
     assert "SECRET" not in str(error.value)
     assert not list(tmp_path.iterdir())
@@ -101,7 +102,8 @@ def test_what_is_told_of_a_checkpoint_is_checked_before_it_is_saved(
     with CheckpointManager(tmp_path) as manager:
         with pytest.raises(error, match=reason):
             manager.save(b"state", 1, **given)
-        manager.save(b"state", 1, metadata={"note": "schön", "rate": 3e-4}).wait()
+        metadata: Any = {"note": "schön", "rate": 3e-4}
+        manager.save(b"state", 1, metadata=metadata).wait()
         assert manager.steps() == [1]
 
 

@@ -12,6 +12,7 @@ import threading
 import warnings
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -346,7 +347,7 @@ def forge(path: Path, part, manifest: Path) -> None:
     """Write a part, and a manifest that names it as it is."""
     from dtruntime.checkpoint.file_format.manifest import digest_of, open_manifest
 
-    old = open_manifest(manifest.read_bytes(), "")
+    old: Any = open_manifest(manifest.read_bytes(), "")
     path.write_bytes(seal(part))
     body = seal(old).replace(old.parts[0].digest.encode(), digest_of(path.read_bytes()).encode())
     body = body.split(b"\n")[0]

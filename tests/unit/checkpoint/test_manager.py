@@ -11,6 +11,7 @@ import subprocess
 import sys
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,7 +129,10 @@ def test_step_saved_again_gives_the_newer_one(manager):
 
 
 def test_only_what_changed_is_stored(manager, tmp_path):
-    big = {"frozen": np.random.default_rng(0).bytes(12 * 2**20), "head": np.zeros(1000)}
+    big: dict[str, Any] = {
+        "frozen": np.random.default_rng(0).bytes(12 * 2**20),
+        "head": np.zeros(1000),
+    }
     assert manager.save(big, step=1).wait().written_bytes > 12 * 2**20
     big["head"] += 1
     second = manager.save(big, step=2, is_full=False).wait()
@@ -191,7 +195,7 @@ def test_changed_buffer_is_noticed_and_not_committed(manager, monkeypatch):
     from dtruntime.checkpoint.save import handle as handle_module
 
     data = bytearray(os.urandom(64 * 2**20))
-    digest_of, calls = handle_module.digest_of, itertools.count()
+    digest_of, calls = vars(handle_module)["digest_of"], itertools.count()
 
     def meddle(view):
         digest = digest_of(view)
@@ -210,7 +214,7 @@ def test_tensor_changed_while_it_is_copied_is_named(manager, monkeypatch):
     from dtruntime.checkpoint.save import pipeline as module
 
     tensor = torch.zeros(1000)
-    staged = module.staged
+    staged = vars(module)["staged"]
 
     def meddle(*args):
         yield from staged(*args)
@@ -300,7 +304,8 @@ def test_all_that_is_bytes_like_is_saved_as_bytes(manager, tmp_path):
     file.write_bytes(bytes(range(256)) * 100)
     numbers = array.array("d", range(1000))
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-        for step, data in enumerate((numbers, mapped, memoryview(numbers)), 1):
+        alike: tuple[Any, ...] = (numbers, mapped, memoryview(numbers))
+        for step, data in enumerate(alike, 1):
             manager.save(data, step=step).wait()
             assert manager.load_bytes(step) == bytes(memoryview(data).cast("B"))
 

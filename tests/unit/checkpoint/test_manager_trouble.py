@@ -155,11 +155,13 @@ def test_leftovers_of_dead_writers_are_collected_and_live_ones_are_not(tmp_path)
         "sys.stdin.readline()\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
-    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with (
-        subprocess.Popen(command, **pipes) as writer,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as writer,
         CheckpointManager(tmp_path) as manager,
     ):
+        assert writer.stdout is not None
         name = writer.stdout.readline().strip()
         manager.save(b"1", step=1).wait()
         manager.save(b"2", step=2)

@@ -146,7 +146,12 @@ def test_store_that_dies_in_the_moment_of_the_commit_keeps_the_checkpoint(
     tmp_path: Path, wrap: Wrap
 ) -> None:
     made: list[DownAfterCommit] = []
-    wrap(lambda backend: made.append(DownAfterCommit(backend)) or made[-1])  # type: ignore[func-returns-value]
+
+    def wrapped(backend: Any) -> DownAfterCommit:
+        made.append(DownAfterCommit(backend))
+        return made[-1]
+
+    wrap(wrapped)
     with CheckpointManager(tmp_path) as manager:
         with pytest.raises(StorageError, match="is down"):
             manager.save(state(1), 1).wait()
@@ -210,7 +215,12 @@ def test_pack_removed_during_an_incremental_save_fails_it_and_the_next_one_works
                     path.unlink()
 
     made: list[Removing] = []
-    wrap(lambda backend: made.append(Removing(backend)) or made[-1])  # type: ignore[func-returns-value]
+
+    def wrapped(backend: Any) -> Removing:
+        made.append(Removing(backend))
+        return made[-1]
+
+    wrap(wrapped)
     with CheckpointManager(tmp_path, incremental=True) as manager:
         manager.save(state(1), 1).wait()
         made[0].on = True

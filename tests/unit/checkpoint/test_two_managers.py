@@ -17,7 +17,7 @@ from tests.support.checkpoint_tiers import Run, same, state
 class BeforeCommit(RecordingBackend):
     """Lets something happen when the manifest of a step is about to be created."""
 
-    def __init__(self, inner: StorageBackend, step: int, happen: Callable[[], None]) -> None:
+    def __init__(self, inner: StorageBackend, step: int, happen: Callable[[], object]) -> None:
         super().__init__(inner)
         self._ending = f"-{step:012d}.json"
         self._happen = happen
@@ -31,12 +31,12 @@ class BeforeCommit(RecordingBackend):
 class BeforeRemoval(RecordingBackend):
     """Lets something happen once, when the pack of a step is about to be deleted."""
 
-    def __init__(self, inner: StorageBackend, step: int, happen: Callable[[], None]) -> None:
+    def __init__(self, inner: StorageBackend, step: int, happen: Callable[[], object]) -> None:
         super().__init__(inner)
         self._start = f"packs/{step:012d}-"
         self._happen = [happen]
 
-    def _delete_many(self, names):  # type: ignore[no-untyped-def]
+    def _delete_many(self, names):
         if self._happen and any(name.startswith(self._start) for name in names):
             self._happen.pop()()
         return super()._delete_many(names)
@@ -85,7 +85,7 @@ def test_retention_drops_each_of_two_checkpoints_that_were_committed_at_the_same
             checkpoint_store,
             "open_backend",
             lambda url, **o: BeforeCommit(
-                open_backend(url), 2, lambda: other.save(state(10), 10).wait() and None
+                open_backend(url), 2, lambda: other.save(state(10), 10).wait()
             ),
         )
         with CheckpointManager(tmp_path, keep_count=2) as manager:
@@ -142,7 +142,7 @@ def test_manifest_that_cannot_be_taken_back_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class KeepsAll(BeforeCommit):
-        def _delete_many(self, names):  # type: ignore[no-untyped-def]
+        def _delete_many(self, names):
             return [(name, StorageError("it stays")) for name in names]
 
     monkeypatch.setattr(

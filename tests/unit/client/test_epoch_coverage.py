@@ -1,5 +1,7 @@
 """Digests from the coordinator, held against the samples of a dataset."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,7 @@ from dtruntime.types import EpochCoverage
 TOTAL = 3200
 
 
-def epoch(samples: np.ndarray, **fields: int) -> EpochCoverage:
+def epoch(samples: np.ndarray, **fields: Any) -> EpochCoverage:
     digest = coverage_digest.Digest(TOTAL)
     digest.add(samples)
     message = pb.Coverage(

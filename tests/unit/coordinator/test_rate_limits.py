@@ -38,6 +38,7 @@ def test_hint_says_when_the_next_call_succeeds() -> None:
         buckets.take("a", 0.1)
     assert caught.value.reason == "rate_limited"
     assert caught.value.retry_after == pytest.approx(0.15)
+    assert caught.value.retry_after is not None
     buckets.take("a", 0.1 + caught.value.retry_after + 1e-9)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -60,7 +61,7 @@ def test_lists_are_stacked_padded_or_given_one_by_one(tmp_path):
     rows = [list(range(n % 3)) for n in range(12)]
     pq.write_table(pa.table({"x": [[n, n + 0.5] for n in range(12)], "y": rows}), tmp_path / "p")
     source = FileSource(build_index(tmp_path / "p", "parquet", use_cache=False))
-    options = {"output": "jax", "shuffle": False}
+    options: dict[str, Any] = {"output": "jax", "shuffle": False}
     batch = next(JaxIterator(Loader(source, 12, ragged={"y": "pad"}, **options)))
     assert isinstance(batch["x"], jax.Array)
     assert batch["x"].tolist() == [[n, n + 0.5] for n in range(12)]

@@ -164,7 +164,7 @@ def test_memory_stays_bounded_by_window_and_prefetch(shuffle):
         most = max(most, len(alive))
         return made
 
-    source.read = counted  # type: ignore[method-assign]
+    source.read = counted  # type: ignore[assignment, method-assign]
     reading = Loader(source, 50, window=4, prefetch_shards=3, shuffle=shuffle)
     gc.freeze()  # else every collection looks at all modules of the process
     try:

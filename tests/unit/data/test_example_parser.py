@@ -23,8 +23,8 @@ def example_class() -> Any:
         add(file.message_type.add(name=name), "value", 1, kind, repeated=True)
     one = file.message_type.add(name="Feature")
     one.oneof_decl.add(name="kind")
-    for number, (name, kind) in enumerate(zip(KINDS, "BFI", strict=True), start=1):
-        add(one, name, number, LABEL.TYPE_MESSAGE, f".t.{kind}").oneof_index = 0
+    for number, (name, letter) in enumerate(zip(KINDS, "BFI", strict=True), start=1):
+        add(one, name, number, LABEL.TYPE_MESSAGE, f".t.{letter}").oneof_index = 0
     features = file.message_type.add(name="Features")
     entry = features.nested_type.add(name="FeatureEntry")
     entry.options.map_entry = True

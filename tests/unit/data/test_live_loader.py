@@ -2,6 +2,7 @@
 
 import random
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,7 +132,8 @@ class Desk:
 
 def answer(reply) -> ClaimOutcome:
     if not isinstance(reply, c.Moved):
-        return ClaimOutcome(type(reply).__name__.lower(), reply.slot)
+        outcome: Any = type(reply).__name__.lower()
+        return ClaimOutcome(outcome, reply.slot)
     segments = tuple(
         Segment(
             s.slot_count,

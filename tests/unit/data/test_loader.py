@@ -327,7 +327,7 @@ def test_flags_are_true_or_false(table_source, value):
             Loader(table_source, 10, **{name: value})
     with pytest.raises(TypeError, match="exact must be True or False"):
         FileSource(table_source._rows.index, 10, exact=value)
-    assert len(Loader(table_source, 2556, shuffle=np.False_))
+    assert len(Loader(table_source, 2556, shuffle=np.False_))  # type: ignore[arg-type]
 
 
 def test_errors_of_hooks_and_files_reach_the_loop_and_lose_nothing(table_source):

@@ -51,14 +51,16 @@ def table_of(rows: int, first: int = 0) -> pa.Table:
 def test_any_partition_gives_every_row_once(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, files: list[tuple[int, int]]
 ) -> None:
-    total = sum(rows for rows, _ in files)
+    total = sum(length for length, _ in files)
     if not total:
         return
     folder = tmp_path_factory.mktemp("parquet")
     written = 0
-    for number, (rows, group) in enumerate(files):
-        pq.write_table(table_of(rows, written), folder / f"{number}.parquet", row_group_size=group)
-        written += rows
+    for number, (length, group) in enumerate(files):
+        pq.write_table(
+            table_of(length, written), folder / f"{number}.parquet", row_group_size=group
+        )
+        written += length
     rows = index_of(folder)
     columns = data.draw(
         st.lists(st.sampled_from(table_of(0).column_names), min_size=1, unique=True)

@@ -101,7 +101,7 @@ def columns_of(records: list[dict[str, tuple[str, Any]]]) -> pa.Table:
     return pa.table(columns)
 
 
-def cuts_of(draw: st.DrawFn, total: int) -> list[tuple[int, int]]:
+def cuts_of(draw: Any, total: int) -> list[tuple[int, int]]:
     inner = draw(st.lists(st.integers(0, total), max_size=6))
     bounds = [0, *sorted(inner), total]
     return list(itertools.pairwise(bounds))

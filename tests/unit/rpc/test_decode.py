@@ -30,7 +30,7 @@ def test_absent_step_and_step_zero_are_not_the_same() -> None:
 @pytest.mark.parametrize("state", WorkerState)
 def test_every_state_is_understood(state: WorkerState) -> None:
     code = pb.WorkerState.Value(f"WORKER_STATE_{state.name}")
-    assert decode.heartbeat(pb.HeartbeatRequest(state=code)).state == state
+    assert decode.heartbeat(pb.HeartbeatRequest(state=code)).state == state  # type: ignore[arg-type]
 
 
 def test_unspecified_state_is_idle_and_an_unknown_one_refused() -> None:

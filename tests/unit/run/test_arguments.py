@@ -146,7 +146,8 @@ def test_shard_size_is_that_of_the_configuration(
     (tmp_path / "config.toml").write_text("[dataset]\ndefault_shard_size = 7\n")
     monkeypatch.setenv("STRATA_CONFIG", str(tmp_path / "config.toml"))
     with Run(tmp_path / "ck", 20, batch_size=5) as run:
-        found = run._training.parts.stream.loader._source.starts
+        stream: Any = run._training.parts.stream
+        found = stream.loader._source.starts
     assert found.tolist() == [0, 7, 14, 20]
 
 

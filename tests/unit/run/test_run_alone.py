@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,8 +42,14 @@ class Walk:
         self.place = state["place"].copy()
 
 
-def make(folder: Path, walk: Walk, **options: object) -> Run:
-    given = {"data": SAMPLES, "batch_size": BATCH, "epochs": 2, "save_steps": 7, **options}
+def make(folder: Path, walk: Walk, **options: Any) -> Run:
+    given: dict[str, Any] = {
+        "data": SAMPLES,
+        "batch_size": BATCH,
+        "epochs": 2,
+        "save_steps": 7,
+        **options,
+    }
     return Run(folder, track={"walk": walk}, **given)
 
 

@@ -4,7 +4,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -76,8 +76,14 @@ class Training:
         return torch.cat([t.detach().double().reshape(-1) for t in whole])
 
 
-def make(folder: Path, training: Training, **options: object) -> Run:
-    given = {"data": 400, "batch_size": 20, "save_steps": 6, "state": {"seen": 0}, **options}
+def make(folder: Path, training: Training, **options: Any) -> Run:
+    given: dict[str, Any] = {
+        "data": 400,
+        "batch_size": 20,
+        "save_steps": 6,
+        "state": {"seen": 0},
+        **options,
+    }
     return Run(folder, track=training.objects, loader={"output": "torch"}, **given)
 
 

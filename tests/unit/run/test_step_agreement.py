@@ -28,7 +28,12 @@ def test_nobody_passes_while_it_is_closed():
     gate = StepGate()
     _, era = gate.close()
     passed = threading.Event()
-    loop = threading.Thread(target=lambda: (gate.pass_step(), passed.set()))
+
+    def pass_a_step() -> None:
+        gate.pass_step()
+        passed.set()
+
+    loop = threading.Thread(target=pass_a_step)
     loop.start()
     assert not passed.wait(0.05)
     gate.open(SAVE, None, era)

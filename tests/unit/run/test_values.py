@@ -11,7 +11,7 @@ from dtruntime import Run
 
 
 class Adam(NamedTuple):
-    count: int
+    count: int  # type: ignore[assignment]
     moments: dict[str, Any]
 
 

@@ -120,12 +120,12 @@ def test_adding_twice_counts_once_and_removing_twice_fails():
 
 BAD_CALLS = {
     "no points": (lambda: ConsistentHash(0), ValueError),
-    "half a point": (lambda: ConsistentHash(1.5), TypeError),
+    "half a point": (lambda: ConsistentHash(1.5), TypeError),  # type: ignore[arg-type]
     "factor below one": (lambda: ConsistentHash(load_factor=0.9), ValueError),
     "factor nan": (lambda: ConsistentHash(load_factor=float("nan")), ValueError),
     "factor inf": (lambda: ConsistentHash(load_factor=float("inf")), ValueError),
     "empty node": (lambda: ConsistentHash().add_node(""), ValueError),
-    "number as node": (lambda: ConsistentHash().add_node(7), TypeError),
+    "number as node": (lambda: ConsistentHash().add_node(7), TypeError),  # type: ignore[arg-type]
     "number as key": (lambda: ring_of("a").get_node(7), TypeError),
     "negative shard": (lambda: ring_of("a").get_node_for_shard("data", -1), ValueError),
     "text as shard": (lambda: ring_of("a").get_node_for_shard("data", "1"), TypeError),

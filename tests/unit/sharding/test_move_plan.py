@@ -49,7 +49,7 @@ def test_a_plan_is_what_then_happens(shard_count, slot_count, data):
     slots = st.sets(st.integers(0, slot_count - 1), max_size=slot_count - 1)
     before = Membership(slot_count, frozenset(data.draw(slots)))
     join = lowest_free_slots(before, data.draw(st.integers(1, 5)))
-    leave = data.draw(st.sets(st.sampled_from(sorted(set(range(slot_count)) - before.dead))))
+    leave = data.draw(st.sets(st.sampled_from(sorted(set(range(slot_count)) - set(before.dead)))))
     plan = plan_change(table, before, join=join, leave=leave)
     old, new = table.owners(*before), table.owners(*plan.after)
     assert plan.shards_moved == np.count_nonzero(old != new) >= plan.fewest_shards

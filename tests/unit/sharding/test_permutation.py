@@ -97,9 +97,9 @@ def test_an_impossible_length_is_refused(n):
 
 def test_wrong_types_are_refused():
     with pytest.raises(TypeError):
-        Permutation(2.5)
+        Permutation(2.5)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
-        Permutation(10, "seed")
+        Permutation(10, "seed")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="integers"):
         Permutation(10).take([0.5])
 

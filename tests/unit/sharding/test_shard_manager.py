@@ -137,11 +137,11 @@ BAD_CALLS = {
     "dataset alone": (lambda: ShardManager("data"), TypeError),
     "count alone": (lambda: ShardManager(shard_count=3), TypeError),
     "negative count": (lambda: ShardManager("data", -1), ValueError),
-    "text as count": (lambda: ShardManager("data", "3"), TypeError),
+    "text as count": (lambda: ShardManager("data", "3"), TypeError),  # type: ignore[arg-type]
     "empty dataset": (lambda: ShardManager("", 3), ValueError),
     "negative epoch": (lambda: ShardManager("data", 3).assign_shards(-1, "a"), ValueError),
-    "text as epoch": (lambda: ShardManager("data", 3).assign_shards("0", "a"), TypeError),
-    "number as worker": (lambda: ShardManager("data", 3).assign_shards(0, 1), TypeError),
+    "text as epoch": (lambda: ShardManager("data", 3).assign_shards("0", "a"), TypeError),  # type: ignore[arg-type]
+    "number as worker": (lambda: ShardManager("data", 3).assign_shards(0, 1), TypeError),  # type: ignore[arg-type]
     "empty worker": (lambda: ShardManager("data", 3).add_worker(""), ValueError),
     "empty shards": (lambda: ShardManager().register_dataset_params("data", 10, 0), ValueError),
     "too many shards": (
@@ -149,10 +149,10 @@ BAD_CALLS = {
         ValueError,
     ),
     "text as seed": (
-        lambda: ShardManager().register_dataset_params("data", 10, 1, True, "x"),
+        lambda: ShardManager().register_dataset_params("data", 10, 1, True, "x"),  # type: ignore[arg-type]
         TypeError,
     ),
-    "no dataset": (lambda: ShardManager().register_dataset_params(None, 10, 1), TypeError),
+    "no dataset": (lambda: ShardManager().register_dataset_params(None, 10, 1), TypeError),  # type: ignore[arg-type]
 }
 
 

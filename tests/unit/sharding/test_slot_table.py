@@ -279,7 +279,7 @@ def test_impossible_tables_and_slots_are_refused():
     with pytest.raises(ValueError, match="shard_count"):
         SlotTable(2**31)
     with pytest.raises(TypeError):
-        SlotTable("10")
+        SlotTable("10")  # type: ignore[arg-type]
     for slot in (-1, 4):
         with pytest.raises(ValueError, match="not one of the 4 slots"):
             SlotTable(10).shards_of(slot, 4)

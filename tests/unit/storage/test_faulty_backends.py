@@ -121,9 +121,9 @@ def test_partial_write_leaves_nothing_to_see(tmp_path: Path) -> None:
     backend = FaultyBackend(local, 0, FaultRates(partial_write=1))
     for attempt in (backend.write, backend.create, lambda n, d: stream(backend, n, d)):
         with pytest.raises(StorageError, match="broken off"):
-            attempt("file", b"after" * 1000)  # type: ignore[operator]
+            attempt("file", b"after" * 1000)
         with pytest.raises(StorageError, match="broken off"):
-            attempt("new", b"after" * 1000)  # type: ignore[operator]
+            attempt("new", b"after" * 1000)
     assert [file.name for file in local.list()] == ["file"]
     assert local.read("file") == b"before"
     assert len(backend.faults) == 6

@@ -3,6 +3,7 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def spoil(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"epoch":0', b'"epoch":7', 1))
 
 
-def save_three(folder: Path, **options: object) -> list[Path]:
+def save_three(folder: Path, **options: Any) -> list[Path]:
     with CheckpointManager(folder, **options) as manager:
         for step in (1, 2, 3):
             manager.save(f"state {step}".encode() * 5000, step).wait()
@@ -73,7 +74,9 @@ def test_one_damaged_manifest_hides_no_other_checkpoint(tmp_path, number, caplog
     with CheckpointManager(tmp_path) as manager:
         assert [info.step for info in manager.checkpoints()] == left
         assert [info.step for info in manager.checkpoints()] == left
-        assert manager.latest().step == left[-1]
+        latest = manager.latest()
+        assert latest is not None
+        assert latest.step == left[-1]
         assert manager.load_latest().step == left[-1]
         for info in manager.checkpoints():
             assert manager.get_checkpoint(info.checkpoint_id).startswith(b"state")

@@ -12,7 +12,7 @@ from dtruntime.checkpoint.manager import CheckpointManager
 
 
 class Moments(NamedTuple):
-    count: int
+    count: int  # type: ignore[assignment]
     mean: dict[str, Any]
 
 

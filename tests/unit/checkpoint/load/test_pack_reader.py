@@ -77,7 +77,7 @@ def test_bytes_arrive_where_they_are_wanted_and_are_copied_for_others() -> None:
     assert not arrival.has_arrived(5)
     assert arrival.has_arrived(3)
     arrival.hand_out(arrival.stored())
-    assert (one, other, some) == (b"abcdefgh", b"abcdefgh", b"cde")
+    assert [one, other, some] == [b"abcdefgh", b"abcdefgh", b"cde"]
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[RecordingBackend]:
     made: list[RecordingBackend] = []
 
     def opened(url: str, **options: object) -> StorageBackend:
-        made.append(RecordingBackend(open_backend(url, **options)))  # type: ignore[arg-type]
+        made.append(RecordingBackend(open_backend(url, **options)))
         return made[-1]
 
     monkeypatch.setattr(checkpoint_store, "open_backend", opened)
@@ -154,7 +154,7 @@ def test_chunks_of_a_request_that_fails_are_read_alone(
     made: list[Unreadable] = []
 
     def opened(url: str, **options: object) -> StorageBackend:
-        made.append(Unreadable(open_backend(url, **options)))  # type: ignore[arg-type]
+        made.append(Unreadable(open_backend(url, **options)))
         return made[-1]
 
     monkeypatch.setattr(checkpoint_store, "open_backend", opened)

@@ -1,5 +1,7 @@
 """How long the next save will take."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -25,13 +27,20 @@ def test_estimate_follows_the_size_and_the_throughput():
     assert estimates.seconds(is_full=True) == pytest.approx(8.0, rel=0.01)
 
 
+def seconds_of(estimates: SaveEstimates) -> float:
+    """How long a full save is expected to take."""
+    seconds = estimates.seconds(is_full=True)
+    assert seconds is not None
+    return seconds
+
+
 def test_newer_saves_count_more():
     slowing, recovering = SaveEstimates(), SaveEstimates()
     for seconds in (1.0, 1.0, 9.0):
         slowing.add(100, 100, seconds, is_full=True)
     for seconds in (9.0, 1.0, 1.0):
         recovering.add(100, 100, seconds, is_full=True)
-    assert slowing.seconds(is_full=True) > recovering.seconds(is_full=True)
+    assert seconds_of(slowing) > seconds_of(recovering)
 
 
 def test_increments_are_estimated_by_increments():
@@ -48,7 +57,7 @@ def test_full_save_is_estimated_by_what_increments_wrote_if_there_is_nothing_els
     estimates.add(1000, 0, 1.0, is_full=False)
     assert estimates.seconds(is_full=True) is None
     estimates.add(1000, 100, 1.0, is_full=False)
-    assert estimates.seconds(is_full=True) > 10.0
+    assert seconds_of(estimates) > 10.0
 
 
 def test_empty_states_take_as_long_as_they_took():
@@ -61,18 +70,20 @@ def test_handles_and_managers_tell_what_was_measured(tmp_path):
     state = {"frozen": np.random.default_rng(0).random(300_000), "step": 1}
     with CheckpointManager(tmp_path) as manager:
         assert manager.estimate_seconds() is None
-        first = manager.save(state, 1)
+        first: Any = manager.save(state, 1)
         saved = first.wait()
         assert (first.size_bytes, first.bytes_written) == (saved.size_bytes, saved.written_bytes)
         assert first.size_bytes >= 2_400_000
         assert first.bytes_written >= 2_400_000
         assert 0 < first.stall_seconds < first.seconds == saved.durable_seconds
         assert saved.stall_seconds == first.stall_seconds
-        assert 0 < manager.estimate_seconds() <= first.seconds
-        second = manager.save(state, 2, is_full=False)
+        assert 0 < (manager.estimate_seconds() or 0) <= first.seconds
+        second: Any = manager.save(state, 2, is_full=False)
         second.wait()
         assert second.bytes_written == 0
-        assert manager.estimate_seconds(is_full=False) < first.seconds + second.seconds
+        expected = manager.estimate_seconds(is_full=False)
+        assert expected is not None
+        assert expected < first.seconds + second.seconds
         plain = manager.save(b"x" * 1000, 3)
         assert plain.wait().stall_seconds > 0
 

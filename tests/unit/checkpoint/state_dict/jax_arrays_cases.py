@@ -41,6 +41,7 @@ def test_arrays_of_64_bits_are_restored_whatever_the_setting():
 def test_memory_is_the_arrays_own():
     array = jnp.arange(5.0)
     view = flatten({"x": array}).buffers[0].memory()
+    assert view is not None
     assert np.shares_memory(np.frombuffer(view, np.uint8), np.asarray(array))
 
 

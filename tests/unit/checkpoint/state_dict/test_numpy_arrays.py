@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -41,7 +42,8 @@ def arrays(draw):
     if change == "transposed":
         return array.T
     step = {"gaps": 2, "backwards": -1}.get(change, 1)
-    return array[(*[slice(None, None, step)] * array.ndim, ...)]
+    every: Any = (*[slice(None, None, step)] * array.ndim, ...)
+    return array[every]
 
 
 @settings(deadline=None)
@@ -100,8 +102,9 @@ def test_alignment_of_a_structured_type_is_kept():
 
 def test_fortran_order_is_kept_and_needs_no_copy():
     array = np.asfortranarray(np.arange(12.0).reshape(3, 4))
-    buffer = flatten(array).buffers[0]
-    assert np.frombuffer(buffer.memory()).tolist() == array.ravel("K").tolist()
+    memory = flatten(array).buffers[0].memory()
+    assert memory is not None
+    assert np.frombuffer(memory).tolist() == array.ravel("K").tolist()
     assert round_trip(array).flags.f_contiguous
 
 
@@ -109,6 +112,7 @@ def test_memory_is_the_arrays_own():
     array = np.arange(6, dtype="i4")
     view = flatten({"a": array}).buffers[0].memory()
     array[0] = 77
+    assert view is not None
     assert np.frombuffer(view, "i4")[0] == 77
 
 

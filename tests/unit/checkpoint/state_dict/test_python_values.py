@@ -7,6 +7,7 @@ import struct
 from collections import Counter, OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -96,9 +97,10 @@ def test_restored_bytearray_belongs_to_the_state_alone():
 
 
 def test_five_thousand_levels_are_restored():
-    state = bottom = []
+    state: list[Any] = []
+    bottom: Any = state
     for level in range(5000):
-        inner = {"deeper": [level]} if level % 2 else [level]
+        inner: Any = {"deeper": [level]} if level % 2 else [level]
         (bottom if isinstance(bottom, list) else bottom["deeper"]).append(inner)
         bottom = inner
     back, depth = round_trip(state), 0
@@ -112,7 +114,7 @@ def test_five_thousand_levels_are_restored():
 
 
 def test_cycle_is_refused_where_it_closes():
-    state = {"a": [1, {"b": None}]}
+    state: dict[str, Any] = {"a": [1, {"b": None}]}
     state["a"][1]["b"] = state["a"]
     with pytest.raises(ValueError, match=r"^state\['a'\]\[1\]\['b'\] contains itself"):
         flatten(state)
@@ -180,7 +182,7 @@ def test_unsupported_state_itself_is_named_so():
 
 
 def test_key_nested_too_deep_is_refused():
-    key = ()
+    key: tuple[Any, ...] = ()
     for _ in range(20):
         key = (key,)
     with pytest.raises(TypeError, match="tuple of more than 16 levels"):

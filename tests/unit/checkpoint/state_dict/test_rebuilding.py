@@ -140,7 +140,7 @@ def test_tensors_of_a_gpu_are_stored_and_go_back_to_it():
     assert all(tensor.device == base.device for tensor in back.values())
     assert back["a"].untyped_storage().data_ptr() == back["b"].untyped_storage().data_ptr()
     assert all(t.device.type == "cpu" for t in round_trip(state, map_location="cpu").values())
-    buffers = flatten(state).buffers
+    buffers: Any = flatten(state).buffers
     assert [(b.device, b.memory()) for b in buffers] == [("cuda:0", None)] * 2
     assert all(b.bytes().device == base.device for b in buffers)
 
@@ -287,7 +287,8 @@ def test_arrays_of_two_libraries_in_one_buffer_are_refused():
 def test_format_of_a_later_version_is_named():
     with pytest.raises(ValueError, match="reads format 1 of state dicts, not 2: update"):
         Rebuild({**skeleton_of(), "format": 2})
-    for nothing in (None, [], "x", {}):
+    nothings: tuple[Any, ...] = (None, [], "x", {})
+    for nothing in nothings:
         with pytest.raises(ValueError, match=r"."):
             Rebuild(nothing)
 

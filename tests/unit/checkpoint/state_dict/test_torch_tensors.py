@@ -2,6 +2,7 @@
 
 import copy
 from collections import OrderedDict
+from typing import Any
 
 import pytest
 import torch
@@ -96,6 +97,7 @@ def test_memory_is_the_tensors_own():
     tensor = torch.zeros(4)
     view = flatten(tensor).buffers[0].memory()
     tensor[0] = 1.0
+    assert view is not None
     assert view[:4] == torch.ones(1).numpy().tobytes()
 
 
@@ -150,7 +152,7 @@ def test_module_and_optimizer_continue_alike():
     step(model, optimizer)
     back = round_trip({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
     assert type(back["model"]) is OrderedDict
-    assert back["model"]._metadata == model.state_dict()._metadata
+    assert vars(back["model"])["_metadata"] == model.state_dict()._metadata
     other = copy.deepcopy(model)
     for parameter in other.parameters():
         parameter.data.zero_()
@@ -205,7 +207,8 @@ def test_memory_that_was_replaced_since_is_not_read():
 
 def test_bytes_on_the_device_are_a_view_unless_there_are_gaps():
     tensor = torch.arange(6, dtype=torch.int16)
-    whole, gaps = flatten([tensor, torch.zeros(4, 4)[:, 1]]).buffers
+    buffers: Any = flatten([tensor, torch.zeros(4, 4)[:, 1]]).buffers
+    whole, gaps = buffers
     whole.bytes()[0] = 9
     assert tensor[0] == 9
     assert whole.in_one_piece

@@ -42,7 +42,7 @@ def test_parts_that_are_on_another_machine_are_noticed_at_the_save(tmp_path: Pat
         writer = StrataWriter(manager, 1)
         stored = writer._store_part
 
-        def elsewhere(part):  # type: ignore[no-untyped-def]
+        def elsewhere(part):
             named = stored(part)
             manager._place.backend.delete(named.file)
             return named

@@ -94,7 +94,7 @@ def test_what_is_not_said_any_more_is_not_new() -> None:
     assert not slow.is_new(241.0, seconds=10)
 
 
-def numbers(*values: int) -> np.ndarray:  # type: ignore[type-arg]
+def numbers(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.int64)
 
 

@@ -4,6 +4,7 @@ Seeds and steps are chosen as in `test_simulation`.
 """
 
 import os
+from typing import Any
 
 import msgspec
 import pytest
@@ -64,7 +65,7 @@ def test_simulation_catches_a_coordinator_that_miscounts_who_was_left_out(
 ) -> None:
     passed = barriers._passed
 
-    def miscounted(record: barriers.RoundRecord) -> c.Passed:
+    def miscounted(record: Any) -> c.Passed:
         return passed(msgspec.structs.replace(record, left_out=0))
 
     monkeypatch.setattr(barriers, "_passed", miscounted)

@@ -3,6 +3,7 @@
 import pytest
 
 from dtruntime.coordinator.state import commands as c
+from dtruntime.coordinator.state.effects import Put
 from dtruntime.coordinator.state.operator_requests import ACTIONS_LIMIT
 from dtruntime.coordinator.state.records import CRASH_SAFE_KINDS
 from tests.support.machine_bench import Bench, refusal
@@ -36,7 +37,7 @@ def test_same_request_is_one_action_while_it_is_pending(bench: Bench) -> None:
 def test_actions_survive_a_restart_and_wait_for_the_disk(bench: Bench) -> None:
     a = bench.register()
     first = bench.request("stop")
-    assert not {e.kind for e in bench.effects if hasattr(e, "record")} & CRASH_SAFE_KINDS
+    assert not {e.kind for e in bench.effects if isinstance(e, Put)} & CRASH_SAFE_KINDS
     bench.restart()
     assert told(bench, a) == [first]
     bench.complete(first)

@@ -1,5 +1,7 @@
 """What is said of committed checkpoints: kept with them, and never more than was said."""
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -19,9 +21,9 @@ def say(
     condition: CheckpointCondition,
     *keys: str,
     by: c.Registered | None = None,
-    **more: str,
+    **more: Any,
 ) -> int:
-    who = {"reported_by": by.worker_id, "incarnation": by.incarnation} if by else {}
+    who: dict[str, Any] = {"reported_by": by.worker_id, "incarnation": by.incarnation} if by else {}
     reply = bench.apply(c.ReportCheckpoints(JOB, condition, keys, **more, **who))
     assert isinstance(reply, c.CheckpointsReported)
     return reply.known

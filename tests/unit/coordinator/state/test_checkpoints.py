@@ -1,5 +1,7 @@
 """Commits of checkpoints: one writer, or all ranks together."""
 
+from typing import Any
+
 import pytest
 
 from dtruntime.coordinator.state import commands as c
@@ -25,7 +27,7 @@ def test_partial_checkpoint_commits_when_every_member_has_sent_its_part(bench: B
     assert bench.job.checkpoints.latest is None
     last = bench.save(d, path="/c")
     assert {call.reply for call in (*calls, last)} == {c.Committed("ckpt", 1)}
-    record = bench.job.checkpoints.latest
+    record: Any = bench.job.checkpoints.latest
     assert (record.parts, record.size_bytes) == (3, 30)
 
 
@@ -243,5 +245,7 @@ def test_checkpoints_of_different_jobs_do_not_mix(bench: Bench) -> None:
     bench.save(bench.register(), "one", partial=False)
     other = bench.register(job="other")
     bench.save(other, "one", partial=False, step=5, path="/elsewhere")
-    assert bench.machine.jobs["other"].checkpoints.latest.step == 5
+    latest = bench.machine.jobs["other"].checkpoints.latest
+    assert latest is not None
+    assert latest.step == 5
     assert bench.job.checkpoints.latest.step == 1

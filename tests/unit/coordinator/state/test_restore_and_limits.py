@@ -201,7 +201,7 @@ def test_who_gives_way_is_found_without_looking_at_every_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks = 0
-    rank = effects_module._Entries.rank.fget
+    rank = vars(effects_module._Entries)["rank"].fget
     assert rank is not None
 
     def count(entries: effects_module._Entries) -> tuple[int, int]:
@@ -296,7 +296,7 @@ def test_jobs_that_give_way_are_looked_for_a_few_at_a_time(
     monkeypatch.setattr(machine_module, "JOBS_FORGOTTEN", 40)
     monkeypatch.setattr(machine_module, "JOBS_LOOKED_AT", 40)
     bench, looks = Bench(checked=False), 0
-    is_forgettable = machine_module.Job.is_forgettable.fget
+    is_forgettable = vars(machine_module.Job)["is_forgettable"].fget
     assert is_forgettable is not None
 
     def count(job: machine_module.Job) -> bool:

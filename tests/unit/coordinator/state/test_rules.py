@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dtruntime.coordinator.state import Machine, Refused
 from dtruntime.coordinator.state import commands as c
+from dtruntime.coordinator.state.effects import Put
 from dtruntime.testing.machine_invariants import durable_rows
 from tests.support.machine_bench import DATASET, JOB, SAMPLES, TIMEOUT, Bench, Call, digest_of
 
@@ -284,9 +285,10 @@ class AnyCommands(RuleBasedStateMachine):
     @invariant()
     def rounds_count_every_call_once(self) -> None:
         for effect in self.bench.effects:
-            if getattr(effect, "kind", "") != "round" or not hasattr(effect, "record"):
+            if not isinstance(effect, Put) or effect.kind != "round":
                 continue
-            pairs = set(effect.record.tickets.items())
+            record: Any = effect.record
+            pairs = set(record.tickets.items())
             assert all(self.arrived[pair] == effect.key for pair in pairs)
             assert not pairs & self.counted, "one call was counted in two rounds"
             self.counted |= pairs
