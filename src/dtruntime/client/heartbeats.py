@@ -199,6 +199,7 @@ class Heartbeats:
             metrics=dict(report.metrics),
             step_seconds=report.step_seconds,
             samples=samples,
+            known_losses=member.known_losses,
         )
         reply = await member.call("Heartbeat", request, pb.HeartbeatResponse, patience=0.0)
         self._sent = content
@@ -219,7 +220,8 @@ class Heartbeats:
 
     def _receive(self, member: JobMember, reply: pb.HeartbeatResponse) -> None:
         before = self.generation, self.actions
-        member.note_generation(reply.generation, reply.lost_generation)
+        member.note_generation(reply.generation)
+        member.note_losses(reply.lost_generation, reply.lost)
         self.generation = max(self.generation, reply.generation)
         self.actions = tuple(messages.action(action) for action in reply.actions)
         if (self.generation, self.actions) == before:

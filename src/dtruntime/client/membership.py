@@ -14,7 +14,7 @@ import itertools
 import os
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -48,6 +48,9 @@ SAVES_SECONDS = 600.0
 
 CALLER_FIELDS = ("reported_by", "requested_by", "completed_by")
 """Fields that name the calling member, where ``worker_id`` names another one, or none."""
+
+ANYBODY = -1
+"""Stands for the rank of a lost member that is not known."""
 
 Tickets = Iterator[int]
 _tickets = partial(itertools.count, 1)
@@ -103,6 +106,10 @@ class JobMember:
         """The newest generation that the program knows of."""
         self._newest_generation = 0
         self._loss_generation = 0
+        self._lost_ranks: dict[int, int] = {}
+        """The generation that the last known loss of each rank began."""
+        self.known_losses = 0
+        """The generation up to which this worker knows who was lost."""
         self._attempts = 0
         """The highest number of a checkpoint attempt that this worker knows of."""
         self._lost_actions: set[str] = set()
@@ -151,6 +158,15 @@ class JobMember:
     def lost_generation(self) -> int:
         """The newest generation known to have begun because a member was lost or left."""
         return self._loss_generation
+
+    def losses_since(self, generation: int) -> frozenset[int]:
+        """The ranks whose holders were lost or left after a generation, as far as is known.
+
+        `ANYBODY` among them stands for losses of which the coordinator keeps no details.
+        """
+        if self._loss_generation <= generation:
+            return frozenset()
+        return frozenset(rank for rank, lost in self._lost_ranks.items() if lost > generation)
 
     @property
     def heartbeat_timeout_seconds(self) -> float:
@@ -201,10 +217,31 @@ class JobMember:
         """Whether this worker is, or was until it was replaced, that incarnation."""
         return self._identity is not None and self._identity.incarnation == number
 
-    def note_generation(self, generation: int, lost: int = 0) -> None:
-        """Note a generation that the coordinator named, and the last one begun by a loss."""
+    def note_generation(self, generation: int) -> None:
+        """Note a generation that the coordinator named."""
         self._newest_generation = max(self._newest_generation, generation)
-        self._loss_generation = max(self._loss_generation, lost)
+
+    def note_losses(self, generation: int, losses: Iterable[pb.LostWorker]) -> None:
+        """Note who was lost since `known_losses`, up to the last generation begun by a loss."""
+        self._loss_generation = max(self._loss_generation, generation)
+        if generation <= self.known_losses:
+            return
+        ranks = {loss.rank if loss.worker_id else ANYBODY: loss.generation for loss in losses}
+        if max(ranks.values(), default=0) < generation:
+            ranks[ANYBODY] = generation  # from a coordinator that does not name them
+        self._lost_ranks |= ranks
+        self.known_losses = generation
+
+    def _generation_for(self, ranks: Collection[int] | None) -> int:
+        """The generation up to which the program knows of losses: of anybody, or of some ranks."""
+        if ranks is None:
+            return self._program_generation
+        lost = [
+            generation
+            for rank, generation in self._lost_ranks.items()
+            if generation > self._program_generation and (rank in ranks or rank == ANYBODY)
+        ]
+        return max(self._program_generation, min(lost) - 1 if lost else self.known_losses)
 
     def count_resume(self, dataset_id: str) -> tuple[int, int]:
         """Note that a dataset is read from a loaded state on.
@@ -334,7 +371,8 @@ class JobMember:
         reply = await self._send_registration(request)
         self._registration = request
         self._enter(reply)
-        self._program_generation = reply.generation
+        self._program_generation = self.known_losses = reply.generation
+        self._loss_generation, self._lost_ranks = 0, {}
         self._heartbeats.start(self)
         return reply.worker_id
 

@@ -8,7 +8,7 @@ import math
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
@@ -40,6 +40,8 @@ LONGEST_WARNING_SECONDS = 600.0
 """When an unlimited wait is first logged; pauses between warnings double up to the second."""
 REPORT_SECONDS = 2.0
 """How long an absent coordinator is tried when reporting the condition of checkpoints."""
+LOST_NAMED = 256
+"""A reply names at most this many lost members; there may have been more."""
 COMMITS_KEPT = 64
 """How many of its own commits a worker replays to a coordinator that lost its state."""
 
@@ -104,6 +106,8 @@ class TrainingOrchestrator(JobMember):
         super().__init__(replace(config or WorkerConfig(), **given).resolved())
         self._commits: deque[pb.CheckpointInfo] = deque(maxlen=COMMITS_KEPT)
         """What this worker committed alone, for a replay."""
+        self._ranks_saving: dict[str, tuple[int, ...]] = {}
+        """Who saves a checkpoint together, if that was given when it was begun."""
         current_orchestrator.add_reporter(self)
 
     # Barriers
@@ -141,8 +145,8 @@ class TrainingOrchestrator(JobMember):
         All participants get the same values, of at most 1,024 bytes each; a member that came to
         the same name with `barrier` has an empty one. Raises `SyncError` as `barrier` does.
 
-        With ``ranks`` only these take part, this worker among them, and members that joined since
-        are not awaited; all participants have to give the same ranks.
+        With ``ranks`` only these take part, this worker among them: other members are not
+        awaited, and losing them changes nothing. All participants have to give the same ranks.
         """
         return (await self.meet_async(name, value, timeout_ms, ranks=ranks)).values
 
@@ -174,10 +178,12 @@ class TrainingOrchestrator(JobMember):
         ranks: Iterable[int] | None = None,
     ) -> pb.BarrierResponse:
         hold = LONGEST_WAIT_SECONDS if timeout_ms is None else _hold_seconds(timeout_ms)
+        named = None if ranks is None else [check_whole("rank", rank) for rank in ranks]
         request = pb.BarrierRequest(
             barrier_id=check_id("barrier", barrier_id),
             payload=payload,
-            ranks=None if ranks is None else [check_whole("rank", rank) for rank in ranks],
+            ranks=named,
+            generation=self._generation_for(named),
         )
         with tracing.span(
             "barrier",
@@ -188,10 +194,13 @@ class TrainingOrchestrator(JobMember):
         ):
             while True:
                 request.ticket = next(self.identity.barrier_tickets)
-                request.generation = self._program_generation
                 reply = await self._wait(request, hold, log_missing=timeout_ms is None)
-                if timeout_ms is not None or reply.outcome != pb.BARRIER_OUTCOME_TIMED_OUT:
+                again = timeout_ms is None and reply.outcome == pb.BARRIER_OUTCOME_TIMED_OUT
+                if not again and not _lost_only_others(reply, request.ranks):
                     break
+                request.generation = reply.generation
+            if not named or reply.outcome == pb.BARRIER_OUTCOME_MEMBERSHIP_CHANGED:
+                self._program_generation = max(self._program_generation, reply.generation)
             messages.raise_barrier_outcome(barrier_id, timeout_ms or 0, reply)
         return reply
 
@@ -207,7 +216,6 @@ class TrainingOrchestrator(JobMember):
             if logging is not None:
                 logging.cancel()
             self.waited_seconds += time.monotonic() - began
-        self._program_generation = max(self._program_generation, reply.generation)
         return reply
 
     async def _log_missing(self, request: pb.BarrierRequest) -> None:
@@ -251,6 +259,8 @@ class TrainingOrchestrator(JobMember):
         request = pb.BeginCheckpointRequest(step=check_whole("step", step), ranks=ranks)
         reply = await self._begin(request)
         self.note_generation(reply.generation)
+        if ranks is not None:
+            self._ranks_saving[reply.checkpoint_id] = tuple(ranks)
         if number := _ATTEMPT.fullmatch(reply.checkpoint_id):
             self._attempts = max(self._attempts, int(number[1]))
         return reply.checkpoint_id
@@ -306,7 +316,7 @@ class TrainingOrchestrator(JobMember):
             size_bytes=check_whole("size_bytes", size_bytes),
             is_full=is_full,
             metadata={key: str(value) for key, value in metadata.items()},
-            generation=self._program_generation,
+            generation=self._generation_for(self._ranks_saving.pop(checkpoint_id, None)),
             partial=partial,
         )
         reply = await self._commit(request, hold)
@@ -567,6 +577,13 @@ def _hold_seconds(timeout_ms: Any) -> float:
     if not 0 < timeout_ms < math.inf:
         raise ValueError(f"timeout_ms must be positive and finite, not {timeout_ms}")
     return min(timeout_ms / 1000, LONGEST_WAIT_SECONDS)
+
+
+def _lost_only_others(reply: pb.BarrierResponse, ranks: Collection[int]) -> bool:
+    """Whether a round of some ranks ended only because others were lost."""
+    if not ranks or not 0 < len(reply.lost) < LOST_NAMED:
+        return False
+    return all(loss.worker_id and loss.rank not in ranks for loss in reply.lost)
 
 
 def _checked(value: bytes) -> bytes:

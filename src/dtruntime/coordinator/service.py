@@ -320,6 +320,10 @@ class CoordinatorService:
         )
         if reply.actions:
             response.actions.extend(encode.action(record) for record in reply.actions)
+        if request.HasField("known_losses") and request.known_losses < reply.lost_generation:
+            losses = self.machine.jobs[command.job].roster.losses
+            since = losses.since(request.known_losses)
+            response.lost.extend(to_message(loss, pb.LostWorker) for loss in since)
         return response
 
     def _foreign(self, method: str, request: Any, now: float) -> Refused:

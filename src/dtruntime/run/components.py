@@ -22,6 +22,7 @@ from .crew import Alone, CrewMembership, Together
 from .formation import Formation
 from .options import RunOptions
 from .preemption import PreemptionNotices
+from .recovery import Failures
 from .run_checkpoints import CrewCommits, RunCheckpoints
 from .step_agreement import PreemptionWatch, StepAgreements, StepGate
 from .streams.data_argument import is_iterated
@@ -109,6 +110,7 @@ def open_run(
     tracked: Tracked,
     worker: TrainingOrchestrator | None,
     gate: StepGate,
+    failures: Failures,
     notices: PreemptionNotices,
     waiting: Callable[[], AbstractContextManager[None]],
 ) -> RunComponents:
@@ -132,7 +134,7 @@ def open_run(
             # Whoever has the wrong place does not become a member: the others would wait for it.
             CheckpointLocation(manager, worker, notices).check_record()
         notices.wait(io.submit(worker.register_worker()))
-        membership = Together(worker, options.recovery, notices)
+        membership = Together(worker, options.recovery, failures, notices)
         agreements = StepAgreements(worker, gate, lets_in=True)
         watch = PreemptionWatch(worker, lambda: notices.reason if notices.look() else "")
     commits = None if worker is None else CrewCommits(worker)

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from .._sync_bridge import io
 from ..client import TrainingOrchestrator
+from ..client.membership import ANYBODY
 from ..errors import ConnectionError, SyncError
 from ..telemetry import EventLog
 from .preemption import PreemptionNotices
-from .recovery import Recovery
+from .recovery import Failures, Recovery
 from .rendezvous import Called, Formed, Rendezvous, Waits
 
 log = EventLog("run")
@@ -57,12 +58,29 @@ class Crew:
         return self.index == 0
 
 
+def lost_ranks(worker: TrainingOrchestrator, crew: Crew) -> frozenset[int]:
+    """The ranks of a crew whose holders were lost or left since it was formed.
+
+    Members that are not in the crew, because they wait to be let in, do not matter to it.
+    """
+    lost = worker.losses_since(crew.generation)
+    return lost and lost & {*crew.ranks, ANYBODY}
+
+
+def has_lost(worker: TrainingOrchestrator, crew: Crew) -> bool:
+    """Whether one of a crew is gone, or this worker itself is not a member any more."""
+    return not worker.is_registered or bool(lost_ranks(worker, crew))
+
+
 class CrewMembership(ABC):
     """Where the crew comes from."""
 
     @abstractmethod
     def assemble(self) -> Crew:
         """Come together with all others that are there."""
+
+    def begin(self, crew: Crew) -> None:  # noqa: B027 - a run of one process has nothing to note
+        """A crew begins to train."""
 
     @abstractmethod
     def share(self, name: str, value: bytes, crew: Crew) -> Mapping[int, bytes]:
@@ -107,14 +125,17 @@ class Together(CrewMembership):
         self,
         orchestrator: TrainingOrchestrator,
         recovery: Recovery,
+        failures: Failures,
         notices: PreemptionNotices,
     ) -> None:
         self._orchestrator = orchestrator
         self._notices = notices
         self._recovery = recovery
+        self._failures = failures
         world_size = orchestrator.config.world_size or 0
         self._roll_call = Rendezvous(world_size, recovery, time.monotonic())
-        self._generation = 0
+        self._crew: Crew | None = None
+        """Those who trained last."""
 
     def assemble(self) -> Crew:
         """Register if need be, and call the roll until it gives a crew."""
@@ -132,6 +153,11 @@ class Together(CrewMembership):
                 continue
             if crew is not None:
                 return crew
+
+    def begin(self, crew: Crew) -> None:
+        """A crew begins to train: from now on the loss of one of its ranks is a failure."""
+        self._crew = crew
+        self._roll_call.begin(crew.size)
 
     def share(self, name: str, value: bytes, crew: Crew) -> Mapping[int, bytes]:
         """Give the others of the crew a value, and get theirs by rank."""
@@ -155,19 +181,15 @@ class Together(CrewMembership):
         work.result()
 
     def has_lost(self, crew: Crew) -> bool:
-        """Whether somebody was lost or left, or this worker itself is not a member any more."""
-        if not self._orchestrator.is_registered:
-            return True
-        return self._orchestrator.lost_generation > crew.generation
+        """Whether one of a crew was lost or left, or this worker is not a member any more."""
+        return has_lost(self._orchestrator, crew)
 
     def _hear(self) -> None:
         """Know of the losses up to now."""
-        worker = self._orchestrator
         self._look()
-        if worker.generation < self._generation:
-            self._roll_call.forget_losses()
-        self._generation = worker.generation
-        self._roll_call.hear(worker.lost_generation, time.monotonic())
+        crew, worker = self._crew, self._orchestrator
+        lost = worker.losses_since(0) if crew is None else lost_ranks(worker, crew)
+        self._roll_call.hear(lost, time.monotonic())
 
     def _look(self) -> None:
         """Hear what the coordinator knows, as far as it can be reached."""
@@ -187,7 +209,7 @@ class Together(CrewMembership):
 
     def _call_the_roll(self, waiting: WaitReporter) -> Crew | None:
         worker, roll = self._orchestrator, self._roll_call
-        brought = roll.bring(time.monotonic())
+        brought = roll.bring(time.monotonic(), self._failures.ages())
         timeout_ms = round(1000 * waiting.seconds_to_next())
         met = self._notices.wait(
             io.submit(worker.meet_async(RENDEZVOUS, brought, timeout_ms=timeout_ms))
@@ -200,6 +222,7 @@ class Together(CrewMembership):
         ranks = concluded.ranks
         if len(ranks) < concluded.wanted:
             log.warning("run.goes_on_smaller", workers=len(ranks), before=concluded.wanted)
+        self._failures.adopt(concluded.failures)
         return Crew(ranks, worker.rank, concluded.generation)
 
     def _wait(self, wanted: Waits, waiting: WaitReporter) -> None:

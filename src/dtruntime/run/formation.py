@@ -65,6 +65,7 @@ class Formation:
                 log.warning("run.assembling_again", reason=str(exc))
                 self.break_up()
                 continue
+            self._membership.begin(crew)
             self._crew = crew
             self._heard()  # what was told before there was somebody to wake
             return crew
@@ -221,16 +222,6 @@ class LossDetector:
             except (SyncError, ConnectionError) as exc:
                 log.info("run.not_told", reason=str(exc))
         return True
-
-    def count(self) -> int:
-        """How many workers were lost lately; one that was lost itself is not told."""
-        if self._worker is None:
-            return 0
-        try:
-            return self._worker.recent_losses(self._recovery.window_seconds)
-        except SyncError as exc:
-            log.warning("run.lost_itself", reason=str(exc))
-            return 0
 
     def check_group(self) -> None:
         """Raise when only a restart of all processes can help."""

@@ -101,6 +101,7 @@ class TrainingLoop:
             self._tracked,
             self._worker,
             self._gate,
+            self._failures,
             self._notices,
             self.pace.waiting,
         )
@@ -143,7 +144,7 @@ class TrainingLoop:
         parts.formation.break_up()
         worker.report(state=WorkerState.RECOVERING)
         if is_failure:
-            time.sleep(self._failures.count(self._losses.count(), reason))
+            time.sleep(self._failures.count(reason))
         # Before it looks: the others may finish and leave until there is room for it.
         self._notices.wait(io.submit(worker.rejoin_async()))
         self._begin()

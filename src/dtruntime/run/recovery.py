@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..errors import StrataError
@@ -15,6 +15,8 @@ BACKOFF_MOST = 60.0
 DETECT_LEAST = 45.0
 """A coordinator may be away, and come back, before it can tell."""
 DETECT_TIMEOUTS = 1.5
+AGES_SHARED = 64
+"""So many failures are handed round at a roll call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +58,27 @@ class Failures:
         self._clock = clock
         self._times: deque[float] = deque()
 
-    def count(self, lost: int, reason: str) -> float:
+    def ages(self) -> list[int]:
+        """How many seconds ago the last ones were, the newest last."""
+        now = self._clock()
+        return [round(now - time) for time in self._times][-AGES_SHARED:]
+
+    def adopt(self, ages: Sequence[int]) -> None:
+        """Count what others of the crew have seen, if it is more: this worker may be new."""
+        if len(ages) > len(self._times):
+            now = self._clock()
+            self._times = deque(now - age for age in ages)
+
+    def count(self, reason: str) -> float:
         """Note a recovery; returns how long to wait before it, in seconds.
 
-        ``lost`` is how many workers the coordinator saw die in the window. Raises ``StrataError``
-        when it is too much.
+        Raises ``StrataError`` when there were too many within the window.
         """
         now, window = self._clock(), self._recovery.window_seconds
         while self._times and self._times[0] < now - window:
             self._times.popleft()
         self._times.append(now)
-        failures = max(lost, len(self._times))
+        failures = len(self._times)
         if failures > self._recovery.max_failures:
             raise StrataError(
                 f"{failures} failures within {window:g} s, more than max_failures="

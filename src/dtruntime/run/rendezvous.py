@@ -8,7 +8,7 @@ neither a coordinator nor a clock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import msgspec
@@ -28,6 +28,8 @@ class Attendance(msgspec.Struct, frozen=True, array_like=True):
     """With fewer it would not train."""
     seconds: float
     """How much longer it would wait for replacements of those who were lost."""
+    failures: tuple[int, ...] = ()
+    """How many seconds ago the crews that it knows of had to recover."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class Formed:
     generation: int
     wanted: int
     """More than there are: the crew goes on smaller."""
+    failures: tuple[int, ...] = ()
+    """How many seconds ago it had to recover, as far as anybody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ class Rendezvous:
         self._recovery = recovery
         self._wanted = world_size or recovery.min_workers
         self._formed = False
-        self._lost_generation = 0
+        self._lost: frozenset[int] = frozenset()
         self._until = now + recovery.wait_seconds
 
     @property
@@ -84,21 +88,20 @@ class Rendezvous:
         """How many workers the run had, or is to have."""
         return self._wanted
 
-    def hear(self, lost_generation: int, now: float) -> None:
-        """Learn which generation was the last to begin with a loss: each is waited for once."""
-        if lost_generation > self._lost_generation:
-            self._lost_generation = lost_generation
+    def hear(self, lost: Set[int], now: float) -> None:
+        """Learn which ranks of the crew were lost: the replacement of each is waited for once."""
+        if not lost <= self._lost:
             self._until = now + self._recovery.wait_seconds
+        self._lost = frozenset(lost)
 
-    def forget_losses(self) -> None:
-        """Generations are counted anew: the job was begun again, or its coordinator."""
-        self._lost_generation = 0
-
-    def bring(self, now: float) -> bytes:
+    def bring(self, now: float, failures: Sequence[int] = ()) -> bytes:
         """What this worker hands round."""
         seconds = round(max(0.0, self._until - now), 3)
-        least = self._recovery.min_workers
-        return msgspec.json.encode(Attendance(self._formed, self._wanted, least, seconds))
+        return msgspec.json.encode(
+            Attendance(
+                self._formed, self._wanted, self._recovery.min_workers, seconds, tuple(failures)
+            )
+        )
 
     def conclude(self, called: Called) -> Formed | Waits | CallsAgain:
         """What all who were there do next."""
@@ -112,14 +115,15 @@ class Rendezvous:
             return Waits(wanted, seconds)
         if len(there) < least:
             return Waits(least, None)
-        return self._form(tuple(sorted(called.values)), called.generation, wanted)
+        failures = max((one.failures for one in there), key=len)
+        return Formed(tuple(sorted(called.values)), called.generation, wanted, failures)
 
-    def _form(self, ranks: tuple[int, ...], generation: int, wanted: int) -> Formed:
+    def begin(self, workers: int) -> None:
+        """A crew of so many begins to train; one that was only formed has not."""
         self._formed = True
-        self._wanted = max(len(ranks), self._world_size)
-        self._lost_generation = max(self._lost_generation, generation)
+        self._wanted = max(workers, self._world_size)
+        self._lost = frozenset()
         self._until = 0.0
-        return Formed(ranks, generation, wanted)
 
 
 def _attendance(rank: int, value: bytes) -> Attendance:

@@ -192,7 +192,10 @@ class Run:
 
     @property
     def ending(self) -> str:
-        """Why the loop ended: ``finished``, ``stopped``, ``drained``, ``preempted``; or nothing."""
+        """Why the run ended: ``finished``, ``stopped``, ``drained`` or ``preempted``.
+
+        Empty while it trains, and after the program itself has left the loop early.
+        """
         return self._training.ending
 
     @property

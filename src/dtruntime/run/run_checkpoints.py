@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,7 +15,13 @@ from ..checkpoint import CheckpointManager
 from ..checkpoint.access import has_kind, location_of
 from ..checkpoint.save.handle import SaveHandle
 from ..client import TrainingOrchestrator
-from ..errors import CheckpointAbortedError, CheckpointNotFoundError, StorageError, StrataError
+from ..errors import (
+    CheckpointAbortedError,
+    CheckpointNotFoundError,
+    ConnectionError,
+    StorageError,
+    StrataError,
+)
 from ..retention import FINISHED_KEY, IDENTITY_KEY
 from ..telemetry import EventLog
 from ..types import CheckpointCondition, CheckpointInfo
@@ -61,9 +68,18 @@ class CrewCommits:
     def begin_checkpoint(self, step: int) -> str:
         """Agree with the crew on an id."""
         try:
-            return self._call(self._worker.begin_checkpoint_async(step, ranks=self.ranks))
+            return self._call(self._begin(step))
         except CancelledError:
             raise CheckpointAbortedError(f"step {step} was not saved: {_GIVEN_UP}") from None
+
+    async def _begin(self, step: int) -> str:
+        worker, generation = self._worker, self._worker.generation
+        checkpoint_id = await worker.begin_checkpoint_async(step, ranks=self.ranks)
+        if worker.generation > generation:
+            # Learn who was lost since: a commit does not count if its writer does not know.
+            with suppress(ConnectionError):
+                await worker.heartbeat()
+        return checkpoint_id
 
     def commit_checkpoint(self, checkpoint_id: str, step: int, **options: Any) -> None:
         """Record a part, and wait for the others'."""

@@ -18,7 +18,7 @@ from ..client import TrainingOrchestrator
 from ..errors import ConnectionError, StrataError
 from ..telemetry import EventLog
 from ..types import Action
-from .crew import RENDEZVOUS, Crew
+from .crew import RENDEZVOUS, Crew, has_lost
 
 CHECK_SECONDS = 0.2
 
@@ -248,9 +248,7 @@ class StepAgreements:
 
         A crew that has lost somebody does nothing more, and the next one begins with a look.
         """
-        worker = self._orchestrator
-        has_lost = not worker.is_registered or worker.lost_generation > crew.generation
-        if self._crew is not crew or not has_lost:
+        if self._crew is not crew or not has_lost(self._orchestrator, crew):
             asyncio.get_running_loop().call_later(WATCH_SECONDS, self._heard)
 
 

@@ -12,6 +12,7 @@ import struct
 from pathlib import Path
 
 from dtruntime.run import Crew, Run
+from dtruntime.run.crew import has_lost
 
 LOOK_SECONDS = 0.1
 FRAME = struct.Struct("!IQ")
@@ -106,5 +107,5 @@ class Collective:
     def _check(self) -> None:
         worker = self._run.orchestrator
         assert worker is not None
-        if not worker.is_registered or worker.lost_generation > self._run.crew.generation:
+        if has_lost(worker, self._run.crew):
             raise ConnectionAbortedError("somebody was lost")

@@ -122,3 +122,20 @@ def test_newcomer_is_not_awaited_by_those_who_name_each_other(
         assert wait.result(60) == {0: b"a", 1: b"b"}
         with pytest.raises(ValueError, match="not one of them"):
             third.call("exchange", "plan", b"c", ranks=[0, 1])
+
+
+def test_loss_of_another_does_not_end_a_meeting_of_named_ranks(
+    coordinator: LocalCoordinator, job: str
+) -> None:
+    """It ends the next barrier of all, of which the lost one was to be a part."""
+    with remote_workers(3, coordinator, job=job) as (first, second, third):
+        wait = first.begin("exchange", "plan", b"a", ranks=(0, 1))
+        third.call("deregister")
+        assert second.call("exchange", "plan", b"b", ranks=(0, 1)) == {0: b"a", 1: b"b"}
+        assert wait.result(60) == {0: b"a", 1: b"b"}
+        with pytest.raises(SyncError, match="worker-2"):
+            first.call("barrier", "everybody")
+        wait = first.begin("exchange", "plan", b"a", ranks=(0, 1))
+        second.call("deregister")
+        with pytest.raises(SyncError, match="worker-1"):
+            wait.result(60)

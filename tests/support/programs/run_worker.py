@@ -1,17 +1,20 @@
 """A worker of a run for tests: ``python run_worker.py FOLDER [key=value ...]``; no torch.
 
 With ``hold=N`` nobody gets beyond step N before FOLDER has a file ``go``. With ``apart=1`` workers
-do not wait for each other in a step.
+do not wait for each other in a step. A worker with ``DIES=assembled`` in its environment dies right
+after it has met the others at a roll call.
 """
 
 import json
 import os
+import signal
 import sys
 import time
+from typing import Any
 
 import numpy as np
 
-from dtruntime import Recovery, Run
+from dtruntime import Recovery, Run, TrainingOrchestrator
 from dtruntime.run import step_agreement
 from dtruntime.telemetry import configure_logging
 
@@ -29,7 +32,21 @@ class Sum:
         self.total = state["total"].copy()
 
 
+def die_when_assembled() -> None:
+    original = TrainingOrchestrator.meet_async
+
+    async def wrapped(self: TrainingOrchestrator, name: str, *args: Any, **options: Any) -> Any:
+        met = await original(self, name, *args, **options)
+        if name == "run:assemble":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return met
+
+    TrainingOrchestrator.meet_async = wrapped  # type: ignore[method-assign]
+
+
 def main() -> None:
+    if os.environ.get("DIES") == "assembled":
+        die_when_assembled()
     folder = sys.argv[1]
     given = dict(argument.split("=") for argument in sys.argv[2:])
     configure_logging()
@@ -46,6 +63,7 @@ def main() -> None:
         save_seconds=float(given["save_seconds"]) if "save_seconds" in given else None,
         recovery=Recovery(
             wait_seconds=float(given.get("wait", 30)),
+            min_workers=int(given.get("least", 1)),
             max_failures=int(given.get("max_failures", 20)),
         ),
         grace_seconds=float(given.get("grace", 20)),

@@ -27,10 +27,14 @@ class CrewProcess(Process):
         self.crew: frozenset[int] = frozenset()
         """The incarnations that it trains with."""
         self._roll_call = Rendezvous(launcher.world_size, launcher.recovery, self.sim.now)
+        self._formed = 0
+        """The generation of its last crew."""
 
     def _train(self) -> Task:
         while True:
             formed, self.crew = yield from self._assemble()
+            self._formed = formed.generation
+            self._roll_call.begin(len(formed.ranks))
             yield from self._train_together(formed)
             self.crew = frozenset()
             if self.sim.rng.random() < self.launcher.leaving:
@@ -40,7 +44,9 @@ class CrewProcess(Process):
     def _assemble(self) -> Task:
         while True:
             yield from self._beat()
-            self._roll_call.hear(self.lost, self.sim.now)
+            # Any number that tells one loss from another will do.
+            lost = {self.lost} if self.lost > self._formed else set()
+            self._roll_call.hear(lost, self.sim.now)
             brought = self._roll_call.bring(self.sim.now)
             outcome = yield from self._barrier("assemble", brought)
             if not isinstance(outcome, c.Passed):

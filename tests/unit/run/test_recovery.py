@@ -16,7 +16,7 @@ class Clock:
 def test_first_failures_are_not_held_up_and_later_ones_are():
     clock = Clock()
     failures = Failures(Recovery(max_failures=8), clock)
-    waits = [failures.count(0, "x") for _ in range(8)]
+    waits = [failures.count("x") for _ in range(8)]
     assert waits[0] == 0
     assert waits == sorted(waits)
     assert waits[-1] > 0
@@ -24,15 +24,22 @@ def test_first_failures_are_not_held_up_and_later_ones_are():
 
 def test_too_many_in_the_window_end_the_run_with_the_reason():
     failures = Failures(Recovery(max_failures=2), Clock())
-    failures.count(0, "a")
-    failures.count(0, "b")
+    failures.count("a")
+    failures.count("b")
     with pytest.raises(StrataError, match=r"gives up.*worker-3 was lost"):
-        failures.count(0, "worker-3 was lost")
+        failures.count("worker-3 was lost")
 
 
-def test_what_the_coordinator_saw_counts_too():
+def test_what_others_of_the_crew_have_seen_counts_too():
+    clock = Clock()
+    old, new = Failures(Recovery(max_failures=20), clock), Failures(Recovery(), clock)
+    for _ in range(20):
+        old.count("x")
+        clock.now += 1
+    new.adopt(old.ages())
+    new.adopt([3])
     with pytest.raises(StrataError, match="21 failures"):
-        Failures(Recovery(max_failures=20), Clock()).count(21, "x")
+        new.count("x")
 
 
 def test_old_failures_are_forgotten():
@@ -40,7 +47,7 @@ def test_old_failures_are_forgotten():
     failures = Failures(Recovery(max_failures=2, window_seconds=10), clock)
     for _ in range(20):
         clock.now += 6
-        failures.count(0, "x")
+        failures.count("x")
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_batch_that_the_loop_was_left_with_unused_is_read_again(tmp_path):
             if run.step == 2:
                 break
             used = batch["sample"][-1]
-    assert used == 19
+    assert (used, run.ending) == (19, "")
     with Run(tmp_path, data=40, batch_size=10, loader={"shuffle": False}) as run:
         assert [int(batch["sample"][0]) for batch in run] == [20, 30]
 

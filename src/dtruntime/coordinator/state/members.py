@@ -252,7 +252,7 @@ class MemberLosses:
         self._forgotten_heard = math.inf
         self._forgotten_why = "the coordinator has lost its state"
 
-    def since(self, generation: int, incarnation: int, until: int | None = None) -> list[Lost]:
+    def since(self, generation: int, incarnation: int = 0, until: int | None = None) -> list[Lost]:
         """Losses after ``generation`` and not after ``until`` of members that one knew.
 
         A member that was last heard before ``incarnation`` registered was never its companion.

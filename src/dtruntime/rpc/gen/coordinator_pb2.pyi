@@ -233,7 +233,7 @@ class ResourceUsage(_message.Message):
     def __init__(self, cpu_percent: _Optional[float] = ..., memory_used_bytes: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[GpuUsage, _Mapping]]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker_id", "job", "incarnation", "state", "step", "epoch", "resources", "metrics", "step_seconds", "samples", "state_id")
+    __slots__ = ("worker_id", "job", "incarnation", "state", "step", "epoch", "resources", "metrics", "step_seconds", "samples", "state_id", "known_losses")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -252,6 +252,7 @@ class HeartbeatRequest(_message.Message):
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     STATE_ID_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_LOSSES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     job: str
     incarnation: int
@@ -263,21 +264,24 @@ class HeartbeatRequest(_message.Message):
     step_seconds: float
     samples: int
     state_id: str
-    def __init__(self, worker_id: _Optional[str] = ..., job: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[WorkerState, str]] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., resources: _Optional[_Union[ResourceUsage, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., step_seconds: _Optional[float] = ..., samples: _Optional[int] = ..., state_id: _Optional[str] = ...) -> None: ...
+    known_losses: int
+    def __init__(self, worker_id: _Optional[str] = ..., job: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[WorkerState, str]] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., resources: _Optional[_Union[ResourceUsage, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., step_seconds: _Optional[float] = ..., samples: _Optional[int] = ..., state_id: _Optional[str] = ..., known_losses: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("generation", "heartbeat_interval_ms", "live_workers", "actions", "lost_generation")
+    __slots__ = ("generation", "heartbeat_interval_ms", "live_workers", "actions", "lost_generation", "lost")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     LIVE_WORKERS_FIELD_NUMBER: _ClassVar[int]
     ACTIONS_FIELD_NUMBER: _ClassVar[int]
     LOST_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     generation: int
     heartbeat_interval_ms: int
     live_workers: int
     actions: _containers.RepeatedCompositeFieldContainer[Action]
     lost_generation: int
-    def __init__(self, generation: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., live_workers: _Optional[int] = ..., actions: _Optional[_Iterable[_Union[Action, _Mapping]]] = ..., lost_generation: _Optional[int] = ...) -> None: ...
+    lost: _containers.RepeatedCompositeFieldContainer[LostWorker]
+    def __init__(self, generation: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., live_workers: _Optional[int] = ..., actions: _Optional[_Iterable[_Union[Action, _Mapping]]] = ..., lost_generation: _Optional[int] = ..., lost: _Optional[_Iterable[_Union[LostWorker, _Mapping]]] = ...) -> None: ...
 
 class DeregisterRequest(_message.Message):
     __slots__ = ("worker_id", "job", "incarnation", "reason", "state_id")
@@ -754,14 +758,16 @@ class MissingWorker(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., rank: _Optional[int] = ..., last_step: _Optional[int] = ..., registered: bool = ...) -> None: ...
 
 class LostWorker(_message.Message):
-    __slots__ = ("worker_id", "rank", "reason")
+    __slots__ = ("worker_id", "rank", "reason", "generation")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     rank: int
     reason: str
-    def __init__(self, worker_id: _Optional[str] = ..., rank: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    generation: int
+    def __init__(self, worker_id: _Optional[str] = ..., rank: _Optional[int] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class BarrierResponse(_message.Message):
     __slots__ = ("outcome", "round", "generation", "participants", "missing", "missing_count", "lost", "survivors", "values", "left_out")
