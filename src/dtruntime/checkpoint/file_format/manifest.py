@@ -1,9 +1,9 @@
-"""The checkpoint format, version 1: what the files of a checkpoint say.
+"""The checkpoint format, version 1: manifests, parts, packs and chunks.
 
-A *part* is what one rank saved: a stream of bytes in which all its buffers lie, cut into *chunks*.
-Chunks are stored in *packs*, files of chunks one after the other; a chunk that an earlier
-checkpoint has stored is not stored again but named there. The *manifest* names the parts. Whoever
-writes it, last of all, commits the checkpoint: what no manifest names does not exist.
+A *part* is what one rank saved: a stream of bytes that holds all its buffers, cut into *chunks*.
+Chunks are stored one after the other in files called *packs*; a chunk that an earlier checkpoint
+has stored is referred to, not stored again. The *manifest* names the parts. It is written last, and
+writing it commits the checkpoint: what no manifest names does not exist.
 
 ``docs/checkpoint-format.md`` describes the files for readers without this code.
 """
@@ -11,7 +11,7 @@ writes it, last of all, commits the checkpoint: what no manifest names does not 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import xxhash
@@ -23,11 +23,12 @@ VERSION = 1
 MANIFESTS, PARTS, PACKS, LOCKS = "manifests", "parts", "packs", "locks"
 POINTER = "latest.json"
 IDENTITY = "place.json"
+S = TypeVar("S", bound=msgspec.Struct)
 _MANIFEST = re.compile(r"(\d{8,})-(\d{12,})\.json")
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A stretch of a part's stream, and where it is stored."""
+    """A section of a part's stream, and where it is stored."""
 
     offset: int
     """In the stream."""
@@ -35,16 +36,16 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     digest: str
     """XXH3-128 of its bytes, before encoding."""
     pack: int
-    """Which of the part's packs has it."""
+    """The index of its pack among the part's."""
     position: int
     """Where it begins in the pack."""
     stored: int
-    """How many bytes it takes there."""
+    """Its size there."""
     codec: str = ""
-    """How it is encoded: nothing, ``gzip``, ``zstd``, or ``delta2`` and the like: the difference
-    from the chunk ``base``, in elements of so many bytes."""
+    """How it is encoded: empty for not at all, ``gzip``, ``zstd``, or ``delta2`` and the like: the
+    difference from the chunk ``base``, in elements of so many bytes."""
     base: str = ""
-    """With a difference: the digest of the chunk it is from, one of this part's ``bases``."""
+    """For a difference: the digest of the chunk it is from, one of the part's ``bases``."""
 
 
 class Pack(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -74,21 +75,21 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="part"):
     chunks: tuple[Chunk, ...]
     packs: tuple[Pack, ...]
     extents: tuple[Extent, ...] = ()
-    """With ``state`` and ``dcp``: the buffers, in the order of the skeleton's numbers."""
+    """For ``state`` and ``dcp``: the buffers, as the skeleton numbers them."""
     skeleton: Any = None
-    """With ``state``: everything but the buffers' bytes. With ``dcp``: which items there are and
-    which extents of which ranks have them, in the part of the rank that committed."""
+    """For ``state``: everything but the buffers' bytes. For ``dcp``, in the part of the rank that
+    committed: which items there are, and which extents of which ranks hold them."""
     bases: tuple[Chunk, ...] = ()
     """Chunks of earlier checkpoints that deltas are differences from."""
     written_bytes: int = 0
-    """In a file of its own: what had to be stored for it."""
+    """In a file of its own: how many bytes had to be stored for it."""
     metrics: dict[str, float] = {}
-    """In a file of its own: as in the manifest, which can then be written by anybody."""
+    """In a file of its own: as in the manifest, so that anybody can write that."""
     metadata: dict[str, str] = {}
 
     @property
     def pack_files(self) -> tuple[str, ...]:
-        """The packs that have its chunks."""
+        """The packs that hold its chunks."""
         return tuple(pack.file for pack in self.packs)
 
 
@@ -100,10 +101,10 @@ class PartFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="fil
     digest: str
     """Of the file."""
     packs: tuple[str, ...]
-    """The packs that have its chunks."""
+    """The packs that hold its chunks."""
     size_bytes: int = 0
     kind: str = ""
-    """That of the part, where it has to be known without reading it."""
+    """The kind of the part, if it has to be known without reading that."""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,16 +112,16 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     checkpoint_id: str
     sequence: int
-    """Counts the commits in this place."""
+    """Counts the commits in this location."""
     step: int
     epoch: int
     is_full: bool
     """Whether every chunk was stored with it."""
     created_at: float
     size_bytes: int
-    """Of all streams."""
+    """The length of all streams."""
     written_bytes: int
-    """What had to be stored for it."""
+    """How many bytes had to be stored for it."""
     parts: tuple[Part | PartFile, ...]
     metrics: dict[str, float] = {}
     metadata: dict[str, str] = {}
@@ -134,14 +135,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def files(self) -> set[str]:
-        """All files that it needs, itself excepted."""
-        needed: set[str] = set()
+        """All files that it needs, except itself."""
+        files: set[str] = set()
         for part in self.parts:
-            if isinstance(part, PartFile):
-                needed |= {part.file, *part.packs}
-            else:
-                needed |= set(part.pack_files)
-        return needed
+            files.update(
+                (part.file, *part.packs) if isinstance(part, PartFile) else part.pack_files
+            )
+        return files
 
 
 def is_stored_in_full(part: Part, written: int) -> bool:
@@ -156,35 +156,33 @@ def digest_of(data: bytes | memoryview) -> str:
 
 
 def manifest_name(sequence: int, step: int) -> str:
-    """The name of a manifest's file; names sort in the order of commits."""
+    """The name of a manifest's file; names sort in commit order."""
     return f"{MANIFESTS}/{sequence:08d}-{step:012d}.json"
 
 
 def parse_manifest_name(name: str) -> tuple[int, int] | None:
-    """The sequence and step of a manifest's file; none when it is something else."""
-    found = _MANIFEST.fullmatch(name.removeprefix(f"{MANIFESTS}/"))
-    return (int(found[1]), int(found[2])) if found else None
+    """The sequence and step of a manifest's file; None if it is something else."""
+    match = _MANIFEST.fullmatch(name.removeprefix(f"{MANIFESTS}/"))
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def seal(value: msgspec.Struct) -> bytes:
-    """A manifest or part as the content of its file: JSON, and a line with its digest."""
+    """The content of a manifest's or part's file: JSON, and a line with its digest."""
     body = msgspec.json.encode(value)
     return body + b"\n" + digest_of(body).encode() + b"\n"
 
 
 def open_manifest(data: bytes, where: str) -> Manifest:
-    """Read what `seal` wrote; ``StorageError`` when it is damaged or of another version."""
-    manifest: Manifest = _opened(data, where, Manifest)
-    return manifest
+    """Read what `seal` wrote; ``StorageError`` if it is damaged or of another version."""
+    return _open(data, where, Manifest)
 
 
 def open_part(data: bytes, where: str) -> Part:
-    """Read what `seal` wrote; ``StorageError`` when it is damaged."""
-    part: Part = _opened(data, where, Part)
-    return part
+    """Read what `seal` wrote; ``StorageError`` if it is damaged or of another version."""
+    return _open(data, where, Part)
 
 
-def _opened(data: bytes, where: str, kind: type[Any]) -> Any:
+def _open(data: bytes, where: str, kind: type[S]) -> S:
     body, _, rest = bytes(data).partition(b"\n")
     if rest.strip().decode(errors="replace") != digest_of(body):
         detail = "its content does not match its digest"
