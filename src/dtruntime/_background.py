@@ -1,9 +1,8 @@
-"""Work that other threads do: ahead, aside, or with something that is given back at the end.
+"""Background work on threads: on its own, side by side, ahead of its user, or behind its producer.
 
-Work side by side on plain threads.
-
-Pools of ``concurrent.futures`` refuse work once the main thread has ended; a save that is still
-running then has to be able to end.
+Pools of ``concurrent.futures`` refuse work once the main thread has ended, and keep a process whose
+storage hangs. A save that is still running then has to be able to end, or to be given up; so most
+threads here are plain ones.
 """
 
 from __future__ import annotations
@@ -19,18 +18,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
+T = TypeVar("T")
+R = TypeVar("R")
+_END: Any = object()
+
 
 def deadline_after(timeout: float | None) -> float | None:
-    """When a timeout is over; ``None`` for never."""
+    """When a timeout ends; None for never."""
     return None if timeout is None else time.monotonic() + timeout
 
 
 def time_left(deadline: float | None) -> float | None:
-    """How long it is until then."""
+    """How long it is until a deadline."""
     return None if deadline is None else max(0.0, deadline - time.monotonic())
-
-
-T = TypeVar("T")
 
 
 def usable_cores() -> int:
@@ -42,39 +42,35 @@ def usable_cores() -> int:
 
 
 def abandonable(work: Callable[[], T], name: str) -> asyncio.Future[T]:
-    """Begin blocking work on a thread of its own, which the interpreter's exit does not wait for.
+    """Start blocking work on a thread of its own, for which the interpreter's exit does not wait.
 
-    The future is done when the thread has ended its work; cancelling it does not stop the thread.
+    The future is done when the work is; cancelling it does not stop the thread.
     """
-    return _begun(work, name, daemon=True)
+    return _started(work, name, daemon=True)
 
 
 async def in_thread(work: Callable[[], T], name: str) -> T:
     """Do blocking work on a thread of its own, in the caller's context.
 
-    Unlike the pool of ``asyncio.to_thread`` it is there for a loop that outlives the main thread.
+    Unlike the pool of ``asyncio.to_thread`` it serves a loop that outlives the main thread.
     """
     context = contextvars.copy_context()
-    return await _begun(lambda: context.run(work), name, daemon=None)
+    return await _started(lambda: context.run(work), name, daemon=None)
 
 
-def _begun(work: Callable[[], T], name: str, daemon: bool | None) -> asyncio.Future[T]:
+def _started(work: Callable[[], T], name: str, daemon: bool | None) -> asyncio.Future[T]:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def finish(result: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
+    def finish(set_outcome: Callable[[Any], None], outcome: Any) -> None:
+        if not future.done():
+            set_outcome(outcome)
 
     def run() -> None:
         try:
-            outcome: tuple[T | None, BaseException | None] = work(), None
+            outcome: tuple[Any, Any] = future.set_result, work()
         except BaseException as exc:
-            outcome = None, exc
+            outcome = future.set_exception, exc
         with suppress(RuntimeError):  # the loop is closed: nobody waits
             loop.call_soon_threadsafe(finish, *outcome)
 
@@ -85,8 +81,8 @@ def _begun(work: Callable[[], T], name: str, daemon: bool | None) -> asyncio.Fut
 class ThreadPool(ThreadPoolExecutor):
     """A pool for threads that may outlive the main one.
 
-    When the main thread has ended, the interpreter gives pools no more work. Whoever submits some
-    then does it at once, in its own thread.
+    Once the main thread has ended, the interpreter refuses work for pools. `submit` then does it
+    at once, in the caller's thread.
     """
 
     def submit(self, work: Callable[..., T], /, *args: Any, **options: Any) -> Future[T]:
@@ -105,7 +101,7 @@ class ThreadPool(ThreadPoolExecutor):
 
 
 class Hold:
-    """Calls something when everybody has let go; whoever makes it holds it first."""
+    """Calls a function when all holders have let go; whoever makes it is the first holder."""
 
     def __init__(self, then: Callable[[], None]) -> None:
         self._holders = 1
@@ -113,12 +109,12 @@ class Hold:
         self._lock = threading.Lock()
 
     def take(self) -> None:
-        """One more holds it."""
+        """Add a holder."""
         with self._lock:
             self._holders += 1
 
     def drop(self) -> None:
-        """One lets go."""
+        """Remove a holder."""
         with self._lock:
             self._holders -= 1
             over = self._holders == 0
@@ -127,13 +123,10 @@ class Hold:
 
 
 class Ahead(Generic[T]):
-    """Items of an iterator that a thread makes ahead, at most ``depth`` of them.
+    """Items of an iterator, made ahead by a thread; at most ``depth`` of them wait.
 
-    Where the interpreter has ended so far that it starts no threads, they are made when they are
-    asked for.
+    Once the interpreter starts no more threads, they are made on demand.
     """
-
-    _END = object()
 
     def __init__(self, items: Iterator[T], depth: int, name: str) -> None:
         self._items = items
@@ -153,34 +146,29 @@ class Ahead(Generic[T]):
             item, error = self._ready.get()
             if error is not None:
                 raise error
-            if item is self._END:
+            if item is _END:
                 return
             yield item
 
     def close(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Stop making items, and wait for the thread; whoever asks for more is at the end.
+        """Stop making items, and wait for the thread; the iteration ends.
 
-        ``meanwhile`` is called again and again, to give the thread what it may be waiting for.
+        ``meanwhile`` is called repeatedly, to give the thread what it may be waiting for.
         """
         self._stopped.set()
         while self._thread is not None and self._thread.is_alive():
-            self._drop()
+            _emptied(self._ready)
             meanwhile()
             self._thread.join(0.01)
-        self._drop()
-        self._ready.put_nowait((self._END, None))
-
-    def _drop(self) -> None:
-        with suppress(queue.Empty):
-            while True:
-                self._ready.get_nowait()
+        _emptied(self._ready)
+        self._ready.put_nowait((_END, None))
 
     def _run(self) -> None:
         try:
             for item in self._items:
                 if not self._put(item, None):
                     return
-            self._put(self._END, None)
+            self._put(_END, None)
         except BaseException as exc:
             self._put(None, exc)
 
@@ -194,22 +182,91 @@ class Ahead(Generic[T]):
         return False
 
 
-class _Lanes(Generic[T]):
-    def __init__(self, items: Iterator[T], work: Callable[[T], None]) -> None:
-        self._items = items
+class Consumer(Generic[T]):
+    """A thread that consumes items while more are put; at most ``depth`` of them wait.
+
+    ``consume`` gets an iterator of the items, and ``drop`` those that are left when it fails.
+    ``RuntimeError`` once the interpreter starts no more threads.
+    """
+
+    def __init__(
+        self,
+        consume: Callable[[Iterator[T]], None],
+        depth: int,
+        name: str,
+        drop: Callable[[T], None] = lambda item: None,
+    ) -> None:
+        self._consume = consume
+        self._drop = drop
+        self._items: queue.Queue[Any] = queue.Queue(depth)
+        self._ended = False
+        """Whether the last item was taken."""
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, item: T) -> None:
+        """Have an item consumed; raises the error with which consuming has failed."""
+        self._items.put(item)
+        if self._error is not None:
+            raise self._error
+
+    def close(self, error: Exception | None = None) -> None:
+        """Wait until all is consumed; raises if that failed.
+
+        With an ``error`` the iterator of ``consume`` raises it, and nothing is raised here.
+        """
+        self._items.put(_END if error is None else error)
+        self._thread.join()
+        if self._error is not None and error is None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            self._consume(self._taken())
+        except BaseException as exc:
+            self._error = exc
+        while not self._ended:  # whoever waits in `put` has to get on
+            item = self._take()
+            if not self._ended:
+                self._drop(item)
+
+    def _taken(self) -> Iterator[T]:
+        while (item := self._take()) is not _END:
+            if self._ended:
+                raise item
+            yield item
+            del item  # the memory of an item must not be kept while this waits for the next
+
+    def _take(self) -> Any:
+        item = self._items.get()
+        self._ended = item is _END or isinstance(item, Exception)
+        return item
+
+
+def _emptied(items: queue.Queue[Any]) -> None:
+    with suppress(queue.Empty):
+        while True:
+            items.get_nowait()
+
+
+class _Lanes(Generic[T, R]):
+    def __init__(self, items: Iterator[T], work: Callable[[T], R]) -> None:
+        self._items = enumerate(items)
         self._work = work
         self._lock = threading.Lock()
+        self.results: dict[int, R] = {}
         self.error: BaseException | None = None
 
     def run(self) -> None:
         """Take items until there are none, or until any lane has failed."""
         try:
-            for item in self._taken():
-                self._work(item)
+            for number, item in self._taken():
+                self.results[number] = self._work(item)
         except BaseException as exc:
             self.error = self.error or exc
 
-    def _taken(self) -> Iterator[T]:
+    def _taken(self) -> Iterator[tuple[int, T]]:
         while self.error is None:
             with self._lock:
                 try:
@@ -219,13 +276,8 @@ class _Lanes(Generic[T]):
             yield item
 
 
-def _join(threads: list[threading.Thread]) -> None:
-    for thread in threads:
-        thread.join()
-
-
-def side_by_side(items: Iterable[T], work: Callable[[T], None], lanes: int) -> None:
-    """Call ``work`` on every item, on this thread and ``lanes - 1`` others.
+def side_by_side(items: Iterable[T], work: Callable[[T], R], lanes: int) -> list[R]:
+    """Call ``work`` on every item, on this thread and ``lanes - 1`` others; return the results.
 
     When a call fails no further items are taken, and the error is raised once all have ended.
     """
@@ -241,3 +293,9 @@ def side_by_side(items: Iterable[T], work: Callable[[T], None], lanes: int) -> N
         _join(others)
     if shared.error is not None:
         raise shared.error
+    return [shared.results[number] for number in range(len(shared.results))]
+
+
+def _join(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join()

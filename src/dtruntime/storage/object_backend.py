@@ -1,17 +1,19 @@
 """Objects in a bucket, by obstore: what S3, Google Cloud Storage and Azure have in common.
 
 obstore retries by itself, with back-off and jitter: refused and cut connections, timeouts, 5xx and
-429, each part of an upload for itself, and a download from where it broke off. Nothing here
-retries again, except for a listing that breaks off (`object_listing`).
+429, each part of an upload separately, and a download from where it broke off. Nothing here retries
+again, except for a listing that breaks off (`object_client.Listing`).
 """
 
 from __future__ import annotations
 
 import os
 import re
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 
@@ -38,24 +40,34 @@ from .object_client import (
     open_store,
     parse_object_url,
 )
-from .object_stream import MultipartUpload, ObjectStreamWriter
+from .object_stream import ObjectStreamWriter
 
 if TYPE_CHECKING:
     from obstore import GetResult
     from obstore.store import ObjectStore
+    from typing_extensions import Buffer
 
 PART_BYTES = 16 * 2**20
 PARALLEL_PARTS = 4
 MAX_PARTS = 10_000
 MAX_KEY_BYTES = 1024
 DELETED_AT_ONCE = 1000
+NEAR_BYTES = 256 * 2**10
+"""Ranges with gaps up to this size are fetched together."""
+REQUEST_SECONDS = 60.0
+_RETRIES = 1000
 _DELETE_LANES = 8
+_VERSION_ATTEMPTS = 5
+_CHUNK = 256 * 2**10
 _WRITER = "stratawriter"
 """Metadata of an object that was created: tells a repeated request from a competitor's."""
 
+_Target: TypeAlias = tuple[int, Views]
+"""An offset, and the memory for the bytes from there on."""
+
 
 def lacks_obstore(url: str) -> ConfigError:
-    """The error of a place that cannot be reached without the package."""
+    """The error for a place that cannot be reached without the package."""
     return ConfigError(f"{url} needs the package obstore: {install_command('obstore')}")
 
 
@@ -78,7 +90,11 @@ class ObjectBackend(StorageBackend):
         self.url = str(self._place).rstrip("/")
         self._secrets = options.secrets
         self._retry_seconds = options.retry_seconds
-        self._store = self._open(options)
+        try:
+            with self._errors("open", ""):
+                self._store = open_store(self._place, options)
+        except ImportError as exc:
+            raise lacks_obstore(self.url) from exc
         self._part_bytes = part_bytes
         self._part_memory = BlockPool(part_bytes, parallel_parts)
         self._parallel_parts = parallel_parts
@@ -101,29 +117,29 @@ class ObjectBackend(StorageBackend):
         last = max(ranges, key=sum)
         if not all(length for _, length in ranges):
             self._check_end(name, *last)
-        with self._errors("read", name):
-            found = self._fetcher(name).ranges(ranges)
-        if found is None:
-            self._check_end(name, *last)
-            raise self._being_replaced(name)
-        return found
+        spans = merged((offset, offset + length) for offset, length in ranges if length)
+        starts = [start for start, _ in spans]
+        memory = [memoryview(bytearray(end - start)) for start, end in spans]
+        self._fetch(name, [(at, [view]) for at, view in zip(starts, memory, strict=True)], last)
+        pieces = []
+        for offset, length in ranges:
+            number = bisect_right(starts, offset) - 1
+            at = offset - starts[number] if length else 0
+            pieces.append(bytes(memory[number][at : at + length]) if length else b"")
+        return pieces
 
     def _read_into(self, name: str, offset: int, views: Views) -> None:
-        if not views:
+        if views:
+            self._fetch(name, [(offset, views)], (offset, size_of(views)))
+        else:
             self._check_end(name, offset, 0)
-            return
-        with self._errors("read", name):
-            complete = self._fetcher(name).fill(offset, views)
-        if not complete:
-            self._check_end(name, offset, size_of(views))
-            raise self._being_replaced(name)
 
     def _write(self, name: str, views: Views) -> None:
         size = size_of(views)
         part = max(self._part_bytes, -(-size // MAX_PARTS))
         pieces = (view for block in blocks_of(views, part) for view in block)
         with self._errors("write", name):
-            self._upload(name).put(pieces, multipart=size > part, part_bytes=part)
+            self._upload(name, pieces, multipart=size > part, part_bytes=part)
 
     def _create(self, name: str, views: Views) -> bool:
         import obstore
@@ -138,13 +154,33 @@ class ObjectBackend(StorageBackend):
                 )  # fmt: skip
             except obstore.exceptions.AlreadyExistsError:
                 # The answer to a request that was repeated may be about its first attempt.
-                found = obstore.get(self._client(), key, options={"head": True})
-                return found.attributes.get(_WRITER) == token
+                existing = obstore.get(self._client(), key, options={"head": True})
+                return existing.attributes.get(_WRITER) == token
         return True
 
     def _writer(self, name: str) -> StreamWriter:
-        upload = self._upload(name)
-        return ObjectStreamWriter(name, self.location(name), upload, self._part_memory, MAX_PARTS)
+        return ObjectStreamWriter(
+            name,
+            self.location(name),
+            partial(self._upload, name),
+            partial(self._errors, "write", name),
+            self._part_memory,
+            MAX_PARTS,
+        )
+
+    def _upload(
+        self, name: str, pieces: Iterable[Buffer], *, multipart: bool, part_bytes: int
+    ) -> None:
+        import obstore
+
+        obstore.put(
+            self._client(),
+            self._key(name),
+            _never_empty(pieces),
+            use_multipart=multipart,
+            chunk_size=part_bytes,
+            max_concurrency=self._parallel_parts,
+        )
 
     def _delete(self, name: str) -> None:
         import obstore
@@ -159,7 +195,7 @@ class ObjectBackend(StorageBackend):
         return failures
 
     def _delete_some(self, names: Names) -> Failures:
-        """All in one request; each in its own when that fails, to know which."""
+        """All in one request; each in its own if that fails, to know which."""
         import obstore
 
         with suppress(OSError, obstore.exceptions.BaseError):
@@ -205,13 +241,6 @@ class ObjectBackend(StorageBackend):
             raise ValueError(f"{key[:100]!r}... is longer than {MAX_KEY_BYTES} bytes as a key")
         return key
 
-    def _open(self, options: StoreOptions) -> ObjectStore:
-        try:
-            with self._errors("open", ""):
-                return open_store(self._place, options)
-        except ImportError as exc:
-            raise lacks_obstore(self.url) from exc
-
     def _client(self) -> ObjectStore:
         check_process(self._place)
         return self._store
@@ -219,27 +248,39 @@ class ObjectBackend(StorageBackend):
     def _errors(self, doing: str, name: str) -> AbstractContextManager[None]:
         return storage_errors(doing, self.location(name), self._secrets)
 
-    def _fetcher(self, name: str) -> ObjectFetcher:
-        return ObjectFetcher(
-            self._client(), self._key(name), self._part_bytes, self._parallel_parts
-        )
+    def _fetch(self, name: str, targets: Sequence[_Target], last: Range) -> None:
+        """Fetch bytes into memory side by side, all from one version of the object.
 
-    def _upload(self, name: str) -> MultipartUpload:
-        return MultipartUpload(self._client(), self._key(name), self._parallel_parts, self._errors)
+        ``last`` is the range that ends last, for the error if the object is too short.
+        """
+        parts = [part for target in targets for part in self._parts(target)]
+        lanes = max(1, min(self._parallel_parts, len(parts)))
+        versions: set[object] = set()
+        for _ in range(_VERSION_ATTEMPTS):
+            with self._errors("read", name):
+                fetch = partial(_fetch_part, self._client(), self._key(name))
+                versions = set(side_by_side(parts, fetch, lanes))
+            if len(versions - {None}) < 2:
+                break
+        if None in versions or len(versions) > 1:
+            self._check_end(name, *last)
+            raise StorageError(
+                f"cannot read {self.location(name)}: it keeps being replaced while it is read"
+            )
+
+    def _parts(self, target: _Target) -> Iterable[_Target]:
+        offset, views = target
+        blocks = blocks_of(views, self._part_bytes)
+        return zip(count(offset, self._part_bytes), blocks, strict=False)
 
     def _check_end(self, name: str, offset: int, length: int) -> None:
         size = self.size(name)
         if offset + length > size:
             raise self._too_short(name, size, offset, length)
 
-    def _being_replaced(self, name: str) -> StorageError:
-        return StorageError(
-            f"cannot read {self.location(name)}: it is replaced again and again while it is read"
-        )
-
 
 def place_of(url: str) -> ObjectUrl:
-    """Split the URL of a bucket and a prefix; ``ConfigError`` when objects cannot lie there."""
+    """Split the URL of a bucket and a prefix; ``ConfigError`` if objects cannot lie there."""
     try:
         place = parse_object_url(url)
         check_prefix(place.key)
@@ -248,93 +289,36 @@ def place_of(url: str) -> ObjectUrl:
     return place
 
 
-NEAR_BYTES = 256 * 2**10
-"""Ranges with gaps up to this size are fetched together."""
-_VERSION_ATTEMPTS = 5
-_CHUNK = 256 * 2**10
-
-_Target: TypeAlias = tuple[int, Views]
-"""An offset, and the memory for the bytes from there on."""
-
-
-class ObjectFetcher:
-    """Fetches ranges of one object side by side. Methods raise obstore's errors."""
-
-    def __init__(self, store: ObjectStore, key: str, part_bytes: int, lanes: int) -> None:
-        self._store = store
-        self._key = key
-        self._part_bytes = part_bytes
-        self._lanes = lanes
-
-    def ranges(self, spans: Sequence[tuple[int, int]]) -> list[bytes] | None:
-        """Return the bytes of each offset and length; None as in :meth:`fill`."""
-        wanted = merged((offset, offset + length) for offset, length in spans if length)
-        memory = {start: memoryview(bytearray(end - start)) for start, end in wanted}
-        if not self._fill_all((start, [view]) for start, view in memory.items()):
-            return None
-        starts = sorted(memory)
-        found = []
-        for offset, length in spans:
-            start = max((s for s in starts if s <= offset), default=0) if length else 0
-            at = offset - start
-            found.append(bytes(memory[start][at : at + length]) if length else b"")
-        return found
-
-    def fill(self, offset: int, views: Views) -> bool:
-        """Fetch bytes into memory; False when the object is too short, or changes all the time."""
-        return self._fill_all([(offset, views)])
-
-    def _fill_all(self, targets: Iterable[_Target]) -> bool:
-        parts = [part for target in targets for part in self._parts(target)]
-        for _ in range(_VERSION_ATTEMPTS):
-            versions: set[object] = set()
-            short: list[int] = []
-
-            def fetch(part: _Target) -> None:
-                result = self._get(part)
-                if result is None or not _copy(result, part):
-                    short.append(part[0])  # noqa: B023
-                else:
-                    versions.add((result.meta["e_tag"], result.meta["last_modified"]))  # noqa: B023
-
-            side_by_side(parts, fetch, max(1, min(self._lanes, len(parts))))
-            if len(versions) < 2:
-                return not short
-        return False
-
-    def _parts(self, target: _Target) -> Iterable[_Target]:
-        offset, views = target
-        blocks = blocks_of(views, self._part_bytes)
-        return zip(count(offset, self._part_bytes), blocks, strict=False)
-
-    def _get(self, part: _Target) -> GetResult | None:
-        import obstore
-
-        offset, views = part
-        try:
-            return obstore.get(
-                self._store, self._key, options={"range": (offset, offset + size_of(views))}
-            )
-        except obstore.exceptions.BaseError as exc:
-            if "status code: 416" in str(exc):  # the range begins where the object has ended
-                return None
-            raise
-
-
 def merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join stretches, given by start and end, that overlap or lie near each other."""
-    found: list[tuple[int, int]] = []
+    """Join spans, given by start and end, that overlap or lie near each other."""
+    joined: list[tuple[int, int]] = []
     for start, end in sorted(spans):
-        if found and start - found[-1][1] <= NEAR_BYTES:
-            found[-1] = found[-1][0], max(found[-1][1], end)
+        if joined and start - joined[-1][1] <= NEAR_BYTES:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
         else:
-            found.append((start, end))
-    return found
+            joined.append((start, end))
+    return joined
 
 
-def _copy(result: GetResult, part: _Target) -> bool:
-    """Copy what arrives; False when it is less than was asked for."""
-    views = part[1]
+def _fetch_part(store: ObjectStore, key: str, part: _Target) -> object:
+    """Fetch bytes into memory; returns the version of the object, None if it is too short."""
+    import obstore
+
+    offset, views = part
+    try:
+        span = offset, offset + size_of(views)
+        result = obstore.get(store, key, options={"range": span})
+    except obstore.exceptions.BaseError as exc:
+        if "status code: 416" in str(exc):  # the range begins behind the end of the object
+            return None
+        raise
+    if not _copy(result, views):
+        return None
+    return result.meta["e_tag"], result.meta["last_modified"]
+
+
+def _copy(result: GetResult, views: Views) -> bool:
+    """Copy what arrives; False if it is less than was asked for."""
     if result.range[1] - result.range[0] != size_of(views):
         return False
     left = deque(views)
@@ -350,12 +334,19 @@ def _copy(result: GetResult, part: _Target) -> bool:
     return not left
 
 
-REQUEST_SECONDS = 60.0
-_RETRIES = 1000
+def _never_empty(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
+    """The pieces, or an empty one if there are none."""
+    count = 0
+    for piece in pieces:
+        count += 1
+        yield piece
+        del piece  # memory that was lent must not be kept while this waits for more
+    if not count:
+        yield b""
 
 
 class Tuning(TypedDict, total=False):
-    """What all object backends take, by keyword."""
+    """Keyword arguments of all object backends."""
 
     endpoint: str
     """The URL of a compatible server."""
@@ -364,11 +355,11 @@ class Tuning(TypedDict, total=False):
     part_bytes: int
     parallel_parts: int
     retry_seconds: float
-    """No request is repeated once this time has passed since its first attempt."""
+    """How long after its first attempt a request may be repeated."""
     request_seconds: float
     """How long one attempt may take."""
     config: dict[str, str]
-    """Further settings and credentials by obstore's names, such as ``access_key_id``."""
+    """Further settings and credentials under obstore's names, such as ``access_key_id``."""
 
 
 class S3Backend(ObjectBackend):
@@ -389,7 +380,7 @@ class S3Backend(ObjectBackend):
         path_style: bool | None = None,
         **tuning: Unpack[Tuning],
     ) -> None:
-        """``path_style``: the bucket is in the path of URLs; None: unless it is Amazon's."""
+        """``path_style``: URLs have the bucket in their path; None: unless they are Amazon's."""
         if not re.fullmatch(r"[a-z0-9-]*", region):
             raise ValueError(f"{region!r} is no region: a prefix is given as prefix={region!r}")
         own = {"region": region, "path_style": path_style}
