@@ -3,6 +3,7 @@
 PYTHON ?= python3
 ARGS ?=
 MINUTES ?= 30
+PYTHONS ?= 3.12 3.13
 # Whole runs first: they take longest, and a file is tested by one process.
 TESTS ?= $(wildcard tests/acceptance tests/browser tests/integration tests/repository tests/unit)
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1); echo $$((n > 4 ? 4 : n)))
@@ -20,7 +21,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-long lint bench bench-coordinator bench-http bench-data bench-checkpoints chaos proto clean dashboard dashboard-types dashboard-test browser-test docs diagrams wheel manifests deploy-check images
+.PHONY: help demo test test-long test-pythons coverage lint bench bench-coordinator bench-http bench-data bench-checkpoints chaos proto clean dashboard dashboard-types dashboard-test browser-test docs diagrams wheel manifests deploy-check images
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +37,19 @@ test-long: $(VENV)/.dev ## more whole trainings, Slurm, Azure, packages and scri
 	@{ scripts/ensure-system-package.sh slurmctld slurm-wlm && scripts/ensure-system-package.sh munged munge; } || \
 		echo "going on without Slurm: its tests are skipped"
 	@$(PYTEST) -m long $(ARGS)
+
+test-pythons: $(PYTHONS:%=test-python-%) ## unit tests on other Pythons, without PyTorch and JAX; PYTHONS="3.12 3.13"
+
+test-python-%:
+	@if ! scripts/find-python.sh $* >/dev/null; then \
+		echo "NOT TESTED on Python $*: put python$* on the PATH, or install it with pyenv"; exit 0; fi; \
+	$(MAKE) --no-print-directory $(VENV)-$*/.ready; \
+	echo "unit tests on Python $*, without those that need PyTorch or JAX"; \
+	$(VENV)-$*/bin/python -m pytest tests/unit -n $(JOBS) --dist loadfile -m "not long" -r f -p no:cacheprovider $(ARGS)
+
+coverage: $(VENV)/.dev ## how much of each package the unit tests run
+	@$(BIN)/python -m pytest tests/unit -n $(JOBS) --dist loadfile -m "not long" -r f --cov --cov-report= $(ARGS)
+	@$(BIN)/python scripts/report-coverage.py .coverage
 
 lint: $(VENV)/.dev ## style, format, types, and whether the generated code is fresh
 	@echo "ruff check"; $(BIN)/ruff check --quiet .
@@ -120,7 +134,7 @@ images: $(VENV)/.run deploy-check try-dashboard ## build the images and run them
 	@$(BIN)/python scripts/images/rehearse.py
 
 clean: ## remove the environment, caches, build output and demo data
-	@rm -rf $(VENV) $(PEERS) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .strata-demo benchmarks/results dashboard/node_modules src/dtruntime/dashboard/static
+	@rm -rf $(VENV) $(VENV)-* .coverage build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .strata-demo benchmarks/results dashboard/node_modules src/dtruntime/dashboard/static
 	@find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo "clean"
 
@@ -156,6 +170,12 @@ $(VENV)/.dev: $(VENV)/.created $(DEPENDENCIES)
 	@echo "installing Strata with its test and development tools"
 	@$(PIP_INSTALL) -e '.[dev]'
 	@touch $(VENV)/.run $@
+
+$(VENV)-%/.ready: $(DEPENDENCIES)
+	@echo "installing Strata with its test tools for Python $*"
+	@"$$(scripts/find-python.sh $*)" -m venv $(VENV)-$*
+	@$(VENV)-$*/bin/python -m pip --disable-pip-version-check -qq install -c constraints.txt -e '.[test-tools]'
+	@touch $@
 
 $(VENV)/.docs: $(VENV)/.created $(DEPENDENCIES)
 	@echo "installing Strata with what its documentation and packages are built with"
