@@ -1,7 +1,7 @@
-"""Configuration: a TOML file, the environment above it, arguments above both.
+"""Configuration: a TOML file, overridden by the environment, overridden by arguments.
 
-Sections and keys are the fields of the dataclasses below. An unknown key is refused
-with the name of the nearest valid one.
+Sections and keys are the fields of the dataclasses below. The error for an unknown key names the
+nearest valid one.
 """
 
 from __future__ import annotations
@@ -23,10 +23,16 @@ T = TypeVar("T")
 DEFAULT_URL = "http://localhost:50051"
 
 
-def _positive(section: str, **values: float) -> None:
-    for name, value in values.items():
-        if not value > 0:
-            raise ConfigError(f"[{section}] {name} must be positive, not {value}")
+def _positive(section: str, settings: object, *names: str) -> None:
+    for name in names:
+        if not getattr(settings, name) > 0:
+            raise ConfigError(f"[{section}] {name} must be positive, not {getattr(settings, name)}")
+
+
+def _not_negative(section: str, settings: object, *names: str) -> None:
+    for name in names:
+        if not getattr(settings, name) >= 0:
+            raise ConfigError(f"[{section}] {name} must not be negative: {getattr(settings, name)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +42,9 @@ class CoordinatorConfig:
     address: str = "0.0.0.0:50051"
     """HOST:PORT of the gRPC service; port 0 takes a free one."""
     http_address: str = "0.0.0.0:3000"
-    """HOST:PORT of the HTTP API and the dashboard; port 0 takes a free one, empty: neither."""
+    """HOST:PORT of the HTTP API and the dashboard; port 0 takes a free one, empty turns it off."""
     http_origins: str = ""
-    """Further origins whose pages may ask for actions, as ``https://HOST``, with commas between."""
+    """Further origins whose pages may request actions, as ``https://HOST``, separated by commas."""
     data_dir: str = "strata-data"
     """Where the coordinator keeps its state."""
     heartbeat_interval_ms: int = 1000
@@ -46,7 +52,7 @@ class CoordinatorConfig:
     heartbeat_timeout_ms: int = 30000
     """A worker silent for this long is declared dead."""
     drain_seconds: float = 0.0
-    """How long it serves on after SIGTERM while workers are there, so that they can save."""
+    """How long it keeps serving after SIGTERM while workers are there, so that they can save."""
     worker_rate_limit: float = 1000.0
     """Calls per second one worker may make on average; four times that in a burst."""
     peer_rate_limit: float = 4000.0
@@ -55,27 +61,18 @@ class CoordinatorConfig:
     max_request_bytes: int = 4 * 1024 * 1024
     """A larger request is refused."""
     max_dataset_bytes: int = 64 * 1024 * 1024
-    """The same for registering a dataset, which carries what is known of its files."""
+    """The same for registering a dataset, which carries the layout and index of its files."""
     max_workers_per_job: int = 65536
     """A job takes no more workers than this, and no higher rank or world size."""
     transport: Literal["auto", "pygrpc-native", "grpc.aio"] = "auto"
     """The gRPC server; ``auto`` takes pygrpc-native when it is installed."""
 
     def __post_init__(self) -> None:
-        _positive(
-            "coordinator",
-            heartbeat_interval_ms=self.heartbeat_interval_ms,
-            heartbeat_timeout_ms=self.heartbeat_timeout_ms,
-            worker_rate_limit=self.worker_rate_limit,
-            peer_rate_limit=self.peer_rate_limit,
-            max_request_bytes=self.max_request_bytes,
-            max_dataset_bytes=self.max_dataset_bytes,
-            max_workers_per_job=self.max_workers_per_job,
-        )
-        if not self.drain_seconds >= 0:
-            raise ConfigError(
-                f"[coordinator] drain_seconds must not be negative: {self.drain_seconds}"
-            )
+        _positive("coordinator", self, "heartbeat_interval_ms", "heartbeat_timeout_ms")
+        _positive("coordinator", self, "worker_rate_limit", "peer_rate_limit")
+        _positive("coordinator", self, "max_request_bytes", "max_dataset_bytes")
+        _positive("coordinator", self, "max_workers_per_job")
+        _not_negative("coordinator", self, "drain_seconds")
         if self.heartbeat_timeout_ms < 2 * self.heartbeat_interval_ms:
             raise ConfigError(
                 f"[coordinator] heartbeat_timeout_ms ({self.heartbeat_timeout_ms}) must be at "
@@ -92,11 +89,11 @@ class StorageConfig:
     """Where checkpoints go."""
 
     backend: Literal["local", "s3", "gcs", "azure"] = "local"
-    """Where plain paths of checkpoints lie; a URL such as ``s3://`` says it by itself."""
+    """Where plain checkpoint paths are; a URL such as ``s3://`` needs no setting."""
     bucket: str = ""
     """The bucket or container in which a plain path is a prefix; not for ``local``."""
     region: str = ""
-    """The region of S3 buckets; otherwise the one that the AWS settings of this machine name."""
+    """The region of S3 buckets; by default that of this machine's AWS settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,21 +101,16 @@ class CheckpointConfig:
     """When checkpoints are made and how long they are kept."""
 
     interval_steps: int = 1000
-    """``should_save`` says yes every so many steps."""
+    """``should_save`` is true every this many steps."""
     keep_last_n: int = 5
-    """So many of the newest checkpoints are kept."""
+    """How many of the newest checkpoints are kept."""
     compression: Literal["none", "gzip", "zstd"] = "none"
-    """How chunks are compressed; those that do not get smaller are stored as they are."""
+    """How chunks are compressed; those that do not shrink are stored uncompressed."""
     exit_seconds: int = 600
-    """An end of the program gives up saves for which nothing was written for so long."""
+    """At exit, saves that have written nothing for this long are given up."""
 
     def __post_init__(self) -> None:
-        _positive(
-            "checkpoint",
-            interval_steps=self.interval_steps,
-            keep_last_n=self.keep_last_n,
-            exit_seconds=self.exit_seconds,
-        )
+        _positive("checkpoint", self, "interval_steps", "keep_last_n", "exit_seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,24 +118,17 @@ class DatasetConfig:
     """Defaults for datasets."""
 
     default_shard_size: int = 10000
-    """How many samples a shard has, where registration does not say."""
+    """How many samples a shard has, unless the registration says otherwise."""
     prefetch_shards: int = 2
-    """A loader reads at least so many shards ahead; more where more are mixed, or all are small."""
+    """A loader reads at least this many shards ahead; more if many are mixed or all are small."""
     cache_dir: str = ""
-    """Where a cache of remote data lies; empty: ``$STRATA_CACHE_DIR/shards``."""
+    """The folder for cached remote data; empty: ``$STRATA_CACHE_DIR/shards``."""
     cache_limit_bytes: int = 0
-    """How much of the disk that cache may take; 0 means that there is none."""
+    """How much disk space that cache may take; 0 turns it off."""
 
     def __post_init__(self) -> None:
-        _positive("dataset", default_shard_size=self.default_shard_size)
-        if self.prefetch_shards < 0:
-            raise ConfigError(
-                f"[dataset] prefetch_shards must not be negative: {self.prefetch_shards}"
-            )
-        if self.cache_limit_bytes < 0:
-            raise ConfigError(
-                f"[dataset] cache_limit_bytes must not be negative: {self.cache_limit_bytes}"
-            )
+        _positive("dataset", self, "default_shard_size")
+        _not_negative("dataset", self, "prefetch_shards", "cache_limit_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +138,7 @@ class TelemetryConfig:
     otlp_endpoint: str = ""
     """``http://HOST:4318`` of a collector that takes OTLP over HTTP; empty: nothing is sent."""
     trace_ratio: float = 0.1
-    """Which share of saves and barriers is traced, 0 to 1."""
+    """The share of saves and barriers that is traced, 0 to 1."""
     metrics_interval_ms: int = 15000
     """How often the coordinator sends its metrics; 0: never."""
 
@@ -162,10 +147,7 @@ class TelemetryConfig:
             raise ConfigError(
                 f"[telemetry] trace_ratio must be from 0 to 1, not {self.trace_ratio}"
             )
-        if self.metrics_interval_ms < 0:
-            raise ConfigError(
-                f"[telemetry] metrics_interval_ms must not be negative: {self.metrics_interval_ms}"
-            )
+        _not_negative("telemetry", self, "metrics_interval_ms")
 
 
 ENVIRONMENT: Mapping[str, tuple[str, str]] = types.MappingProxyType(
@@ -188,16 +170,16 @@ ENVIRONMENT: Mapping[str, tuple[str, str]] = types.MappingProxyType(
 )
 """Environment variables and the keys they set."""
 IGNORED = frozenset({("coordinator", "preview")})
-"""Keys that files may still have and that mean nothing: the coordinator shows no rows of data."""
+"""Obsolete keys that are accepted and ignored."""
 FILE_VARIABLE = "STRATA_CONFIG"
-"""Names the file where none is given."""
+"""Names the configuration file when no path is given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """Everything that can be configured, with defaults.
 
-    ``Config()`` takes no file and no environment; `Config.load` takes both.
+    ``Config()`` reads neither file nor environment; `Config.load` reads both.
     """
 
     coordinator: CoordinatorConfig = field(default_factory=CoordinatorConfig)
@@ -208,7 +190,7 @@ class Config:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Config:
-        """Read a TOML file, with the environment above it."""
+        """Read a TOML file, overridden by the environment."""
         return cls.load(path)
 
     @classmethod
@@ -217,7 +199,7 @@ class Config:
         path: str | os.PathLike[str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> Config:
-        """Read ``path``, or the file that ``STRATA_CONFIG`` names, with the environment above it.
+        """Read ``path``, or the file that ``STRATA_CONFIG`` names, overridden by the environment.
 
         The environment is ``os.environ`` by default.
         """
@@ -228,21 +210,21 @@ class Config:
         for variable, (section, key) in ENVIRONMENT.items():
             value = environment.get(variable)
             if value:
-                found = _read_section(section, {key: value}, f"environment variable {variable}")
-                values.setdefault(section, {}).update(found)
+                setting = _read_section(section, {key: value}, f"environment variable {variable}")
+                values.setdefault(section, {}).update(setting)
         return cls()._with(values)
 
     @classmethod
     def from_mapping(cls, document: Mapping[str, Any], source: str = "configuration") -> Config:
-        """Build from nested mappings, refusing what is not known."""
+        """Build from nested mappings; unknown keys are refused."""
         return cls()._with(_read_document(document, source))
 
     def override(self, section: str, source: str, /, **values: Any) -> Config:
-        """A copy with keys of one section replaced; texts are read as the key's type."""
+        """A copy with keys of one section replaced; strings are converted to the key's type."""
         return self._with({section: _read_section(section, values, source)})
 
     def _with(self, values: Mapping[str, Mapping[str, Any]]) -> Config:
-        """Sections are validated once all their keys are known: some bound each other."""
+        """Sections are validated when all their keys are set: some depend on each other."""
         sections = {name: replace(getattr(self, name), **keys) for name, keys in values.items()}
         return replace(self, **sections)
 
@@ -268,7 +250,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 def _read_document(document: Mapping[str, Any], source: str) -> dict[str, dict[str, Any]]:
     for section, values in document.items():
-        _known(section, (f.name for f in fields(Config)), f"{source}: section", "[{}]")
+        _check_known(section, (f.name for f in fields(Config)), f"{source}: section", "[{}]")
         if not isinstance(values, Mapping):
             raise ConfigError(f"{source}: [{section}] must be a table, not {values!r}")
     return {name: _read_section(name, values, source) for name, values in document.items()}
@@ -280,12 +262,12 @@ def _read_section(section: str, values: Mapping[str, Any], source: str) -> dict[
     for key, value in values.items():
         if (section, key) in IGNORED:
             continue
-        _known(key, kinds, f"{source}: key of [{section}]", "{}")
+        _check_known(key, kinds, f"{source}: key of [{section}]", "{}")
         read[key] = _as_type(kinds[key], value, f"{source}: [{section}] {key}")
     return read
 
 
-def _known(name: str, valid: Iterable[str], what: str, form: str) -> None:
+def _check_known(name: str, valid: Iterable[str], what: str, form: str) -> None:
     names = sorted(valid)
     if name in names:
         return

@@ -27,11 +27,11 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 _DISTRIBUTIONS = {"google_crc32c": "google-crc32c"}
-"""Packages that are installed by another name than they are imported by."""
+"""Packages whose distribution has another name than their module."""
 
 
 def install_command(module: str) -> str:
-    """What to type when a module cannot be imported because its package is not installed."""
+    """The command that installs the package of a module."""
     package = module.partition(".")[0]
     return f"pip install {_DISTRIBUTIONS.get(package, package)}"
 
@@ -40,7 +40,7 @@ SyncReason = Literal["timeout", "membership_changed", "superseded"]
 
 
 class StrataError(Exception):
-    """The root of every error that Strata raises by itself."""
+    """The base class of Strata's errors."""
 
 
 class ConnectionError(StrataError, builtins.ConnectionError):
@@ -56,9 +56,9 @@ class CheckpointNotFoundError(StorageError, FileNotFoundError):
 
 
 class CheckpointDamagedError(StorageError):
-    """What is stored of a checkpoint is not what was committed, or is gone.
+    """A stored checkpoint differs from what was committed, or parts of it are gone.
 
-    ``file`` is where, as far as it is known, and ``detail`` what is wrong with it.
+    ``file`` is the damaged file, if known, and ``detail`` what is wrong with it.
     """
 
     def __init__(self, message: str, *, file: str = "", detail: str = "") -> None:
@@ -70,23 +70,23 @@ class CheckpointDamagedError(StorageError):
 class CheckpointAbortedError(StorageError):
     """A checkpoint of all ranks was not committed, and never will be.
 
-    With ``may_be_committed`` the coordinator has lost its state in between: it may have committed
-    the checkpoint before, so that parts of it have to be kept.
+    With ``may_be_committed`` the coordinator lost its state meanwhile: it may have committed the
+    checkpoint before, so its parts have to be kept.
     """
 
     may_be_committed = False
 
 
 class StorageNotFoundError(StorageError, FileNotFoundError):
-    """A file, object or bucket is not there."""
+    """A file, object or bucket does not exist."""
 
 
 class StoragePermissionError(StorageError, PermissionError):
-    """A file system or store does not let this user read or write."""
+    """This user may not read or write there."""
 
 
 class StorageThrottledError(StorageError):
-    """A store answered that it is asked too much, for longer than it is worth waiting."""
+    """A store kept throttling requests for longer than it is worth waiting."""
 
 
 class SyncError(StrataError):
@@ -95,7 +95,7 @@ class SyncError(StrataError):
     ``reason`` is ``"timeout"``, ``"membership_changed"`` or ``"superseded"``.
     ``missing`` maps each worker that had not arrived to the last step it reported
     (``None`` when it reported none); it is cut at 256 entries, ``missing_count`` is exact.
-    ``lost`` maps each worker that died or left since this worker was last told to why.
+    ``lost`` maps each worker that died or left since this worker last heard of it to the reason.
     ``survivors`` are the ranks that remain; ``generation`` is the membership's number.
     """
 
@@ -132,7 +132,7 @@ class ShardNotFoundError(ShardError, LookupError):
 
 
 class ShardValueError(ShardError, ValueError):
-    """A value that no dataset can have."""
+    """A value that is invalid for a dataset."""
 
 
 class ConfigError(StrataError, ValueError):
@@ -140,12 +140,12 @@ class ConfigError(StrataError, ValueError):
 
 
 def without_frames(error: BaseException) -> BaseException:
-    """The same error without the frames that it has passed, nor those of its causes.
+    """The same error without its traceback, nor those of its causes.
 
-    For errors whose message says everything: what stands before it is then the caller's code.
+    For errors whose message says everything: the traceback then shows the caller's code only.
     """
-    seen: BaseException | None = error
-    while seen is not None:
-        seen.__traceback__ = None
-        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return error

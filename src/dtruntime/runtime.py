@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from types import TracebackType
 from typing import Self
 
 from ._sync_bridge import awaitable, blocking
@@ -13,7 +12,7 @@ from .errors import StrataError
 
 
 class Runtime:
-    """Runs a coordinator in the background of this process, as ``config`` says.
+    """Runs a coordinator in the background of this process.
 
     ::
 
@@ -22,20 +21,20 @@ class Runtime:
     """
 
     def __init__(self, config: Config | str | os.PathLike[str] | None = None) -> None:
-        """Take a `Config`, or the path of a TOML file; the default is the environment's."""
+        """Take a `Config` or the path of a TOML file; the default comes from the environment."""
         self.config = config if isinstance(config, Config) else Config.load(config)
         self._server: CoordinatorServer | None = None
 
     @property
     def url(self) -> str:
-        """The address for workers on this machine."""
+        """The URL for workers on this machine."""
         if self._server is None:
             raise StrataError("the runtime is not running: call start() first")
         return f"http://{self._server.address.replace('0.0.0.0', '127.0.0.1')}"
 
     @awaitable
     async def start_async(self) -> Self:
-        """Start to serve; returns this runtime."""
+        """Start serving; returns this runtime."""
         if self._server is None:
             server = CoordinatorServer(self.config.coordinator, self.config.telemetry)
             await server.start()
@@ -56,10 +55,5 @@ class Runtime:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()

@@ -1,4 +1,4 @@
-"""Value types of the public interface, and the one way to validate a name or a number."""
+"""Value types of the public interface, and checks of names and numbers."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from numbers import Real
 from typing import Any
 
 DEFAULT_JOB = "default"
-"""The job of callers that name none."""
+"""The job of callers that give none."""
 
 ACTION_KINDS = ("checkpoint", "stop", "drain")
-"""What can be asked of a running job."""
+"""What an operator can request of a running job."""
 
 FORMATS = ("parquet", "csv", "tfrecord")
-"""What files of datasets can be."""
+"""File formats of datasets."""
 
 REPORTED_AT_ONCE = 1000
-"""On how many checkpoints one call may report."""
+"""How many checkpoints one call may report on."""
 
 LONGEST_WAIT_SECONDS = 24 * 3600.0
-"""No call is held for longer by the coordinator."""
+"""The coordinator holds no call for longer."""
 
 VALUE_BYTES = 1024
-"""How large a value is that a worker may hand round."""
+"""The largest value that a worker may exchange."""
 
 MAX_ID_LENGTH = 200
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ .:@/+=#-]{0,199}")
@@ -88,7 +88,7 @@ def check_flag(name: str, value: Any) -> bool:
 
 
 class WorkerState(StrEnum):
-    """What a worker says it is doing."""
+    """What a worker is doing."""
 
     IDLE = "idle"
     LOADING = "loading"
@@ -110,13 +110,13 @@ class Membership(StrEnum):
 
 
 class CheckpointCondition(StrEnum):
-    """What somebody who can see the store found of a committed checkpoint."""
+    """The condition of a committed checkpoint, as reported by someone who can see the store."""
 
     GOOD = "good"
-    """Everything in it was read, and is as it was committed."""
+    """All of it was read, and is as it was committed."""
     DAMAGED = "damaged"
     REMOVED = "removed"
-    """It was deleted, by retention or by somebody."""
+    """Deleted, by retention or by someone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class GpuUsage:
 
 @dataclass(frozen=True, slots=True)
 class ResourceUsage:
-    """What a worker's process and its machine use."""
+    """Resources of a worker's process and its machine."""
 
     cpu_percent: float = 0.0
     """CPU of the worker's process; 100 is one core."""
@@ -145,23 +145,23 @@ class ResourceUsage:
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """One shard of a dataset: a range of samples and where they lie.
+    """One shard of a dataset: a range of samples and where they are.
 
     Samples are numbered from 0 through all files of the dataset, rows from 0 in each file.
     """
 
     shard_id: int
     start_index: int
-    """The number of its first sample in the dataset; not a row of a file."""
+    """The number of its first sample in the dataset, not a row of a file."""
     end_index: int
     """Exclusive."""
     file_paths: list[str] = field(default_factory=list)
     """The files that hold it, in order. Other rows of them may belong to other shards."""
     row_ranges: list[tuple[int, int]] = field(default_factory=list)
-    """The rows ``[start, stop)`` of each of ``file_paths`` that are this shard's.
+    """The rows ``[start, stop)`` of each of ``file_paths`` that belong to this shard.
 
-    Together ``end_index - start_index`` rows. Empty when nobody has seen the files, each of
-    which is then one shard.
+    Together ``end_index - start_index`` rows. Empty when nobody has seen the files: each of them
+    is then one shard.
     """
 
     def __len__(self) -> int:
@@ -174,7 +174,7 @@ class DatasetSummary:
 
     dataset_id: str
     path: str
-    """Empty for a dataset that is known by its sample numbers alone."""
+    """Empty for a dataset of sample numbers, without files."""
     format: str
     total_samples: int
     shard_size: int
@@ -192,17 +192,17 @@ class DatasetSummary:
     slot_count: int = 0
     """How many slots the job has; 0 when it has no members."""
     dead_slots: tuple[int, ...] = ()
-    """The slots that nobody holds at the moment."""
+    """Slots that nobody holds at the moment."""
     order: str = ""
-    """How workers read it: ``"global"`` (the ranks share the batches), ``"affinity"`` (the ranks
-    share the shards), or empty when nobody has said."""
+    """How workers read it: ``"global"`` (ranks share the batches), ``"affinity"`` (ranks share the
+    shards), or empty when unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochCoverage:
-    """What was consumed of an epoch, held against what it has.
+    """What was consumed of an epoch, compared with all of its samples.
 
-    ``missing`` and ``repeated`` are the least that can be the case: see `suspect` for where.
+    ``missing`` and ``repeated`` are lower bounds; `suspect` says where.
     """
 
     epoch: int
@@ -222,11 +222,11 @@ class EpochCoverage:
     workers: int = 0
     """How many workers reported."""
     segments: int = 0
-    """How many times the samples were dealt out, because membership changed."""
+    """How many times the samples were distributed, because the membership changed."""
     suspect: tuple[tuple[int, int], ...] = ()
     """Ranges ``[start, stop)`` of samples in which some are missing or repeated."""
     ended_incomplete: bool = False
-    """Whether everybody has gone on to other epochs, and samples are missing."""
+    """Whether all workers have moved on to other epochs while samples are missing."""
 
     @property
     def exact(self) -> bool:
@@ -251,12 +251,12 @@ class CheckpointInfo:
     """Seconds since 1970."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     verified: bool | None = None
-    """Whether whoever read all of it last found it good; None: nobody has told the coordinator."""
+    """Whether the last complete read found it good; None: not reported."""
     verified_at: float | None = None
     verified_by: str = ""
-    """The member that read it; empty: somebody outside of the job."""
+    """The member that read it; empty: someone outside the job."""
     will_be_dropped: bool | None = None
-    """Whether retention lets go of it with the next commit; None: not known."""
+    """Whether retention will delete it with the next commit; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +284,7 @@ class WorkerStatus:
     detail: str = ""
     """Why it is dead or has left."""
     step_seconds: float | None = None
-    """How long its steps take, as it reported."""
+    """How long its steps take, as reported."""
     slowness: float | None = None
     """``step_seconds`` as a multiple of the median of all live workers that report it."""
     is_straggler: bool = False
@@ -293,18 +293,18 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Something that is asked of a running job and not done yet."""
+    """A pending request to a running job."""
 
     action_id: str
     kind: str
     """``"checkpoint"``, ``"stop"`` or ``"drain"``."""
     worker_id: str = ""
-    """With ``"drain"``: who is to leave."""
+    """With ``"drain"``: the worker that is to leave."""
     reason: str = ""
     requested_at: float = 0.0
     """Seconds since 1970."""
     requested_by: str = ""
-    """The worker that asked; empty when it was somebody outside of the job."""
+    """The requesting worker; empty for someone outside the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +322,7 @@ class BarrierStatus:
 
 @dataclass(frozen=True, slots=True)
 class IncompleteEpoch:
-    """An epoch that everybody has gone on from, and that lacks samples."""
+    """An epoch that all workers have moved on from while samples are missing."""
 
     dataset_id: str
     epoch: int
@@ -349,13 +349,13 @@ class JobStatus:
     barriers: tuple[BarrierStatus, ...] = ()
     latest_checkpoint: CheckpointInfo | None = None
     actions: tuple[Action, ...] = ()
-    """What is asked of the job and not done yet."""
+    """The pending actions."""
     loss_ages: tuple[float, ...] = ()
-    """How many seconds ago each of the last 64 members was lost, the newest first."""
+    """How many seconds ago each of the last 64 losses was, newest first."""
     checkpoints: tuple[CheckpointInfo, ...] = ()
     """The newest eight, newest first."""
     incomplete_epochs: tuple[IncompleteEpoch, ...] = ()
-    """Those that ended with missing samples, the newest first, at most 16."""
+    """Epochs that ended with missing samples, newest first, at most 16."""
 
     def recent_losses(self, seconds: float) -> int:
         """How many members were lost in the last ``seconds``, counted up to 64.

@@ -1,9 +1,9 @@
-"""Processes of one machine: what a member says of its own, and whether another still exists.
+"""This machine: the identity of its processes, whether they still exist, and resource usage.
 
-A number is given to another process sooner or later, so a process is known by its number and the
-moment it started. Both mean something only during one boot of one machine, and within one
-namespace of numbers: `machine_id` names that place. Where the system does not tell (anything but
-Linux, or a foreign ``/proc``), nothing is said, and members are missed by their heartbeats alone.
+Process ids are reused, so a process is identified by its id and its start time. Both are valid only
+within one boot of one machine and one PID namespace, which `machine_id` identifies. Where the
+system does not say (anything but Linux, or a foreign ``/proc``), dead members are detected by their
+heartbeats alone.
 """
 
 from __future__ import annotations
@@ -34,67 +34,67 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class LocalProcess:
-    """A process of one machine."""
+    """The identity of a process on its machine."""
 
     machine: str
-    """Empty: not known, and the other two mean nothing."""
+    """Empty: unknown, and so are the other two."""
     pid: int
     started: int
-    """In ticks since the boot."""
+    """In clock ticks since boot."""
 
     @classmethod
     def own(cls) -> LocalProcess:
         """This process."""
-        found = _read(os.getpid())
-        # Seen through the /proc of another namespace, this process has another number.
-        if found is None or found.started == 0 or not _is_own_proc():
+        stat = _read(os.getpid())
+        # In the /proc of another namespace this process has another id.
+        if stat is None or stat.started == 0 or not _is_own_proc():
             return cls("", 0, 0)
-        return cls(machine_id(), os.getpid(), found.started)
+        return cls(machine_id(), os.getpid(), stat.started)
 
 
 def machine_id() -> str:
-    """This boot of this machine, and the namespaces that process numbers and times are of.
+    """Identifies this boot of this machine and its PID and time namespaces; empty if unknown.
 
-    A digest, so that nobody learns more of the machine than that two processes share it. The host
-    name is part of it because clones of a virtual machine may share everything else.
+    A digest, so that it reveals nothing but that two processes share a machine. It includes the
+    host name because clones of a virtual machine may share everything else.
     """
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-        numbers = (_PROC / "self/ns/pid").stat().st_ino
+        pids = (_PROC / "self/ns/pid").stat().st_ino
     except OSError:
         return ""
     try:
         times = (_PROC / "self/ns/time").stat().st_ino
     except OSError:
         times = 0
-    named = f"{boot} {numbers} {times} {socket.gethostname()}"
-    return hashlib.sha256(named.encode()).hexdigest()[:32]
+    place = f"{boot} {pids} {times} {socket.gethostname()}"
+    return hashlib.sha256(place.encode()).hexdigest()[:32]
 
 
 def has_ended(pid: int, started: int) -> bool:
-    """Whether a process of this machine is surely gone; what cannot be seen counts as there."""
+    """Whether a process of this machine is certainly gone."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except (OSError, OverflowError):
         pass
-    found = _read(pid)
-    return found is not None and (found.started != started or found.is_dead)
+    stat = _read(pid)
+    return stat is not None and (stat.started != started or stat.is_zombie)
 
 
 async def report_ended(channel: Channel, job: str, own: LocalProcess, patience: float) -> None:
-    """Tell the coordinator which members of a job were processes of this machine and are gone.
+    """Report members of the job whose processes on this machine are gone.
 
     Otherwise they would hold their ranks until their heartbeats are missed.
     """
     if not own.machine:
         return
-    asked = pb.ProcessesRequest(
+    request = pb.ProcessesRequest(
         job=job, machine=own.machine, pid=own.pid, process_started=own.started
     )
     try:
-        reply = await channel.call("ListProcesses", asked, pb.ProcessList, patience=patience)
+        reply = await channel.call("ListProcesses", request, pb.ProcessList, patience=patience)
         gone = [one for one in reply.processes if has_ended(one.pid, one.process_started)]
         if not gone:
             return
@@ -107,7 +107,7 @@ async def report_ended(channel: Channel, job: str, own: LocalProcess, patience: 
     except ConnectionError:
         raise
     except StrataError as exc:
-        # A coordinator that is older than this client misses them by their heartbeats.
+        # A coordinator older than this client detects them by their heartbeats.
         log.debug("processes.not_reported", reason=str(exc))
         return
     log.warning(
@@ -121,14 +121,13 @@ async def report_ended(channel: Channel, job: str, own: LocalProcess, patience: 
 @dataclass(frozen=True, slots=True)
 class _Stat:
     started: int
-    is_dead: bool
-    """Ended, and not yet waited for by its parent."""
+    is_zombie: bool
 
 
 def _read(pid: int) -> _Stat | None:
     try:
         text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-        # The name stands in parentheses, and may have any characters.
+        # The name is in parentheses and may contain any characters.
         fields = text.rpartition(")")[2].split()
         state, threads, started = fields[0], int(fields[17]), int(fields[19])
     except (OSError, ValueError, IndexError):
@@ -144,7 +143,7 @@ def _is_own_proc() -> bool:
 
 
 CPU_SECONDS = 0.1
-"""Over a shorter time, a share of a processor says nothing."""
+"""CPU usage over a shorter time is meaningless."""
 
 
 class ResourceProbe:

@@ -1,27 +1,26 @@
-"""A worker's settings: arguments first, then what the launcher put into the environment.
+"""A worker's settings: from arguments, else from the launcher's environment.
 
 Rank and world size come from the first of these that has them:
 
 1. arguments,
-2. ``RANK`` and ``WORLD_SIZE``: torchrun, and whoever sets them by hand; either may be alone,
+2. ``RANK`` and ``WORLD_SIZE``: torchrun, or set by hand; either may be given alone,
 3. ``OMPI_COMM_WORLD_RANK`` and ``OMPI_COMM_WORLD_SIZE``: Open MPI,
-4. ``PMI_RANK`` and ``PMI_SIZE``: MPICH and its kin,
+4. ``PMI_RANK`` and ``PMI_SIZE``: MPICH and its derivatives,
 5. ``SLURM_PROCID`` and ``SLURM_NTASKS``, in a job step (``SLURM_STEP_ID``): srun. A batch script
-   has them too, and is one process,
+   has them too, but is a single process,
 6. ``JOB_COMPLETION_INDEX`` and ``JOB_COMPLETIONS`` or ``STRATA_WORLD_SIZE``: an indexed Job of
-   Kubernetes, which tells its pods only the first by itself.
+   Kubernetes, which sets only the first by itself.
 
-Launchers inside of others come before these. Those after the second count only as a pair, and only
-if they agree with what is known from before: with ``WORLD_SIZE=8`` a launcher that started four
-processes says nothing about ranks. Where nothing says so, the rank is the lowest free one, and the
-world is elastic.
+Inner launchers come before outer ones. From the third on they count only as a pair, and only if
+they agree with what is already given: with ``WORLD_SIZE=8`` a launcher that started four processes
+says nothing about ranks. By default the rank is the lowest free one, and the world is elastic.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..config import DEFAULT_URL, Config
@@ -33,7 +32,7 @@ from ..types import DEFAULT_JOB, check_id, check_whole
 REGISTRATION_SECONDS = 60.0
 """How long registration waits for a free rank, or for a coordinator that has answered before."""
 OUTAGE_SECONDS = 300.0
-"""How long a coordinator that is away is waited for where nothing can go on without it."""
+"""How long an absent coordinator is waited for by calls that cannot do without it."""
 
 _LAUNCHERS = (
     ("OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), ""),
@@ -41,36 +40,36 @@ _LAUNCHERS = (
     ("SLURM_PROCID", ("SLURM_NTASKS",), "SLURM_STEP_ID"),
     ("JOB_COMPLETION_INDEX", ("JOB_COMPLETIONS", "STRATA_WORLD_SIZE"), ""),
 )
-"""Variables of a rank and of a world size, and one that has to be there besides."""
+"""The variables for rank and world size, and one that has to be set as well."""
 
 _ATTEMPTS = ("STRATA_ATTEMPT", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """How a worker joins a job. What is left out comes from the environment."""
+    """How a worker joins a job; omitted fields come from the environment."""
 
     coordinator_url: str | None = None
     """``COORDINATOR_URL``, else ``http://localhost:50051``."""
     gpu_count: int = 0
     heartbeat_interval_ms: int | None = None
-    """The coordinator's interval when left out."""
+    """By default the coordinator's interval."""
     worker_id: str | None = None
     """``WORKER_ID``, else assigned: ``worker-{rank}``."""
     rank: int | None = None
-    """``RANK`` or what the launcher says, else the lowest free one."""
+    """``RANK`` or the launcher's, else the lowest free one."""
     world_size: int | None = None
-    """``WORLD_SIZE`` or what the launcher says; without one the job is elastic."""
+    """``WORLD_SIZE`` or the launcher's; without one the job is elastic."""
     job: str | None = None
     """``STRATA_JOB``, else ``default``."""
     attempt: int | None = None
-    """How often the launcher has restarted the whole group; torchrun and Slurm say so."""
+    """How often the launcher has restarted the whole group; set by torchrun and Slurm."""
     memory_bytes: int = 0
     connect_timeout_ms: int | None = None
     """How long registration waits. ``STRATA_CONNECT_TIMEOUT_MS``, else 10 s for a coordinator that
     has never answered, and 60 s for one that has, or for a free rank."""
     outage_timeout_ms: int = 300_000
-    """How long later calls ride through a coordinator that is away."""
+    """How long later calls wait for an absent coordinator."""
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -100,10 +99,10 @@ class WorkerConfig:
             )
 
     def resolved(self, environment: Mapping[str, str] | None = None) -> WorkerConfig:
-        """A copy in which the environment fills what was left out."""
+        """A copy with omitted fields filled from the environment."""
         env = os.environ if environment is None else environment
         rank, world_size = self._place(env)
-        found: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "coordinator_url": env.get("COORDINATOR_URL") or DEFAULT_URL,
             "worker_id": env.get("WORKER_ID") or None,
             "rank": rank,
@@ -112,23 +111,23 @@ class WorkerConfig:
             "connect_timeout_ms": _number(env, "STRATA_CONNECT_TIMEOUT_MS"),
             "attempt": next((n for n in (_number(env, v) for v in _ATTEMPTS) if n is not None), 0),
         }
-        known = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{k: v for k, v in found.items() if known[k] is None})
+        missing = {k: v for k, v in defaults.items() if getattr(self, k) is None}
+        return replace(self, **missing)
 
     @property
     def connect_seconds(self) -> float:
-        """How long a coordinator that has never answered is waited for."""
-        given = self.connect_timeout_ms
-        return CONNECT_SECONDS if given is None else given / 1000
+        """How long to wait for a coordinator that has never answered."""
+        limit = self.connect_timeout_ms
+        return CONNECT_SECONDS if limit is None else limit / 1000
 
     @property
     def registration_seconds(self) -> float:
-        """How long registration waits in all."""
-        given = self.connect_timeout_ms
-        return REGISTRATION_SECONDS if given is None else given / 1000
+        """How long registration may take in total."""
+        limit = self.connect_timeout_ms
+        return REGISTRATION_SECONDS if limit is None else limit / 1000
 
     def _place(self, env: Mapping[str, str]) -> tuple[int | None, int | None]:
-        """Rank and world size: what is given, completed by the first launcher that agrees."""
+        """Rank and world size as given, completed by the first launcher that agrees."""
         rank = _number(env, "RANK") if self.rank is None else self.rank
         size = _number(env, "WORLD_SIZE") if self.world_size is None else self.world_size
         for theirs in _launched(env):
@@ -138,7 +137,7 @@ class WorkerConfig:
 
 
 def _launched(env: Mapping[str, str]) -> Iterator[tuple[int, int]]:
-    """Ranks and world sizes that launchers other than torchrun have told of."""
+    """Ranks and world sizes from launchers other than torchrun."""
     for rank_name, size_names, needed in _LAUNCHERS:
         if needed and not env.get(needed):
             continue
@@ -165,7 +164,7 @@ def _number(env: Mapping[str, str], name: str) -> int | None:
 
 
 def trace_worker() -> None:
-    """Record spans in this process, if the environment names a collector for them."""
+    """Record spans in this process if the environment names a collector."""
     if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
         chosen = Config.load().telemetry
         tracing.turn_on("strata-worker", chosen.otlp_endpoint, chosen.trace_ratio)

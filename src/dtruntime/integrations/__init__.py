@@ -1,4 +1,4 @@
-"""Training loops of other libraries: ``lightning`` and ``transformers``.
+"""Callbacks for the training loops of other libraries: ``lightning`` and ``transformers``.
 
-Read ``worker_session`` first: a trainer's membership in a job, which both callbacks share.
+Read ``worker_session`` first: the membership in a job that both callbacks share.
 """

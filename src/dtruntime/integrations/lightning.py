@@ -22,14 +22,14 @@ from ..errors import CheckpointNotFoundError
 from .worker_session import WorkerSession
 
 _ALL = 1_000_000
-"""Lightning's own callbacks say which checkpoints to remove."""
+"""Retention is left to Lightning's own callbacks."""
 
 
 class StrataCheckpointIO(CheckpointIO):  # type: ignore[misc]
-    """Stores Lightning's checkpoints in the background: digests, one commit, no pickle.
+    """Stores Lightning's checkpoints in the background, with digests and without pickle.
 
-    The names that Lightning gives are kept; the files are Strata's. Saving returns when the state
-    has been copied. What cannot be stored without pickle is refused by name.
+    Lightning's names are kept; the files are Strata's. Saving returns once the state has been
+    copied. Values that would need pickle are refused by name.
     """
 
     def __init__(
@@ -42,60 +42,57 @@ class StrataCheckpointIO(CheckpointIO):  # type: ignore[misc]
             self.checkpoints = CheckpointManager(checkpoints, **{"keep_count": _ALL, **options})
 
     def newest(self) -> str | None:
-        """What to give ``fit(ckpt_path=)`` to go on where training was; None at the first start."""
+        """The ``ckpt_path`` for ``fit`` that resumes training; None at the first start."""
         newest = self.checkpoints.latest()
         return None if newest is None else newest.metadata.get("name", str(newest.step))
 
-    # What Lightning calls
+    # Called by Lightning
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
-        """Begin to store a checkpoint."""
+        """Start storing a checkpoint."""
         step, epoch = int(checkpoint.get("global_step", 0)), int(checkpoint.get("epoch", 0))
         self.checkpoints.save(checkpoint, step, epoch, metadata={"name": _name(path)})
 
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Load a checkpoint by the name that it was saved with."""
+        """Load a checkpoint by the name it was saved under."""
         where = None if callable(map_location) else map_location
-        loads, found = access(self.checkpoints).loads, self._id(_name(path))
-        loaded: dict[str, Any] = loads.with_id(found, lambda c: loads.state_of(c, where, None))
-        return loaded
+        loads, key = access(self.checkpoints).loads, self._id(_name(path))
+        state: dict[str, Any] = loads.with_id(key, lambda c: loads.state_of(c, where, None))
+        return state
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Remove a checkpoint, and what only it needs."""
+        """Remove a checkpoint, and the chunks that only it needs."""
         name = _name(path)
-        found = access(self.checkpoints)
+        parts = access(self.checkpoints)
 
         def drop() -> None:
-            catalog = found.place.catalog
-            found_names = catalog.readable()
-            catalog.drop(
-                [e for e, manifest in found_names if manifest.metadata.get("name") == name]
-            )
+            catalog = parts.place.catalog
+            catalog.drop([e for e, m in catalog.readable() if m.metadata.get("name") == name])
             catalog.point_to_newest()
-            found.clean()
+            parts.clean()
 
-        found.in_turn(drop)
+        parts.in_turn(drop)
 
     def teardown(self) -> None:
-        """Wait for what is being stored."""
+        """Wait for saves under way."""
         self.checkpoints.wait()
 
     def _id(self, name: str) -> str:
-        """The newest checkpoint of a name; several of one step may have different ones."""
+        """The id of the newest checkpoint of a name; a step may be saved under several names."""
         for info in reversed(self.checkpoints.checkpoints()):
             if info.metadata.get("name", str(info.step)) == name:
                 return info.checkpoint_id
-        raise CheckpointNotFoundError(f"there is no checkpoint of the name {name!r}")
+        raise CheckpointNotFoundError(f"there is no checkpoint named {name!r}")
 
 
 class StrataCallback(Callback):  # type: ignore[misc]
-    """Reports a trainer's progress, and obeys requests and notices.
+    """Reports a trainer's progress, and acts on requests and preemption notices.
 
-    On SIGTERM, on a drain and on a stop request all ranks save after the same batch and end.
+    On SIGTERM, a drain or a stop request, all ranks save after the same batch and end.
     """
 
     def __init__(
@@ -106,41 +103,41 @@ class StrataCallback(Callback):  # type: ignore[misc]
         preemption_file: str | os.PathLike[str] | None = None,
         handle_signals: bool = True,
     ) -> None:
-        self._member = WorkerSession(
+        self._session = WorkerSession(
             coordinator_url, job, preemption_file=preemption_file, handle_signals=handle_signals
         )
         self._began = False
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Register."""
-        self._member.begin(trainer.global_step)
+        self._session.begin(trainer.global_step)
         self._began = True
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Report, and do what is asked for."""
+        """Report the batch, then save or stop if requested."""
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        wish = self._member.after_step(trainer.global_step, trainer.current_epoch, metrics)
-        if wish.save:
+        request = self._session.after_step(trainer.global_step, trainer.current_epoch, metrics)
+        if request.save:
             folder = trainer.default_root_dir
             trainer.save_checkpoint(os.path.join(folder, f"asked-step={trainer.global_step}.ckpt"))
-            self._member.saved(trainer.global_step)
-        if wish.stop:
+            self._session.saved(trainer.global_step)
+        if request.stop:
             trainer.should_stop = True
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """Leave."""
+        """Leave the job."""
         self._end("")
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Leave, and say why."""
+        """Leave the job, and say why."""
         self._end(f"failed: {type(exception).__name__}")
 
     def _end(self, reason: str) -> None:
         if self._began:
             self._began = False
-            self._member.end(reason)
+            self._session.end(reason)
 
 
 def _name(path: Any) -> str:

@@ -27,13 +27,13 @@ log = EventLog("run")
 
 
 class StrataCallback(TrainerCallback):  # type: ignore[misc]
-    """Keeps what a ``Trainer`` saves, reports its progress, and obeys requests and notices.
+    """Stores a ``Trainer``'s checkpoints, reports its progress, and acts on requests and notices.
 
-    Each folder that the trainer writes is stored in the background, with digests and one commit;
-    files that have not changed are not stored again. It is stored as the trainer made it: the
-    library's own files, which it alone reads. Data order and resuming stay the trainer's.
+    Each checkpoint folder that the trainer writes is stored as it is, in the background, with
+    digests; files that have not changed are not stored again. Data order and resuming stay the
+    trainer's business.
 
-    On SIGTERM, on a drain and on a stop request all ranks save after the same step and end.
+    On SIGTERM, a drain or a stop request, all ranks save after the same step and end.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class StrataCallback(TrainerCallback):  # type: ignore[misc]
         handle_signals: bool = True,
         **options: Any,
     ) -> None:
-        """``options`` go to `CheckpointManager`; a coordinator is used as `Run` does."""
-        self._member = WorkerSession(
+        """``options`` go to `CheckpointManager`; a coordinator is found as by `Run`."""
+        self._session = WorkerSession(
             coordinator_url, job, preemption_file=preemption_file, handle_signals=handle_signals
         )
         self._metrics: dict[str, float] = {}
@@ -57,9 +57,9 @@ class StrataCallback(TrainerCallback):  # type: ignore[misc]
             self.checkpoints = CheckpointManager(checkpoints, **{"incremental": True, **options})
 
     def restore(self, output_dir: str | os.PathLike[str]) -> str | None:
-        """Put the newest checkpoint where the trainer looks for it; its path, if there is one.
+        """Put the newest checkpoint where the trainer looks for it; returns its path, or None.
 
-        A folder that lies there already and is as new is used as it is.
+        A folder that is already there and as new is used as it is.
         """
         folder = Path(output_dir)
         folder.mkdir(parents=True, exist_ok=True)
@@ -72,49 +72,49 @@ class StrataCallback(TrainerCallback):  # type: ignore[misc]
         log.info("run.restored", step=newest.step, folder=str(place))
         return str(place)
 
-    # What the trainer calls
+    # Called by the trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Register."""
-        self._member.begin(state.global_step)
+        self._session.begin(state.global_step)
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
     ) -> None:
-        """Remember what is logged, for the next report."""
+        """Keep logged metrics for the next report."""
         numbers = {k: v for k, v in (logs or {}).items() if isinstance(v, int | float)}
         self._metrics.update({name: float(value) for name, value in numbers.items()})
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Report, and pass on what is asked for."""
-        wish = self._member.after_step(state.global_step, int(state.epoch or 0), self._metrics)
-        control.should_save = control.should_save or wish.save
-        control.should_training_stop = control.should_training_stop or wish.stop
+        """Report the step, and pass on requests to save or stop."""
+        request = self._session.after_step(state.global_step, int(state.epoch or 0), self._metrics)
+        control.should_save = control.should_save or request.save
+        control.should_training_stop = control.should_training_stop or request.stop
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Keep the folder that was just written."""
+        """Store the folder that was just written."""
         step = state.global_step
-        self._member.gather(step)
-        if self._member.is_first:
+        self._session.gather(step)
+        if self._session.is_first:
             folder = Path(args.output_dir) / f"checkpoint-{step}"
             metrics = {k: v for k, v in self._metrics.items() if k in {"loss", "eval_loss"}}
             epoch = int(state.epoch or 0)
             handle = self.checkpoints.save(read_folder(folder), step, epoch, metrics=metrics)
             if control.should_training_stop:
                 handle.wait()
-        self._member.saved(step)
+        self._session.saved(step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Wait for what is being stored, and leave."""
+        """Wait for saves under way, and leave the job."""
         self.checkpoints.wait()
-        self._member.end()
+        self._session.end()
 
 
 FILES = "files"
 
 
 def read_folder(folder: Path) -> dict[str, Any]:
-    """The state of a folder: its files, mapped into memory."""
+    """A folder as a state dict: its files, mapped into memory."""
     files = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -124,10 +124,10 @@ def read_folder(folder: Path) -> dict[str, Any]:
 
 
 def write_folder(state: Any, folder: Path) -> None:
-    """Make a folder of its state; a folder of that name is replaced when everything is there."""
+    """Write a folder from its state dict; an existing one is replaced once all is written."""
     files = state.get(FILES) if isinstance(state, dict) else None
     if not isinstance(files, dict):
-        raise CheckpointDamagedError(f"{folder} cannot be made: the checkpoint is not of a folder")
+        raise CheckpointDamagedError(f"{folder} cannot be written: the checkpoint holds no folder")
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     for name, content in files.items():
@@ -142,12 +142,12 @@ def write_folder(state: Any, folder: Path) -> None:
 
 
 def _mapped(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Its bytes, which stay readable when the file is deleted."""
+    """The file's bytes, which stay readable when it is deleted."""
     return np.memmap(path, np.uint8, mode="r")
 
 
 def _checked(name: str) -> PurePosixPath:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\\" in name:
-        raise CheckpointDamagedError(f"the checkpoint has a file that is to lie outside: {name!r}")
+        raise CheckpointDamagedError(f"the checkpoint has a file outside of its folder: {name!r}")
     return path

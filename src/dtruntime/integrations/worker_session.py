@@ -1,4 +1,4 @@
-"""A worker whose training loop belongs to another library."""
+"""A worker's session in a training loop of another library."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ from ..types import Action, WorkerState
 log = EventLog("run")
 
 SAVED_MS = 600_000
-"""How long the ranks wait for each other's files."""
+"""How long ranks wait for each other's files."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What is to be done after a step, on all ranks after the same one."""
+class StepRequest:
+    """What all ranks have to do after the same step."""
 
     save: bool = False
     stop: bool = False
 
 
 class WorkerSession:
-    """Reports how far a worker is, and says what an operator or a notice asks of it.
+    """Reports a worker's progress, and passes on operators' requests and preemption notices.
 
-    The ranks belong to a launcher that restarts all of them together: when one has to go, all of
-    them save and end.
+    The launcher restarts all ranks together, so when one has to go, all of them save and end.
     """
 
     def __init__(
@@ -53,14 +52,14 @@ class WorkerSession:
         self._watch: PreemptionWatch | None = None
         self._pending: list[Action] = []
         self._step_began = 0.0
-        self._obeyed = False
+        self._stopping = False
         self.is_first = True
-        """Whether this worker does what one has to do for all."""
+        """Whether this worker does what only one has to do."""
 
     def begin(self, step: int) -> None:
-        """Register; training begins after a step.
+        """Register; training continues after ``step``.
 
-        Only here is the environment looked at: launchers inside of a trainer set it late.
+        The environment is read only here: trainers with a launcher of their own set it late.
         """
         self._gate.reset(step)
         worker = self.worker = worker_of(self._given.coordinator_url, self._given.job, None, None)
@@ -78,31 +77,31 @@ class WorkerSession:
         )
         self._step_began = time.perf_counter()
 
-    def after_step(self, step: int, epoch: int, metrics: dict[str, float]) -> Wish:
-        """Report a step; waits for nobody's training loop."""
+    def after_step(self, step: int, epoch: int, metrics: dict[str, float]) -> StepRequest:
+        """Report a step; does not wait for other ranks."""
         due = self._gate.pass_step()
         worker = self.worker
         if worker is None:
-            if self._obeyed or not self._notices.look():
-                return Wish()
-            self._obeyed = True
+            if self._stopping or not self._notices.look():
+                return StepRequest()
+            self._stopping = True
             log.warning("run.notice", reason=self._notices.reason)
-            return Wish(save=True, stop=True)
+            return StepRequest(save=True, stop=True)
         now = time.perf_counter()
         took, self._step_began = now - self._step_began, now
         reported = {name: value for name, value in metrics.items() if name not in REPORTED}
         worker.report(step, epoch, WorkerState.TRAINING, step_seconds=took, **reported)
         self._pending += due
-        return Wish(bool(due), any(action.kind in {"stop", "drain"} for action in due))
+        return StepRequest(bool(due), any(action.kind in {"stop", "drain"} for action in due))
 
     def gather(self, step: int) -> None:
-        """Wait until all ranks have written what they save; ``SyncError`` when one is lost."""
+        """Wait until all ranks have written their files; ``SyncError`` when one is lost."""
         worker = self.worker
         if worker is not None and (worker.config.world_size or 1) > 1:
             worker.barrier(f"written:{step}", timeout_ms=SAVED_MS)
 
     def saved(self, step: int) -> None:
-        """Say that what was asked for is done."""
+        """Complete the requests that this save answers."""
         done, self._pending = self._pending, []
         for action in done:
             self._gate.done(action)
@@ -114,7 +113,7 @@ class WorkerSession:
                 log.warning("run.action_not_completed", action=action.kind, reason=str(exc))
 
     def end(self, reason: str = "") -> None:
-        """Leave."""
+        """Leave the job."""
         self._notices.remove()
         if self._watch is not None:
             self._watch.close()

@@ -167,5 +167,5 @@ def test_file_that_is_to_lie_outside_is_refused(tmp_path: Path, name: str) -> No
 
 
 def test_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointDamagedError, match="not of a folder"):
+    with pytest.raises(CheckpointDamagedError, match="holds no folder"):
         write_folder({"model": 1}, tmp_path / "checkpoint-1")

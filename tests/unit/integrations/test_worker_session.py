@@ -1,4 +1,4 @@
-"""A worker of another library's training loop looks for its coordinator when training begins."""
+"""The session of a worker in another library's training loop."""
 
 import pytest
 
@@ -7,11 +7,11 @@ from dtruntime.integrations.worker_session import WorkerSession
 
 
 def test_environment_is_read_when_training_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    member = WorkerSession(handle_signals=False)
+    session = WorkerSession(handle_signals=False)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="COORDINATOR_URL"):
-        member.begin(0)
+        session.begin(0)
 
 
 def test_wrong_arguments_are_refused_when_they_are_given() -> None:
