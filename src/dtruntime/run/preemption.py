@@ -121,6 +121,11 @@ class PreemptionNotices:
                 threading._register_atexit(self._exits)  # type: ignore[attr-defined]
             except RuntimeError:
                 self._exits()
+        else:
+            # Without it the run is freed as soon as nobody uses it. In a cycle it would wait for
+            # garbage collection, which ends queues before the data loader that they belong to:
+            # torch then waits 5 s for each process.
+            self.progress = dict
         self._removed.set()
         with self._lock:
             if self._installed:

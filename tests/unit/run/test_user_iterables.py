@@ -1,7 +1,9 @@
 """Batches that the user iterates: where they go on, and what is said of them."""
 
+import gc
 import itertools
 import random
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -239,3 +241,19 @@ def test_data_without_batches_is_an_error_and_not_the_end(tmp_path: Path) -> Non
         read(tmp_path / "empty", [])
     with pytest.raises(ValueError, match=r"epoch 1: this generator can be iterated once"):
         read(tmp_path / "once", (number for number in range(3)))
+
+
+def test_data_is_freed_with_its_run_without_garbage_collection(tmp_path: Path) -> None:
+    """Collected in a cycle, a `DataLoader` would lose its queues before its processes: torch then
+    waits 5 s for each of them."""
+
+    def use(data: Any) -> weakref.ref[Any]:
+        read(tmp_path, data, stop_after=5)
+        return weakref.ref(data)
+
+    gc.disable()
+    try:
+        data = use(Shuffled())
+        assert data() is None
+    finally:
+        gc.enable()
