@@ -1,9 +1,9 @@
-"""Who reads which shards, and in which order: pure functions of their arguments.
+"""Assignment of shards to workers, and the order of an epoch: pure functions of their arguments.
 
-A *slot* is a numbered place that a worker takes; *dead* slots have nobody. :class:`SlotTable`
-deals a dataset's shards to slots, :class:`FileTable` its whole files; :class:`Permutation` orders
-them for an epoch; :func:`plan_change` says beforehand what a change of membership moves;
-:class:`ShardManager` and :class:`ConsistentHash` serve workers known by name where there is no
+A *slot* is a numbered place that a worker takes; a *dead* slot has no worker. :class:`SlotTable`
+assigns a dataset's shards to slots, :class:`FileTable` its whole files; :class:`Permutation`
+orders them for an epoch; :func:`plan_change` predicts what a change of membership moves;
+:class:`ShardManager` and :class:`ConsistentHash` serve workers known by name, without a
 coordinator. Read ``assignment`` first.
 """
 

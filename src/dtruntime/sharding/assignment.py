@@ -1,15 +1,15 @@
-"""The slot table: which slot reads which shard, for any set of live slots."""
+"""Assignment of shards and files to slots, for any set of live slots."""
 
 from __future__ import annotations
 
 import heapq
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property, partial
 from itertools import pairwise
 from operator import index as as_int
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,6 +17,10 @@ from numpy.typing import ArrayLike, NDArray
 from dtruntime.errors import ShardError
 
 from .hashing import WORD, fold, mix_array
+
+Ints = NDArray[np.int64]
+Slots = NDArray[np.int32]
+Hashes = NDArray[np.uint64]
 
 MAX_COUNT = (1 << 31) - 1
 
@@ -34,8 +38,8 @@ class Membership(NamedTuple):
     def normalised(self) -> Membership:
         """Return the same membership checked, hashable and without dead slots at its end.
 
-        Raises ``ValueError`` or ``TypeError`` for a membership that cannot be, ``ShardError``
-        when every slot is dead.
+        Raises ``ValueError`` or ``TypeError`` for an impossible membership, ``ShardError`` when
+        every slot is dead.
         """
         slot_count = as_int(self.slot_count)
         if not 1 <= slot_count <= MAX_COUNT:
@@ -50,7 +54,7 @@ class Membership(NamedTuple):
             weights and weights[:slot_count],
         )
 
-    def bounds(self, shard_count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def bounds(self, shard_count: int) -> tuple[Ints, Ints]:
         """Return each slot's exact share of ``shard_count`` shards, rounded down and up."""
         shares = np.ones(self.slot_count, dtype=np.int64)
         if self.weights is not None:
@@ -88,15 +92,10 @@ _FREE_ROUNDS = 8
 _STEP = 0xD1342543DE82EF95
 
 
-def deal(
-    hashes: NDArray[np.uint64],
-    loads: NDArray[np.int64],
-    least: NDArray[np.int64],
-    most: NDArray[np.int64],
-) -> NDArray[np.int64]:
+def deal(hashes: Hashes, loads: Ints, least: Ints, most: Ints) -> Ints:
     """Return a slot for each hash: slots fill up to ``least`` first, then up to ``most``.
 
-    ``loads`` is what each slot holds already. All slots together must have enough room.
+    ``loads`` is what each slot already holds. Together the slots must have enough room.
     """
     slots = _bid(hashes, np.maximum(least - loads, 0))
     left = np.flatnonzero(slots < 0)
@@ -105,12 +104,11 @@ def deal(
     return slots
 
 
-def _bid(hashes: NDArray[np.uint64], room: NDArray[np.int64]) -> NDArray[np.int64]:
+def _bid(hashes: Hashes, room: Ints) -> Ints:
     """Return a slot with room for each hash, earlier hashes first; -1 where room ran out.
 
-    Each round, every hash without a slot bids for one of its own pseudo-random choice. The
-    choices hardly depend on which other slots there are or have room, so that a change of
-    room disturbs few bids.
+    In each round, every hash without a slot bids for a pseudo-random one. The choice hardly
+    depends on which other slots exist or have room, so a change of room disturbs few bids.
     """
     slots = np.full(hashes.size, -1, dtype=np.int64)
     bidders = np.arange(hashes.size)
@@ -130,8 +128,8 @@ def _bid(hashes: NDArray[np.uint64], room: NDArray[np.int64]) -> NDArray[np.int6
     return slots
 
 
-def _any_slot(draws: NDArray[np.uint64], room: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the slot each draw stands for, -1 when that slot does not exist or is full.
+def _any_slot(draws: Hashes, room: Ints) -> Ints:
+    """Return the slot of each draw, -1 when that slot does not exist or is full.
 
     Drawing from a power of two keeps nearly all choices when the number of slots changes.
     """
@@ -142,9 +140,7 @@ def _any_slot(draws: NDArray[np.uint64], room: NDArray[np.int64]) -> NDArray[np.
     return choices
 
 
-def _open_slot(
-    draws: NDArray[np.uint64], room: NDArray[np.int64], step: np.uint64
-) -> NDArray[np.int64]:
+def _open_slot(draws: Hashes, room: Ints, step: np.uint64) -> Ints:
     """Return a slot with room for each draw: the next one on a ring of those slots."""
     slots = np.flatnonzero(room)
     points = mix_array(mix_array(slots.astype(np.uint64)) + step)
@@ -153,7 +149,7 @@ def _open_slot(
     return slots[around[nearest]]
 
 
-def winners(choices: NDArray[np.int64], room: NDArray[np.int64]) -> NDArray[np.int64]:
+def winners(choices: Ints, room: Ints) -> Ints:
     """Return which bids succeed: the first ones for each slot, as many as it has room for.
 
     A choice of -1 is no bid.
@@ -168,30 +164,47 @@ def winners(choices: NDArray[np.int64], room: NDArray[np.int64]) -> NDArray[np.i
 
 _REMEMBERED = 4
 _LARGE = 1 << 20
-"""A table of more shards remembers the last membership only, and no lists."""
+"""A table with more shards remembers only the last membership, and no lists."""
+
+
+T = TypeVar("T")
+
+
+class _Recent(OrderedDict[Membership, T]):
+    """What was computed for the last few memberships."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self._limit = limit
+
+    def recall(self, key: Membership, compute: Callable[[], T]) -> T:
+        if key not in self:
+            self[key] = compute()
+            while len(self) > self._limit:
+                self.popitem(last=False)
+        self.move_to_end(key)
+        return self[key]
 
 
 class SlotTable:
-    """Deals ``shard_count`` shards to slots, evenly and with few moves when slots change.
+    """Assigns ``shard_count`` shards to slots, evenly and with few moves when slots change.
 
-    A pure function of its arguments: the same ``shard_count``, ``seed`` and membership give
-    the same owners everywhere. For any membership,
+    The same ``shard_count``, ``seed`` and membership give the same owners everywhere. For any
+    membership,
 
     - the live slots' loads differ by at most 1;
     - a slot that joins at the end, with no holes, takes its share and moves nothing else;
     - a slot that dies while all others live loses its shards and moves nothing else;
     - a replacement in that hole brings back the owners from before the death.
 
-    With several holes, a death or a replacement may also move shards that were dealt out from
-    other holes: 1.0 to 1.5 times the fewest possible moves is usual. Dead slots at the end
-    count as never having joined.
+    With several holes, a death or a replacement may also move shards from other holes: 1.0 to
+    1.5 times the fewest possible moves is usual. Dead slots at the end count as never joined.
 
     With ``weights``, each slot's load is its exact share rounded down or up, and a slot that
     joins, dies or changes weight moves a small multiple of the shards that must move.
 
-    Keep one table per dataset: it remembers the last few memberships, and the lists from which
-    any other is made quickly; of a million shards or more the last membership alone. It may be
-    shared between threads.
+    Keep one table per dataset: it caches the last few memberships, and the lists that make any
+    other one cheap; with over a million shards only the last membership. Thread-safe.
     """
 
     def __init__(self, shard_count: int, *, seed: int = 0) -> None:
@@ -200,9 +213,8 @@ class SlotTable:
         if not 0 <= self.shard_count <= MAX_COUNT:
             raise ValueError(f"shard_count must be from 0 to {MAX_COUNT}, not {shard_count}")
         self._chain = Chain(self.shard_count, self.seed)
-        self._remembered = _REMEMBERED if self.shard_count <= _LARGE else 1
         self._bid_key = np.uint64(fold(self.seed, 1))
-        self._recent: OrderedDict[Membership, _Assignment] = OrderedDict()
+        self._recent = _Recent[_Assignment](_REMEMBERED if self.shard_count <= _LARGE else 1)
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -212,11 +224,8 @@ class SlotTable:
         return partial(SlotTable, seed=self.seed), (self.shard_count,)
 
     def owners(
-        self,
-        slot_count: int,
-        dead: Collection[int] = (),
-        weights: Sequence[int] | None = None,
-    ) -> NDArray[np.int32]:
+        self, slot_count: int, dead: Collection[int] = (), weights: Sequence[int] | None = None
+    ) -> Slots:
         """Return the slot of every shard, as a read-only array.
 
         Raises ``ShardError`` when every slot is dead.
@@ -229,10 +238,10 @@ class SlotTable:
         slot_count: int,
         dead: Collection[int] = (),
         weights: Sequence[int] | None = None,
-    ) -> NDArray[np.int64]:
+    ) -> Ints:
         """Return the shards of ``slot`` in rising order: none when it is dead.
 
-        Takes time in proportion to the answer when the membership is one of the last few.
+        Takes time proportional to the result when the membership is one of the last few.
         """
         slot = as_int(slot)
         if not 0 <= slot < slot_count:
@@ -247,8 +256,7 @@ class SlotTable:
         weights: Sequence[int] | None = None,
     ) -> int:
         """Return how many shards ``slot`` has, without listing them."""
-        start, end = self._assignment(Membership(slot_count, dead, weights)).part(slot)
-        return end - start
+        return len(self._assignment(Membership(slot_count, dead, weights)).part(slot))
 
     def shard_at(
         self,
@@ -266,29 +274,23 @@ class SlotTable:
         self,
         before: Membership | tuple[int, Collection[int]],
         after: Membership | tuple[int, Collection[int]],
-    ) -> NDArray[np.int64]:
+    ) -> Ints:
         """Return the shards, in rising order, whose slot differs between two memberships."""
         return np.flatnonzero(self.owners(*before) != self.owners(*after))
 
     def _assignment(self, membership: Membership) -> _Assignment:
         key = membership.normalised()
         with self._lock:
-            known = self._recall(key)
+            assignment = self._recall(key)
             if self.shard_count > _LARGE:
-                # Its lists take more memory than they save time.
+                # Its lists take more memory than the time they save is worth.
                 self._chain = Chain(self.shard_count, self.seed)
-            return known
+            return assignment
 
     def _recall(self, key: Membership) -> _Assignment:
-        known = self._recent.get(key)
-        if known is None:
-            known = self._recent[key] = _Assignment(self._compute(key))
-            while len(self._recent) > self._remembered:
-                self._recent.popitem(last=False)
-        self._recent.move_to_end(key)
-        return known
+        return self._recent.recall(key, lambda: _Assignment(self._compute(key)))
 
-    def _compute(self, key: Membership) -> NDArray[np.int32]:
+    def _compute(self, key: Membership) -> Slots:
         base = Membership(key.slot_count, frozenset())
         if key == base:
             return self._chain.owners(key.slot_count)
@@ -305,36 +307,30 @@ class SlotTable:
 class _Assignment:
     """The owners of one membership, and on demand the shards grouped by owner."""
 
-    __slots__ = ("_groups", "owners")
-
-    def __init__(self, owners: NDArray[np.int32]) -> None:
+    def __init__(self, owners: Slots) -> None:
         owners.flags.writeable = False
         self.owners = owners
-        self._groups: tuple[NDArray[np.int32], NDArray[np.int64]] | None = None
 
-    def shards_of(self, slot: int) -> NDArray[np.int64]:
-        start, end = self.part(slot)
-        return self._grouped()[0][start:end].astype(np.int64)
+    def shards_of(self, slot: int) -> Ints:
+        part = self.part(slot)
+        return self._groups[0][part.start : part.stop].astype(np.int64)
 
     def shard_at(self, slot: int, position: int) -> int:
-        start, end = self.part(slot)
-        if not 0 <= position < end - start:
-            raise IndexError(f"slot {slot} has {end - start} shards: there is none at {position}")
-        return int(self._grouped()[0][start + position])
+        part = self.part(slot)
+        if not 0 <= position < len(part):
+            raise IndexError(f"slot {slot} has {len(part)} shards: there is none at {position}")
+        return int(self._groups[0][part[position]])
 
-    def part(self, slot: int) -> tuple[int, int]:
-        """Where the shards of a slot are among all that are grouped by owner."""
-        ends = self._grouped()[1]
+    def part(self, slot: int) -> range:
+        """The places of a slot's shards among all shards grouped by owner."""
+        ends = self._groups[1]
         if slot >= ends.size:
-            return 0, 0
-        return (int(ends[slot - 1]) if slot else 0), int(ends[slot])
+            return range(0)
+        return range(int(ends[slot - 1]) if slot else 0, int(ends[slot]))
 
-    def _grouped(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        if self._groups is None:
-            self._groups = self._group()
-        return self._groups
-
-    def _group(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    @cached_property
+    def _groups(self) -> tuple[Slots, Ints]:
+        """The shards grouped by owner, and where each group ends."""
         loads = np.bincount(self.owners)
         if loads.size == 1:
             return np.arange(self.owners.size, dtype=np.int32), np.cumsum(loads)
@@ -344,9 +340,7 @@ class _Assignment:
         return shards.astype(np.int32), np.cumsum(loads)
 
 
-def _kept(
-    sizes: NDArray[np.int64], least: NDArray[np.int64], most: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def _kept(sizes: Ints, least: Ints, most: Ints) -> Ints:
     """Return how many shards each slot keeps, so that every slot can reach ``least``."""
     keep = np.minimum(sizes, most)
     missing = int(np.maximum(least - sizes, 0).sum() - (sizes - keep).sum())
@@ -357,42 +351,38 @@ def _kept(
 
 _FEW_SLOTS = 32
 SLICE = 1 << 17
-"""So many shards are dealt at once: numpy keeps other threads waiting while it gathers some."""
+"""How many shards are gathered in one numpy call, during which other threads wait."""
 
 
 class Chain:
-    """The base maps of one dataset for 1, 2, 3, ... slots, each one step from the last.
+    """The assignments of one dataset to 1, 2, 3, ... live slots, each one step from the last.
 
     Slot 0 starts with every shard in hashed order. With ``k`` slots, slot ``j`` holds
     ``N // k`` shards, one more when ``j < N % k``; when slot ``k`` joins, each earlier slot
     keeps the front of its list and the newcomer takes what is cut off the ends. Nothing else
-    moves. A list only ever loses its end, so one pool of birth lists holds all these maps:
+    moves. A list only ever loses its end, so one pool of initial lists holds all assignments:
     about ``N × (1 + ln W)`` numbers for ``W`` slots.
 
-    Not safe for concurrent use: asking for more slots extends the pool.
+    Not thread-safe: asking for more slots extends the pool.
     """
-
-    __slots__ = ("_births", "_made", "_seed", "shard_count")
 
     def __init__(self, shard_count: int, seed: int) -> None:
         self.shard_count = shard_count
         self._seed = seed
-        self._made: NDArray[np.int32] | None = None
         self._births = np.array([0, shard_count], dtype=np.int64)
+        """Where each slot's initial list begins in the pool."""
 
-    @property
-    def _pool(self) -> NDArray[np.int32]:
-        """The birth lists, one after the other; made when they are first needed."""
-        if self._made is None:
-            self._made = _hashed_order(self.shard_count, self._seed)
-        return self._made
+    @cached_property
+    def _pool(self) -> Slots:
+        """The initial lists of all slots, one after the other."""
+        return _hashed_order(self.shard_count, self._seed)
 
-    def sizes(self, slot_count: int) -> NDArray[np.int64]:
+    def sizes(self, slot_count: int) -> Ints:
         """Return how many shards each of ``slot_count`` slots holds."""
         each, extra = divmod(self.shard_count, slot_count)
         return each + (np.arange(slot_count) < extra)
 
-    def owners(self, slot_count: int) -> NDArray[np.int32]:
+    def owners(self, slot_count: int) -> Slots:
         """Return the slot of every shard, with ``slot_count`` slots."""
         self._extend(slot_count)
         each, extra = divmod(self.shard_count, slot_count)
@@ -410,7 +400,7 @@ class Chain:
             owners[self._rows(first, last, each, 1)] = slots[first:last]
         return owners
 
-    def tails(self, keep: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int32]:
+    def tails(self, keep: Ints, sizes: Ints) -> Slots:
         """Return the shards that slots lose when each keeps its first ``keep`` of ``sizes``.
 
         The last slot's come first.
@@ -423,7 +413,7 @@ class Chain:
         places = np.repeat(first, counts) + np.arange(counts.sum())
         return self._pool.take(places)
 
-    def _rows(self, first: int, last: int, start: int, count: int) -> NDArray[np.int32]:
+    def _rows(self, first: int, last: int, start: int, count: int) -> Slots:
         """Return ``count`` shards from position ``start`` on of slots ``first`` to ``last``."""
         places = self._births[first:last] + start
         if count != 1:
@@ -435,26 +425,23 @@ class Chain:
         built = self._births.size - 1
         if slot_count <= built or built >= self.shard_count:
             return
-        # A margin, so that a job that grows slot by slot does not copy the pool each time.
+        # With a margin, a job that grows slot by slot does not copy the pool each time.
         margin = built + built // 8 if built > 1 else 0
         goal = min(max(slot_count, margin), self.shard_count)
         births = np.zeros(goal + 1, dtype=np.int64)
         np.cumsum(self.shard_count // np.arange(1, goal + 1), out=births[1:])
         pool = np.empty(births[-1], dtype=np.int32)
         pool[: self._pool.size] = self._pool
-        self._births, self._made = births, pool
+        self._births, self._pool = births, pool
         while built < goal:
-            built += self._join(built, goal)
-
-    def _join(self, k: int, goal: int) -> int:
-        """Let slot ``k`` join, and those after it that the same step serves; return how many."""
-        if self.shard_count // k == self.shard_count // (k + 1):
-            return self._join_run(k, goal)
-        self._join_one(k)
-        return 1
+            if self.shard_count // built == self.shard_count // (built + 1):
+                built += self._join_run(built, goal)
+            else:
+                self._join_one(built)
+                built += 1
 
     def _join_run(self, k: int, goal: int) -> int:
-        """Let slots join as long as each only takes extra shards, one from a slot."""
+        """Let slots join while each only takes extra shards, one per slot; return how many."""
         each, extra = divmod(self.shard_count, k)
         joining = min(goal, self.shard_count // each) - k
         taken = self._rows(extra - joining * each, extra, each, 1)
@@ -480,7 +467,7 @@ class Chain:
                 self._pool[begin:end] = self._rows(first, last, start, count)
 
 
-def _hashed_order(shard_count: int, seed: int) -> NDArray[np.int32]:
+def _hashed_order(shard_count: int, seed: int) -> Slots:
     """Return all shards ordered by the high bits of their hash, equal ones by number."""
     keyed = np.arange(shard_count, dtype=np.uint64)
     low_bits = np.uint64((1 << max(shard_count - 1, 0).bit_length()) - 1)
@@ -492,54 +479,46 @@ def _hashed_order(shard_count: int, seed: int) -> NDArray[np.int32]:
     return keyed.astype(np.int32)
 
 
-_FILE_TABLES_REMEMBERED = 4
-
-
 class FileTable:
-    """Deals files to slots: every file to exactly one, about as many rows to each.
+    """Assigns files to slots: every file to exactly one, about as many rows to each.
 
-    A pure function of the files' rows and the membership. For any membership,
+    The same rows and membership give the same owners everywhere. For any membership,
 
     - the rows of two live slots differ by at most those of the largest file;
     - no live slot is without a file while there are as many files as live slots;
     - a slot that dies loses its files and moves no other file, and a replacement in that hole
       brings back the owners from before.
 
-    Another ``slot_count`` deals all files anew. It may be shared between threads.
+    Another ``slot_count`` assigns all files anew. Thread-safe.
     """
 
     def __init__(self, rows: ArrayLike) -> None:
         self._rows = np.asarray(rows, dtype=np.int64)
-        # Largest first, equal ones by number: what is dealt last has to even out the least.
+        # Largest first, equal ones by number: the last ones even out the rest.
         self._order = np.argsort(-self._rows, kind="stable")
-        self._recent: OrderedDict[Membership, NDArray[np.int32]] = OrderedDict()
+        self._recent = _Recent[Slots](_REMEMBERED)
         self._lock = threading.Lock()
 
-    def owners(self, slot_count: int, dead: Collection[int] = ()) -> NDArray[np.int32]:
+    def owners(self, slot_count: int, dead: Collection[int] = ()) -> Slots:
         """Return the slot of every file, as a read-only array.
 
         Raises ``ShardError`` when every slot is dead.
         """
-        # Checks it too. Dead slots at the end are kept, so that their deaths move little.
+        # For its checks: dead slots at the end are kept, so that their deaths move little.
         Membership(slot_count, dead).normalised()
         with self._lock:
             return self._recall(Membership(slot_count, frozenset(dead)))
 
-    def files_of(self, slot: int, slot_count: int, dead: Collection[int] = ()) -> NDArray[np.int64]:
+    def files_of(self, slot: int, slot_count: int, dead: Collection[int] = ()) -> Ints:
         """Return the files of ``slot`` in rising order: none when it is dead."""
         return np.flatnonzero(self.owners(slot_count, dead) == slot)
 
-    def _recall(self, key: Membership) -> NDArray[np.int32]:
-        known = self._recent.get(key)
-        if known is None:
-            known = self._recent[key] = self._compute(key)
-            known.flags.writeable = False
-            if len(self._recent) > _FILE_TABLES_REMEMBERED:
-                self._recent.popitem(last=False)
-        self._recent.move_to_end(key)
-        return known
+    def _recall(self, key: Membership) -> Slots:
+        owners = self._recent.recall(key, lambda: self._compute(key))
+        owners.flags.writeable = False
+        return owners
 
-    def _compute(self, key: Membership) -> NDArray[np.int32]:
+    def _compute(self, key: Membership) -> Slots:
         slots = range(key.slot_count)
         if not key.dead:
             owners = np.empty(len(self._rows), dtype=np.int32)
@@ -554,14 +533,11 @@ class FileTable:
         self._deal(owners, self._order[lost[self._order]], live)
         return owners
 
-    def _deal(
-        self,
-        owners: NDArray[np.int32],
-        files: NDArray[np.int64],
-        loads: Iterable[tuple[int, int, int]],
-    ) -> None:
-        """Give each file to the slot with the fewest rows; among those, the fewest files."""
-        heap = list(loads)
+    def _deal(self, owners: Slots, files: Ints, heap: list[tuple[int, int, int]]) -> None:
+        """Give each file to the slot with the fewest rows; among those, the fewest files.
+
+        ``heap`` has the rows, files and number of each slot.
+        """
         heapq.heapify(heap)
         for file, rows in zip(files.tolist(), self._rows[files].tolist(), strict=True):
             load, held, slot = heap[0]

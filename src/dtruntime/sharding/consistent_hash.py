@@ -15,16 +15,16 @@ from .hashing import hash_name, mix, mix_array
 
 
 class ConsistentHash:
-    """Maps keys to nodes so that a node that comes or goes moves only about its own share.
+    """Maps keys to nodes so that adding or removing a node moves only about its own share.
 
-    Each node stands at ``virtual_nodes`` points of the ring and takes the keys before them.
-    Loads are uneven by nature: with 150 points their standard deviation is about 8% of the
-    mean, plus the chance of the keys themselves. ``load_factor`` bounds :meth:`assign`: no node
-    gets more than that many times the mean. :class:`~dtruntime.sharding.SlotTable` balances
-    exactly, given numbered slots in place of names.
+    Each node has ``virtual_nodes`` points on the ring and takes the keys before them. Loads are
+    uneven: with 150 points their standard deviation is about 8% of the mean, plus the randomness
+    of the keys. ``load_factor`` bounds :meth:`assign`: no node gets more than that many times the
+    mean. :class:`~dtruntime.sharding.SlotTable` balances exactly, given numbered slots instead of
+    names.
 
-    The result depends only on the set of nodes, not on the order in which they were added.
-    Not safe for concurrent changes.
+    The result depends only on the set of nodes, not on the order in which they were added. Not
+    thread-safe.
     """
 
     def __init__(self, virtual_nodes: int = 150, load_factor: float | None = None) -> None:
@@ -75,8 +75,7 @@ class ConsistentHash:
     def get_node_for_shard(self, dataset: str, shard: int) -> str:
         """Return the node of one shard; ``ShardError`` when the ring is empty.
 
-        ``load_factor`` plays no part: what is bounded depends on all shards together, and
-        :meth:`assign` sees them all.
+        ``load_factor`` does not apply: it bounds all shards together, as :meth:`assign` does.
         """
         shard = as_int(shard)
         if shard < 0:
@@ -94,7 +93,9 @@ class ConsistentHash:
         if shard_count < 0:
             raise ValueError(f"shard_count must not be negative, not {shard_count}")
         ring = self._built(f"dataset {dataset!r}")
-        places = ring.places(_shard_points(dataset, np.arange(shard_count)))
+        key = np.uint64(hash_name(_name(dataset, "dataset")))
+        points = mix_array(mix_array(np.arange(shard_count, dtype=np.uint64)) ^ key)
+        places = np.searchsorted(ring.points, points) % ring.points.size
         if self.load_factor is None:
             owners = ring.owners[places]
         else:
@@ -128,15 +129,11 @@ class _Ring:
         place = int(self.points.searchsorted(np.uint64(point))) % self.points.size
         return self.nodes[int(self.owners[place])]
 
-    def places(self, points: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return where on the ring each of ``points`` lands."""
-        return np.searchsorted(self.points, points) % self.points.size
-
     def bounded(self, places: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
         """Return an owner for each place, none more than ``limit`` times.
 
-        Round by round, each node takes the first that ask, up to its limit; the others go on
-        to the next node that has room.
+        Round by round, each node takes the first places that ask, up to its limit; the others
+        go on to the next node with room.
         """
         owners = np.full(places.size, -1, dtype=np.int64)
         room = np.full(len(self.nodes), limit, dtype=np.int64)
@@ -153,12 +150,6 @@ class _Ring:
         """Return, for each place, the first place from there on whose owner has room."""
         is_open = np.flatnonzero(room[self.owners] > 0)
         return is_open[np.searchsorted(is_open, np.arange(self.owners.size)) % is_open.size]
-
-
-def _shard_points(dataset: str, shards: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return where each shard lands, as :meth:`ConsistentHash.get_node_for_shard` has it."""
-    key = np.uint64(hash_name(_name(dataset, "dataset")))
-    return mix_array(mix_array(shards.astype(np.uint64)) ^ key)
 
 
 def _name(value: str, what: str) -> str:

@@ -1,10 +1,10 @@
-"""Proof that every sample was consumed once: an order-independent digest of sample numbers.
+"""Order-independent digests of sample numbers, which prove that each was consumed once.
 
 The samples of a dataset are divided into at most `BUCKETS` ranges. A digest holds, for each
 range, how many samples were consumed and the sum of their hashes modulo 2**64. Digests of
-disjoint parts add up to the digest of the whole, in any order. A digest that equals that of the
-whole dataset means, but for chance in 2**64, that every sample was consumed exactly once; where
-one differs, its range says where to look.
+disjoint parts add up to the digest of the whole, in any order. If a digest equals that of the
+whole dataset, every sample was consumed exactly once, up to a chance of 2**-64; otherwise the
+ranges that differ say where to look.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .hashing import mix_array
 BUCKETS = 32
 SIZE = BUCKETS * 16
 _CHUNK = 1 << 14
-"""So many hashes at a time stay in the processor's cache."""
+"""This many hashes stay in the processor's cache."""
 _STRETCH = 1 << 22
 _KEY = np.uint64(0x5EED_C0DE_5A3B_1E55)
 
@@ -28,7 +28,7 @@ Counts = NDArray[np.uint64]
 
 
 def count_of(digests: Iterable[bytes]) -> int:
-    """How many samples were consumed together, by what `Digest.to_bytes` gave for each part."""
+    """How many samples serialized digests (`Digest.to_bytes`) have counted together."""
     table = np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2 * BUCKETS)
     return int(table[:, :BUCKETS].sum())
 
@@ -39,7 +39,7 @@ class Digest:
     __slots__ = ("_counts", "_shift", "_sums", "total")
 
     def __init__(self, total: int, data: bytes = b"") -> None:
-        """Empty, or what `to_bytes` gave; ``ValueError`` when ``data`` is not that."""
+        """Empty, or restored from `to_bytes`; ``ValueError`` when ``data`` is not that."""
         if total < 1:
             raise ValueError(f"a digest is of at least one sample, not {total}")
         if len(data) not in (0, SIZE):
@@ -56,7 +56,7 @@ class Digest:
 
     @property
     def count(self) -> int:
-        """How many samples were consumed, repeated ones as often as they were."""
+        """How many samples were consumed, counting repetitions."""
         return int(self._counts.sum())
 
     def add(self, samples: NDArray[np.int64]) -> None:
@@ -76,7 +76,7 @@ class Digest:
         return Digest(self.total, self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        """`SIZE` bytes from which it can be made again."""
+        """Serialize to `SIZE` bytes."""
         return np.concatenate((self._counts, self._sums)).astype("<u8").tobytes()
 
     def __eq__(self, other: object) -> bool:
@@ -102,16 +102,13 @@ class Digest:
         self._counts += np.bincount(bucket, minlength=BUCKETS).astype(np.uint64)
         np.add.at(self._sums, bucket, hashes)
 
-    def _arrays(self) -> tuple[Counts, Counts]:
-        return self._counts, self._sums
-
 
 Counted = Callable[[int, int], None]
-"""Is told how many samples have been counted, and of how many."""
+"""Called with how many samples have been counted, and of how many."""
 
 
 def whole(total: int, progress: Counted | None = None) -> Digest:
-    """The digest of all samples, each once; about a second for each hundred million."""
+    """The digest of all samples, each once; takes about a second per hundred million."""
     digest = Digest(total)
     for start in range(0, total, _STRETCH):
         stop = min(start + _STRETCH, total)
@@ -123,10 +120,10 @@ def whole(total: int, progress: Counted | None = None) -> Digest:
 
 @dataclass(frozen=True, slots=True)
 class CoverageVerdict:
-    """How what was consumed compares with what was to be.
+    """How consumed samples compare with the expected ones.
 
-    ``missing`` and ``repeated`` are the least that the digests allow: what a range lacks or
-    exceeds, and one of each for a range with the right count and another hash.
+    ``missing`` and ``repeated`` are lower bounds: what a range lacks or exceeds, and one of each
+    for a range with the right count and a different hash.
     """
 
     covered: int
@@ -142,11 +139,11 @@ class CoverageVerdict:
 
 
 def compare(seen: Digest, expected: Digest) -> CoverageVerdict:
-    """Hold what was consumed against what was to be."""
+    """Compare what was consumed with what was expected."""
     if seen.total != expected.total:
         raise ValueError(f"digests of {seen.total} and {expected.total} samples do not compare")
-    counts, sums = seen._arrays()
-    due, due_sums = expected._arrays()
+    counts, sums = seen._counts, seen._sums
+    due, due_sums = expected._counts, expected._sums
     short = np.where(counts < due, due - counts, np.uint64(0))
     over = np.where(counts > due, counts - due, np.uint64(0))
     wrong = (counts == due) & (sums != due_sums)

@@ -1,7 +1,7 @@
-"""Integer hashing, and shuffled orders made by it, that give the same result everywhere.
+"""Integer hashes and keyed permutations that are the same on every machine.
 
-Everything that decides where a shard lives or in which order samples are read is built on
-these functions. Changing any of them moves every shard of every running job.
+Where a shard lives and in which order samples are read is built on these functions: changing
+any of them moves every shard of every running job.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
 MIX_2 = 0x94D049BB133111EB
-"""What splitmix64 multiplies by."""
+"""The multipliers of splitmix64."""
 _ROUNDS = 6
 _BLOCK = 1 << 14
 _MAX_LENGTH = 1 << 62
@@ -60,12 +60,12 @@ def hash_name(name: str) -> int:
 
 
 class Permutation:
-    """A keyed permutation of ``range(n)``: any part of it in time and memory of that part.
+    """A keyed permutation of ``range(n)``; any part of it costs time and memory of that part.
 
     The same ``n`` and key, for example ``Permutation(n, seed, epoch)``, give the same order
     everywhere. It is a Feistel network over the smallest near-square grid that holds ``n``
-    cells; the few values that fall outside ``range(n)`` walk their cycle until they are inside.
-    It is made for shuffling, not for secrecy.
+    cells; the few values outside ``range(n)`` walk their cycle until they are inside. It is for
+    shuffling, not for secrecy.
 
     >>> order = Permutation(10**12, 42, 0)
     >>> order.index(order[7])
@@ -92,11 +92,11 @@ class Permutation:
             yield from self.slice(start, min(start + _BLOCK, self._n)).tolist()
 
     def __getitem__(self, position: int) -> int:
-        """Return the value at ``position``; ``IndexError`` outside ``0..n-1``."""
+        """Return the value at ``position``; ``IndexError`` outside ``range(n)``."""
         return self._walk_one(self._checked(position, "position"), inverse=False)
 
     def index(self, value: int) -> int:
-        """Return the position of ``value``; ``IndexError`` outside ``0..n-1``."""
+        """Return the position of ``value``; ``IndexError`` outside ``range(n)``."""
         return self._walk_one(self._checked(value, "value"), inverse=True)
 
     def take(self, positions: ArrayLike) -> NDArray[np.int64]:
@@ -148,7 +148,7 @@ class Permutation:
             raise IndexError(
                 f"{given.min()}..{given.max()} reaches outside a permutation of {self._n}"
             )
-        # Blocks that stay in the processor's cache make this several times faster.
+        # Blocks that fit into the processor's cache make this several times faster.
         flat = given.astype(np.uint64).reshape(-1)
         for start in range(0, flat.size, _BLOCK):
             block = flat[start : start + _BLOCK]
@@ -174,7 +174,7 @@ class Permutation:
             if inverse:
                 np.subtract(np.uint64(size), step, out=step)
             half += step
-            # Below ``size`` the difference wraps round to a huge number, so this is a modulo.
+            # Below ``size`` the difference wraps around to a huge number, so this is a modulo.
             np.subtract(half, np.uint64(size), out=scratch)
             np.minimum(half, scratch, out=half)
         np.multiply(row, columns, out=x)
@@ -212,16 +212,16 @@ SMALL = 1 << 17
 def shuffled(n: int, *key: int) -> NDArray[np.int64]:
     """Return a keyed permutation of ``range(n)`` as a table.
 
-    Up to ``SMALL`` it is made by sorting hashes, several times faster than the slice of a
-    :class:`Permutation` that it is beyond.
+    Up to ``SMALL`` it sorts hashes, which is several times faster than the :class:`Permutation`
+    that it slices beyond that.
     """
     if n > SMALL:
         return Permutation(n, *key).slice(0, n)
     state = fold(*key)
     low = (1 << max(1, (n - 1).bit_length())) - 1
     factor, offset, salt = (state | 1) & low, (state >> 32) & low, (state >> 20) & 0xFFFFFFFF
-    # The low bits of each hash make place for the number itself, scrambled too, so that it can
-    # be told from the hash after sorting and equal hashes do not stay in order.
+    # The number itself, scrambled, replaces the low bits of its hash: sorting then orders the
+    # numbers, and equal hashes do not keep their order.
     numbers = np.arange(n, dtype=np.uint32)
     numbers *= np.uint32(factor)
     numbers += np.uint32(offset)

@@ -1,4 +1,4 @@
-"""What a change of membership would move, without making it."""
+"""Predicting which shards a change of membership moves."""
 
 from __future__ import annotations
 

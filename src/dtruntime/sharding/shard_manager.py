@@ -28,7 +28,7 @@ class ShardRange:
 
 @dataclass(frozen=True, slots=True)
 class DatasetParams:
-    """How a dataset is cut into shards and in which order they are read."""
+    """How a dataset is divided into shards, and in which order they are read."""
 
     total_samples: int
     shard_size: int
@@ -61,13 +61,13 @@ class ShardManager:
     :meth:`register_dataset_params`.
 
     Workers are declared with :meth:`add_worker` and :meth:`remove_worker`; each holds a slot,
-    and a newcomer takes the lowest free one, so that it inherits what its predecessor read.
-    A manager on which neither was called admits each worker that asks. The shares of those
-    admitted before then shrink: declare all workers first where that matters.
+    and a newcomer takes the lowest free one, so that it inherits its predecessor's shards.
+    Without either call, each worker that asks is admitted, and the shares of the earlier ones
+    shrink: declare all workers first where that matters.
 
-    A worker keeps its shards from epoch to epoch while the membership stays. With ``shuffle``
-    the order changes with each epoch; two shards keep their relative order whoever reads them.
-    Not safe for concurrent use.
+    A worker keeps its shards from epoch to epoch while the membership stays the same. With
+    ``shuffle`` the order changes with each epoch; two shards keep their relative order whoever
+    reads them. Not thread-safe.
     """
 
     def __init__(
