@@ -74,14 +74,11 @@ def test_any_partition_gives_every_row_once(
 def test_index_follows_row_groups(tmp_path: Path) -> None:
     pq.write_table(table_of(95), tmp_path / "a.parquet", row_group_size=30)
     file = index_of(tmp_path / "a.parquet").index.files[0]
-    assert [(block.first, block.count) for block in file.blocks] == [
-        (0, 30),
-        (30, 30),
-        (60, 30),
-        (90, 5),
-    ]
-    ends = [block.offset + block.length for block in file.blocks]
-    assert all(block.length > 0 for block in file.blocks)
+    blocks = file.blocks
+    assert blocks.bounds.tolist() == [0, 30, 60, 90, 95]
+    assert blocks.counts.tolist() == [30, 30, 30, 5]
+    ends = (blocks.offsets + blocks.lengths).tolist()
+    assert (blocks.lengths > 0).all()
     assert ends == sorted(ends)
     assert ends[-1] <= file.stat.size
 
@@ -134,10 +131,10 @@ def test_corrupt_row_group_is_named_with_its_rows(tmp_path: Path) -> None:
     path = tmp_path / "rot.parquet"
     pq.write_table(table_of(100), path, row_group_size=25, compression="zstd")
     rows = index_of(path)
-    block = rows.index.files[0].blocks[2]
+    offset = rows.index.files[0].blocks.offsets[2]
     stat = path.stat()
     data = bytearray(path.read_bytes())
-    data[block.offset : block.offset + 30] = bytes(30)
+    data[offset : offset + 30] = bytes(30)
     path.write_bytes(data)
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert rows.read(0, 50).num_rows == 50

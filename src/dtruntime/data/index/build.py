@@ -120,7 +120,8 @@ class _Pool:
         if not stats:
             return {}
         with ThreadPool(self._workers, thread_name_prefix="strata-index") as threads:
-            futures = {stat: threads.submit(self._index, stat) for stat in stats}
+            index_file = self._reader.index_file
+            futures = {stat: threads.submit(index_file, stat, self._advance) for stat in stats}
             try:
                 self._watch(futures)
             except BaseException:
@@ -133,10 +134,6 @@ class _Pool:
         """Return what each file makes of a merged schema."""
         with ThreadPool(self._workers, thread_name_prefix="strata-index") as threads:
             return list(threads.map(lambda file: self._reader.settle(file, schema), files))
-
-    def _index(self, stat: FileStat) -> IndexedFile:
-        found = self._reader.index_file(stat, self._advance)
-        return IndexedFile(stat, found.blocks, found.schema, found.seekable)
 
     def _advance(self, count: int) -> None:
         if self._stopped:

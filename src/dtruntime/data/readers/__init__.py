@@ -12,12 +12,10 @@ from ...types import FORMATS
 from .csv import CsvReader
 from .format_reader import (
     CsvOptions,
-    FileIndex,
     IndexedFile,
     Options,
     ParquetOptions,
     Reader,
-    RowBlock,
     RowBlocks,
     SchemaConflict,
     TfrecordOptions,
@@ -28,13 +26,11 @@ from .tfrecord import TfrecordReader
 __all__ = [
     "CsvOptions",
     "CsvReader",
-    "FileIndex",
     "IndexedFile",
     "Options",
     "ParquetOptions",
     "ParquetReader",
     "Reader",
-    "RowBlock",
     "RowBlocks",
     "SchemaConflict",
     "TfrecordOptions",

@@ -1,4 +1,4 @@
-"""Compressed files: what they inflate to, as a stream or kept in memory while it is small."""
+"""Compressed files: their content as a stream, or in memory while it is small."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _MAGIC = {
 
 
 def compression_of(head: bytes) -> str:
-    """The compression that a file's first bytes tell; empty when there is none."""
+    """The compression of a file, by its first bytes; empty when there is none."""
     return next((name for name, magic in _MAGIC.items() if magic.match(head)), "")
 
 
 def may_be_zlib(head: bytes) -> bool:
-    """Whether a file may be a zlib stream, which has no certain mark."""
+    """Whether a file may be a zlib stream, which has no unique signature."""
     return len(head) > 1 and head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0
 
 
 def inflate(file: FileStat, compression: str, source: ByteSource = data_files) -> Iterator[bytes]:
-    """Yield what a file inflates to; ``ShardError`` when it is cut off or corrupt."""
+    """Yield the decompressed content of a file; ``ShardError`` when it is cut off or corrupt."""
     with _corruption(file, compression):
         if compression == "zlib":
             yield from _inflate_zlib(source.stream(file))
@@ -92,10 +92,10 @@ class _Chunks(io.RawIOBase):
 
 
 class InflatedFiles:
-    """Random access to what compressed files inflate to.
+    """Random access to the content of compressed files.
 
-    Files that inflate to little are kept, least recently used ones dropped first. A larger one
-    is read as a stream that goes on where the last read ended: reading backwards starts it anew.
+    Small content is cached; the least recently used is dropped first. Larger content is read as a
+    stream that continues where the last read ended: reading backwards starts it again.
     """
 
     def __init__(self, kept_bytes: int = KEPT_BYTES, source: ByteSource = data_files) -> None:
@@ -108,7 +108,7 @@ class InflatedFiles:
     def read(
         self, file: FileStat, compression: str, offset: int, length: int, extent: int
     ) -> bytes:
-        """Return ``length`` bytes from ``offset`` on; ``extent`` is where the last use ends."""
+        """Return ``length`` bytes from ``offset``; ``extent`` is where the last block ends."""
         with self._lock:
             if extent <= self._limit:
                 data = self._whole(file, compression)
@@ -142,16 +142,12 @@ class _Forward:
     def read(self, offset: int, length: int) -> bytes:
         pieces: list[bytes] = []
         while length:
-            inside = self._data[offset - self._at :][:length] if self._holds(offset) else b""
-            if inside:
-                pieces.append(inside)
-                offset, length = offset + len(inside), length - len(inside)
+            if piece := self._data[offset - self._at :][:length]:
+                pieces.append(piece)
+                offset, length = offset + len(piece), length - len(piece)
                 continue
             self._at += len(self._data)
             self._data = next(self._chunks, b"")
             if not self._data:
                 raise ShardError(f"{self._file.url} inflates to less than was indexed")
         return b"".join(pieces)
-
-    def _holds(self, offset: int) -> bool:
-        return self._at <= offset < self._at + len(self._data)

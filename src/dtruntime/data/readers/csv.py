@@ -1,10 +1,15 @@
-"""CSV: rows by blocks of bytes, with types that hold for all of a dataset's files."""
+"""The CSV reader: rows by blocks of bytes, with types that fit all files of a dataset.
+
+Record boundaries are those of Arrow's parser: a quote opens a quoted field only at the start of a
+field; inside, it is doubled. A line feed, a carriage return or both end a record outside of quoted
+fields. Empty lines are not records.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 
@@ -16,17 +21,16 @@ from numpy.typing import NDArray
 from ...errors import ShardError
 from ...storage import ByteSource, FileStat, data_files
 from ...storage.backend import changed
-from .compression import InflatedFiles, compression_of, inflate
+from .compression import compression_of
 from .format_reader import (
     BATCH_BYTES,
     Advance,
     CsvOptions,
-    FileIndex,
     IndexedFile,
-    Reader,
+    Ints,
+    RecordReader,
     RowBlocks,
     SchemaConflict,
-    block_ends,
     check_names,
     describe_difference,
     format_of,
@@ -35,7 +39,7 @@ from .format_reader import (
 )
 
 MAX_RECORD = 64 * 2**20
-"""A longer record is taken for one with a quote that never closes."""
+"""A longer record is treated as one with a quote that is never closed."""
 _LF, _CR, _QUOTE = b'\n\r"'
 
 
@@ -43,15 +47,15 @@ _LF, _CR, _QUOTE = b'\n\r"'
 class Lines:
     """The complete lines at the start of some bytes."""
 
-    ends: NDArray[np.int64]
-    """Behind the line ending of each."""
+    ends: Ints
+    """Where each one ends, line ending included."""
     filled: NDArray[np.bool_]
     """Whether it is a record, not an empty line."""
 
 
 @dataclass(frozen=True, slots=True)
 class CsvSegment:
-    """Whole records in a row."""
+    """Consecutive whole records."""
 
     offset: int
     """Where they begin in the file."""
@@ -62,25 +66,20 @@ class CsvSegment:
 
     @property
     def records(self) -> int:
-        """How many records it has."""
+        """The number of records."""
         return int(np.count_nonzero(self.lines.filled))
 
-    def blocks(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Counts, offsets and lengths of blocks of about ``BLOCK_BYTES``."""
-        ends = self.lines.ends
-        cuts = block_ends(ends)
-        stops = ends[cuts]
-        counts = np.diff(np.cumsum(self.lines.filled)[cuts], prepend=0)
-        starts = np.concatenate(([0], stops[:-1]))
-        return counts, starts + self.offset, stops - starts
+    def blocks(self) -> RowBlocks:
+        """The records in blocks."""
+        return RowBlocks.cut(self.lines.ends, np.cumsum(self.lines.filled), self.offset)
 
 
 def segments(
     chunks: Iterable[bytes], delimiter: str, name: str, offset: int = 0
 ) -> Iterator[CsvSegment]:
-    """Cut a file's bytes from ``offset`` on into segments of whole records.
+    """Divide a file's bytes from ``offset`` on into segments of whole records.
 
-    Raises ``ShardError`` when a quoted field never ends; ``name`` is the file.
+    Raises ``ShardError`` when a quoted field never ends; ``name`` is the file's.
     """
     first = 0
     rest = b""
@@ -121,10 +120,10 @@ def find_lines(data: bytes, delimiter: str) -> Lines:
     return _lines(octets, stops + 1)
 
 
-def _plainly_quoted(octets: NDArray[np.uint8], quotes: NDArray[np.int64], delimiter: int) -> bool:
+def _plainly_quoted(octets: NDArray[np.uint8], quotes: Ints, delimiter: int) -> bool:
     """Whether each odd quote begins a field or is the second of a doubled one.
 
-    Then, and only then, a byte is inside of a quoted field when an odd number comes before it.
+    Exactly then a byte is inside a quoted field when an odd number of quotes comes before it.
     """
     opening = quotes[0::2]
     before = octets[opening - 1]
@@ -133,7 +132,7 @@ def _plainly_quoted(octets: NDArray[np.uint8], quotes: NDArray[np.int64], delimi
     return bool(fits.all())
 
 
-def _lines(octets: NDArray[np.uint8], ends: NDArray[np.int64]) -> Lines:
+def _lines(octets: NDArray[np.uint8], ends: Ints) -> Lines:
     lengths = np.diff(ends, prepend=0)
     filled = lengths > 1
     pairs = np.flatnonzero(lengths == 2)
@@ -143,13 +142,13 @@ def _lines(octets: NDArray[np.uint8], ends: NDArray[np.int64]) -> Lines:
 
 
 def _find_lines_one_by_one(data: bytes, delimiter: str) -> Lines:
-    """Find lines that have quotes in the midst of unquoted fields."""
+    """Find lines that have quotes in the middle of unquoted fields."""
     match = _record_pattern(delimiter).match
     ends: list[int] = []
-    found = match(data)
-    while found:
-        ends.append(found.end())
-        found = match(data, found.end())
+    record = match(data)
+    while record:
+        ends.append(record.end())
+        record = match(data, record.end())
     return _lines(np.frombuffer(data, np.uint8), np.array(ends, np.int64))
 
 
@@ -193,7 +192,7 @@ class CsvParser:
 
         Types that are not given are inferred. No record is longer than ``longest``.
         """
-        if data.startswith(BOM):  # only at a file's start is it a mark, and there it is removed
+        if data.startswith(BOM):  # Arrow would remove it, and the file's own is already removed
             data = b"\n" + data
         return arrow_csv.read_csv(
             pa.BufferReader(data),
@@ -213,19 +212,18 @@ class CsvParser:
     def error(
         self, segment: CsvSegment, reason: Exception, types: Mapping[str, pa.DataType]
     ) -> ShardError:
-        """What is wrong with a segment that could not be parsed, and where."""
+        """The error for a segment that could not be parsed: what is wrong, and where."""
         try:
             self.parse(segment.data, types, threads=False, longest=len(segment.data))
         except pa.ArrowInvalid as exc:
-            reason = exc  # of a single thread it knows the row
+            reason = exc  # a single thread knows the row
         text = " ".join(str(reason).split())
         row = re.search(r"Row #(\d+): ", text)
-        place = (
-            f"row {segment.first + int(row[1]) - 1}"
-            if row
-            else (f"between rows {segment.first} and {segment.first + segment.records}")
-        )
-        detail = text[row.end() :] if row else text.removeprefix("In ")
+        if row:
+            place, detail = f"row {segment.first + int(row[1]) - 1}", text[row.end() :]
+        else:
+            place = f"between rows {segment.first} and {segment.first + segment.records}"
+            detail = text.removeprefix("In ")
         return ShardError(
             f"{self.url}: {place} (from byte {segment.offset}) does not fit the others: "
             f"{detail[:300]}; correct it, or choose another delimiter or type"
@@ -240,20 +238,18 @@ class TypeLearner:
         self._given = {name: kind for name, kind in given.items() if name in parser.names}
         self._schema: pa.Schema | None = None
         self.doubtful: set[str] = set()
-        """Columns whose type was changed after it had been found to fit."""
+        """Columns whose type has changed after earlier values fitted it."""
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns and what their types are so far."""
+        """The columns and their types so far."""
         if self._schema is None:
-            types = {name: self._given.get(name, pa.null()) for name in self._parser.names}
-            self._schema = pa.schema(list(types.items()))
+            types = [(name, self._given.get(name, pa.null())) for name in self._parser.names]
+            self._schema = pa.schema(types)
         return self._schema
 
     def learn(self, segment: CsvSegment) -> None:
-        """Make the types fit one more segment."""
-        if not segment.records:
-            return
+        """Make the types fit one more segment, which has records."""
         longest = int(np.diff(segment.lines.ends, prepend=0).max())
         rows = self._confirm(segment, longest)
         if rows is None:
@@ -265,14 +261,14 @@ class TypeLearner:
             )
 
     def _confirm(self, segment: CsvSegment, longest: int) -> int | None:
-        """Return the number of rows when the segment fits what is known."""
+        """Return the number of rows when the segment fits the types so far."""
         if self._schema is None:
             return None
         types = {field.name: field.type for field in self._schema}
-        trying = [name for name, kind in types.items() if not is_text(kind)]
+        columns = [name for name, kind in types.items() if not is_text(kind)]
         try:
             table = self._parser.parse(
-                segment.data, types, trying or self._parser.names[:1], longest
+                segment.data, types, columns or self._parser.names[:1], longest
             )
         except pa.ArrowInvalid:
             return None
@@ -283,19 +279,17 @@ class TypeLearner:
             table = self._parser.parse(segment.data, self._given, None, longest)
         except pa.ArrowInvalid as exc:
             raise self._parser.error(segment, exc, self._given) from exc
-        found = table.schema
-        merged = found if self._schema is None else merge_schemas(self._schema, found)
-        for before in (self._schema, found):
-            if before is not None:
-                self.doubtful.update(widened(before, merged))
-        self._schema = merged
+        earlier, inferred = self._schema or table.schema, table.schema
+        self._schema = merge_schemas(earlier, inferred)
+        for schema in (earlier, inferred):
+            self.doubtful.update(widened(schema, self._schema))
         return int(table.num_rows)
 
 
 def take_header(
     file: FileStat, delimiter: str, header: bool, segment: CsvSegment
 ) -> tuple[list[str], CsvSegment]:
-    """Return the columns' names, and the segment without the record that tells them."""
+    """Return the columns' names, and the segment without its header."""
     filled = np.flatnonzero(segment.lines.filled)
     if not filled.size:
         return [], segment
@@ -329,23 +323,22 @@ TEXT = pa.string()
 
 
 def merge_schemas(left: pa.Schema, right: pa.Schema) -> pa.Schema:
-    """Return types that both parts may fit, in the order of ``left``."""
+    """Return types that may fit both parts, in the order of ``left``."""
     if left.equals(right):
         return left
     if sorted(left.names) != sorted(right.names):
-        common = pa.schema([pa.field(name, TEXT) for name in left.names])
-        others = pa.schema([pa.field(name, TEXT) for name in right.names])
-        raise SchemaConflict(describe_difference(common, others))
+        names_only = (pa.schema([(name, TEXT) for name in part.names]) for part in (left, right))
+        raise SchemaConflict(describe_difference(*names_only))
     return pa.schema(
         [pa.field(f.name, merge_types(f.type, right.field(f.name).type)) for f in left]
     )
 
 
 def merge_types(left: pa.DataType, right: pa.DataType) -> pa.DataType:
-    """Return the narrowest type that may fit what was inferred as either.
+    """Return the narrowest type that may fit values of either type.
 
-    It follows Arrow's own inference. Whether it does fit is to be tried: ``0x1F`` is an integer
-    and no number with a fraction, ``1`` may be a truth value and ``2`` is not.
+    It follows Arrow's own inference. Whether it does fit has to be tested: ``0x1F`` is an integer
+    but not a float, ``1`` may be a Boolean and ``2`` may not.
     """
     for one, other in ((left, right), (right, left)):
         if one == other or pa.types.is_null(one):
@@ -362,7 +355,7 @@ def merge_types(left: pa.DataType, right: pa.DataType) -> pa.DataType:
 
 
 def widened(before: pa.Schema, after: pa.Schema) -> list[str]:
-    """The columns whose values are still to be tried against the type they got."""
+    """The columns whose values have to be tested against their new type."""
     return [
         field.name
         for field in before
@@ -373,69 +366,65 @@ def widened(before: pa.Schema, after: pa.Schema) -> list[str]:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether every field fits."""
+    """Whether every value fits the type."""
     return bool(kind == TEXT or pa.types.is_binary(kind))
-
-
-def with_text(schema: pa.Schema, names: list[str]) -> pa.Schema:
-    """The same schema with the named columns as text."""
-    return pa.schema([pa.field(f.name, TEXT) if f.name in names else f for f in schema])
 
 
 _ENDINGS = ("", ".gz", ".bz2", ".zst")
 
 
-class CsvReader(Reader):
+class CsvReader(RecordReader):
     """Indexing reads every byte: to find the records, and to infer types that fit them all."""
 
-    format = "csv"
     suffixes = tuple(f".{kind}{ending}" for kind in ("csv", "tsv") for ending in _ENDINGS)
 
     def __init__(self, options: CsvOptions | None = None, source: ByteSource = data_files) -> None:
-        self._source = source
+        super().__init__(source)
         self._options = options or CsvOptions()
-        self._given = {name: _type_named(text) for name, text in self._options.types.items()}
-        self._inflated = InflatedFiles(source=source)
+        self._types = {name: _type_named(text) for name, text in self._options.types.items()}
 
-    def index_file(self, file: FileStat, advance: Advance) -> FileIndex:
+    def index_file(self, file: FileStat, advance: Advance) -> IndexedFile:
         """Find the records and infer the types of a file."""
-        source = self._source
-        compression = _compression(file, source)
-        content = inflate(file, compression, source) if compression else source.stream(file)
-        chunks = _told(content, file, advance)
-        pieces = segments(*_after_bom(chunks, self._delimiter(file), file.url))
+        compression, delimiter = self._compression(file), self._delimiter(file)
+        chunks = self._stream(file, compression, advance)
+        start = next(chunks, b"")
+        text = start.removeprefix(BOM)
+        pieces = segments(chain([text], chunks), delimiter, file.url, len(start) - len(text))
         first = next(pieces, None)
         if first is None:
-            return FileIndex(RowBlocks([], [], []), pa.schema([]), not compression)
-        names, first = take_header(file, self._delimiter(file), self._options.header, first)
-        learner = TypeLearner(CsvParser(file, self._delimiter(file), names), self._given)
-        blocks = RowBlocks(
-            *_learn(chain([first], _renumbered(pieces, self._options.header)), learner)
-        )
-        found = IndexedFile(file, blocks, learner.schema, not compression)
-        schema = self._tried(found, learner.schema, sorted(learner.doubtful))
-        return FileIndex(blocks, schema, not compression)
+            return IndexedFile(file, RowBlocks([], [], []), pa.schema([]), not compression)
+        header = self._options.header
+        names, first = take_header(file, delimiter, header, first)
+        learner = TypeLearner(CsvParser(file, delimiter, names), self._types)
+        parts = []
+        for piece in chain([first], (replace(p, first=p.first - header) for p in pieces)):
+            if piece.records:
+                learner.learn(piece)
+                parts.append(piece.blocks())
+        indexed = IndexedFile(file, RowBlocks.concat(parts), learner.schema, not compression)
+        return replace(indexed, schema=self._checked(indexed, learner.schema, learner.doubtful))
 
     def merge(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
-        """Names must agree; types become what may fit both."""
+        """Names must agree; types become ones that may fit both."""
         if not left.names or not right.names:
             return left if left.names else right
         return merge_schemas(left, right)
 
     def settle(self, file: IndexedFile, schema: pa.Schema) -> pa.Schema:
         """Columns with values in this file that do not fit the merged type become text."""
-        return self._tried(file, schema, widened(file.schema, schema))
+        return self._checked(file, schema, widened(file.schema, schema))
 
-    def _tried(self, file: IndexedFile, schema: pa.Schema, doubtful: list[str]) -> pa.Schema:
-        types = {field.name: field.type for field in schema}
-        failing: list[str] = []
-        for numbers in file.blocks.batches(0, file.samples, BATCH_BYTES) if doubtful else ():
-            for name in set(doubtful).difference(failing):
+    def _checked(self, file: IndexedFile, schema: pa.Schema, doubtful: Iterable[str]) -> pa.Schema:
+        """Parse the doubtful columns; those that do not have their type become text."""
+        untested = sorted(doubtful)
+        failed: set[str] = set()
+        for numbers in file.blocks.batches(0, file.samples, BATCH_BYTES) if untested else ():
+            for name in set(untested) - failed:
                 try:
-                    self._parse(file, numbers, {name: types[name]}, [name])
+                    self._parse(file, numbers, {name: schema.field(name).type}, [name])
                 except pa.ArrowInvalid:
-                    failing.append(name)
-        return with_text(schema, failing)
+                    failed.add(name)
+        return pa.schema([pa.field(f.name, TEXT) if f.name in failed else f for f in schema])
 
     def _read(self, file: IndexedFile, start: int, stop: int, schema: pa.Schema) -> pa.Table:
         types = {field.name: field.type for field in schema}
@@ -458,68 +447,20 @@ class CsvReader(Reader):
     def _parse(
         self, file: IndexedFile, numbers: range, types: dict[str, pa.DataType], columns: list[str]
     ) -> pa.Table:
-        blocks = file.blocks
-        offset = int(blocks.offsets[numbers.start])
-        length = int(blocks.offsets[numbers[-1]] + blocks.lengths[numbers[-1]]) - offset
-        if file.seekable:
-            data = self._source.read_range(file.stat, offset, length)
-        else:
-            compression = _compression(file.stat, self._source)
-            data = self._inflated.read(file.stat, compression, offset, length, blocks.extent)
-        longest = int(blocks.lengths[numbers.start : numbers.stop].max())
+        longest = int(file.blocks.lengths[numbers.start : numbers.stop].max())
         parser = CsvParser(file.stat, self._delimiter(file.stat), file.schema.names)
-        return parser.parse(data, types, columns, longest)
+        return parser.parse(self._read_blocks(file, numbers), types, columns, longest)
 
     def _delimiter(self, file: FileStat) -> str:
         tabs = any(file.url.lower().endswith(f".tsv{ending}") for ending in _ENDINGS)
         return self._options.delimiter or ("\t" if tabs else ",")
 
-
-def _compression(file: FileStat, source: ByteSource) -> str:
-    """How a file is compressed; ``ShardError`` when it is no text."""
-    head = head_of(file, source)
-    compression = compression_of(head)
-    if not compression and (b"\0" in head or format_of(head) in ("parquet", "tfrecord")):
-        raise wrong_format(file, "csv", "it has bytes that UTF-8 text has not", source)
-    return compression
-
-
-def _told(chunks: Iterable[bytes], file: FileStat, advance: Advance) -> Iterator[bytes]:
-    """Tell of every chunk; what a file inflates to counts up to the size of the file."""
-    left = file.size
-    for chunk in chunks:
-        yield chunk
-        advance(min(len(chunk), left))
-        left -= min(len(chunk), left)
-    advance(left)
-
-
-def _after_bom(
-    chunks: Iterator[bytes], delimiter: str, name: str
-) -> tuple[Iterator[bytes], str, str, int]:
-    first = next(chunks, b"")
-    text = first.removeprefix(BOM)
-    return chain([text], chunks), delimiter, name, len(first) - len(text)
-
-
-def _renumbered(pieces: Iterable[CsvSegment], header: bool) -> Iterator[CsvSegment]:
-    """Count the rows without the header."""
-    for piece in pieces:
-        yield CsvSegment(piece.offset, piece.first - header, piece.data, piece.lines)
-
-
-def _learn(
-    pieces: Iterable[CsvSegment], learner: TypeLearner
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Show each segment to the learner and return counts, offsets and lengths of the blocks."""
-    parts = []
-    for piece in pieces:
-        learner.learn(piece)
-        if piece.records:
-            parts.append(piece.blocks())
-    none = np.zeros(0, np.int64)
-    counts, offsets, lengths = zip(*parts, strict=True) if parts else ([none], [none], [none])
-    return np.concatenate(counts), np.concatenate(offsets), np.concatenate(lengths)
+    def _compression(self, file: FileStat) -> str:
+        head = head_of(file, self._source)
+        compression = compression_of(head)
+        if not compression and (b"\0" in head or format_of(head) in ("parquet", "tfrecord")):
+            raise wrong_format(file, "csv", "it has bytes that UTF-8 text has not", self._source)
+        return compression
 
 
 def _type_named(text: str) -> pa.DataType:

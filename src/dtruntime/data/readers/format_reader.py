@@ -1,4 +1,4 @@
-"""What every format's reader does, and what it tells about a file."""
+"""The base of all file format readers, and what they find out about a file."""
 
 from __future__ import annotations
 
@@ -15,46 +15,58 @@ from google_crc32c import value as crc32c
 from numpy.typing import ArrayLike, NDArray
 
 from ...errors import ShardError
-from ...storage import ByteSource, FileStat, data_files
-from .compression import compression_of
+from ...storage import ByteSource, FileStat
+from .compression import InflatedFiles, compression_of, inflate
+
+Ints = NDArray[np.int64]
 
 BLOCK_BYTES = 256 * 1024
-"""About how much of a file without structure of its own makes a block."""
+"""The approximate size of a block in formats without blocks of their own."""
 BATCH_BYTES = 64 * 2**20
-"""At most about this much of a file is held as bytes while rows are made of it."""
+"""About how much of a file is held as bytes while it is parsed."""
 
 Advance = Callable[[int], None]
-"""Is told how many more bytes of a file have been indexed; raises when that is to end."""
+"""Called with how many more bytes of a file are indexed; raises to stop indexing."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowBlock:
-    """Rows of a file that are read together."""
-
-    first: int
-    """The number of its first row in the file."""
-    count: int
-    offset: int
-    """Where it starts: in the file, or in what the file inflates to."""
-    length: int
-
-
-class RowBlocks(Sequence[RowBlock]):
-    """The blocks of a file, in order, as arrays."""
+class RowBlocks:
+    """The blocks of a file: rows that are read together."""
 
     def __init__(self, counts: ArrayLike, offsets: ArrayLike, lengths: ArrayLike) -> None:
         self.counts = np.asarray(counts, dtype=np.int64)
         self.offsets = np.asarray(offsets, dtype=np.int64)
+        """Where each block starts: in the file, or in its decompressed content."""
         self.lengths = np.asarray(lengths, dtype=np.int64)
 
+    @staticmethod
+    def cut(ends: Ints, rows: Ints, offset: int) -> RowBlocks:
+        """Blocks of about `BLOCK_BYTES`, of records that start at ``offset``.
+
+        ``ends`` is where each record ends, relative to that; ``rows`` counts the rows up to there.
+        """
+        cuts = block_ends(ends)
+        stops = ends[cuts]
+        starts = np.concatenate(([0], stops[:-1]))
+        return RowBlocks(np.diff(rows[cuts], prepend=0), starts + offset, stops - starts)
+
+    @staticmethod
+    def concat(parts: Sequence[RowBlocks]) -> RowBlocks:
+        """The blocks of consecutive parts of a file."""
+        every = [RowBlocks([], [], []), *parts]
+        return RowBlocks(
+            np.concatenate([part.counts for part in every]),
+            np.concatenate([part.offsets for part in every]),
+            np.concatenate([part.lengths for part in every]),
+        )
+
     @cached_property
-    def bounds(self) -> NDArray[np.int64]:
-        """The first row of each block, and behind the last the number of all rows."""
+    def bounds(self) -> Ints:
+        """The first row of each block, followed by the number of all rows."""
         return np.concatenate(([0], np.cumsum(self.counts)))
 
     @property
     def rows(self) -> int:
-        """How many rows there are in all."""
+        """The number of rows."""
         return int(self.bounds[-1])
 
     @property
@@ -64,14 +76,6 @@ class RowBlocks(Sequence[RowBlock]):
 
     def __len__(self) -> int:
         return len(self.counts)
-
-    def __getitem__(self, number: int) -> RowBlock:  # type: ignore[override]
-        return RowBlock(
-            int(self.bounds[:-1][number]),
-            int(self.counts[number]),
-            int(self.offsets[number]),
-            int(self.lengths[number]),
-        )
 
     def covering(self, start: int, stop: int) -> range:
         """The numbers of the blocks that hold rows ``start`` to ``stop``."""
@@ -95,24 +99,15 @@ class RowBlocks(Sequence[RowBlock]):
 
 
 @dataclass(frozen=True, slots=True)
-class FileIndex:
-    """What a reader finds out about one file."""
-
-    blocks: RowBlocks
-    schema: pa.Schema
-    seekable: bool = True
-    """Whether a block can be read without reading what lies before it."""
-
-
-@dataclass(frozen=True, slots=True)
 class IndexedFile:
-    """A file and where its rows are."""
+    """A file and where its rows are, as a reader has found out."""
 
     stat: FileStat
     blocks: RowBlocks
     schema: pa.Schema
     """The columns in this file's own order and types."""
     seekable: bool = True
+    """Whether a block can be read without reading what comes before it."""
 
     @property
     def url(self) -> str:
@@ -130,18 +125,14 @@ class SchemaConflict(Exception):
 
 
 class Reader(ABC):
-    """Reads files of one format.
+    """Reads files of one format. Thread-safe; what it caches is bounded."""
 
-    A reader may be shared by threads. What it keeps between calls is bounded.
-    """
-
-    format: str
     suffixes: tuple[str, ...]
-    """How names of such files end."""
+    """The file name extensions of the format."""
 
     @abstractmethod
-    def index_file(self, file: FileStat, advance: Advance) -> FileIndex:
-        """Find out how many rows a file has, where they are, and of which columns.
+    def index_file(self, file: FileStat, advance: Advance) -> IndexedFile:
+        """Find out how many rows a file has, where they are, and which columns.
 
         ``ShardError`` when the file is corrupt or of another format.
         """
@@ -151,7 +142,7 @@ class Reader(ABC):
         """Return the schema that fits files of both; ``SchemaConflict`` when none does."""
 
     def settle(self, file: IndexedFile, schema: pa.Schema) -> pa.Schema:
-        """Return ``schema``, changed where this file's values do not fit what was merged."""
+        """Return the merged ``schema``, changed where this file's values do not fit it."""
         return schema
 
     def read(
@@ -165,25 +156,57 @@ class Reader(ABC):
     ) -> pa.Table:
         """Return rows ``start`` to ``stop`` (excluded) of a file.
 
-        ``columns`` chooses among those of ``schema``, which is the dataset's (by default the
-        file's own). ``ShardError`` when the file has changed, is corrupt, or lacks a column.
+        ``columns`` selects from ``schema``, which is the dataset's (by default the file's own).
+        ``ShardError`` when the file has changed, is corrupt, or lacks a column.
         """
-        wanted = select(file.schema if schema is None else schema, columns)
+        selected = select(file.schema if schema is None else schema, columns)
         if not 0 <= start <= stop <= file.samples:
             raise ValueError(f"rows {start} to {stop} are outside {file.url} of {file.samples}")
         if start == stop:
-            return wanted.empty_table()
-        return self._read(file, start, stop, wanted)
+            return selected.empty_table()
+        return self._read(file, start, stop, selected)
 
     @abstractmethod
     def _read(self, file: IndexedFile, start: int, stop: int, schema: pa.Schema) -> pa.Table:
         """Return at least one row, with exactly the columns of ``schema``."""
 
 
-def block_ends(ends: NDArray[np.int64], size: int | None = None) -> NDArray[np.int64]:
+class RecordReader(Reader):
+    """Reads files that are a sequence of records, which may be compressed as a whole."""
+
+    def __init__(self, source: ByteSource) -> None:
+        self._source = source
+        self._inflated = InflatedFiles(source=source)
+
+    @abstractmethod
+    def _compression(self, file: FileStat) -> str:
+        """How a file is compressed, if at all; ``ShardError`` when it is of another format."""
+
+    def _stream(self, file: FileStat, compression: str, advance: Advance) -> Iterator[bytes]:
+        """The decompressed content of a file; its progress adds up to the size of the file."""
+        source = self._source
+        left = file.size
+        for chunk in inflate(file, compression, source) if compression else source.stream(file):
+            yield chunk
+            advance(min(len(chunk), left))
+            left -= min(len(chunk), left)
+        advance(left)
+
+    def _read_blocks(self, file: IndexedFile, numbers: range) -> bytes:
+        """The decompressed bytes of consecutive blocks."""
+        blocks = file.blocks
+        offset = int(blocks.offsets[numbers.start])
+        length = int(blocks.offsets[numbers[-1]] + blocks.lengths[numbers[-1]]) - offset
+        if file.seekable:
+            return self._source.read_range(file.stat, offset, length)
+        compression = self._compression(file.stat)
+        return self._inflated.read(file.stat, compression, offset, length, blocks.extent)
+
+
+def block_ends(ends: Ints, size: int | None = None) -> Ints:
     """The numbers of the records that end blocks of about ``size``, or ``BLOCK_BYTES``.
 
-    ``ends`` are where records end, counted from the first one's start; there is at least one.
+    ``ends`` is where each record ends, relative to the first one's start; there is at least one.
     """
     size = size or BLOCK_BYTES
     marks = np.arange(size, ends[-1], size)
@@ -191,7 +214,7 @@ def block_ends(ends: NDArray[np.int64], size: int | None = None) -> NDArray[np.i
 
 
 def select(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
-    """Return the part of a schema that has the named columns, in the order named."""
+    """Return the fields of the named columns, in the order named."""
     if columns is None:
         return schema
     if isinstance(columns, str) or not columns:
@@ -203,33 +226,30 @@ def select(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
 
 
 def no_column(name: str, names: Sequence[str]) -> str:
-    """Say that a column is not there, which one may be meant, and which there are."""
+    """Say that a column does not exist, which one may be meant, and which there are."""
     close = difflib.get_close_matches(name, names, 1)
     nearest = f"did you mean {close[0]!r}? " if close else ""
     return f"no column {name!r}: {nearest}there are {_listed(names)}"
 
 
 def check_names(file: FileStat, names: Sequence[str]) -> None:
-    """Columns are chosen by name: raise ``ShardError`` when two have the same."""
+    """Raise ``ShardError`` when two columns have the same name: columns are selected by name."""
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ShardError(f"{file.url} has two columns named {twice!r}: rename one of them")
 
 
 def describe_difference(left: pa.Schema, right: pa.Schema) -> str:
-    """Say how the columns of two files differ, or nothing when they do not."""
-    only_left = [name for name in left.names if name not in right.names]
-    only_right = [name for name in right.names if name not in left.names]
-    said = []
-    if only_left:
-        said.append(f"only the first has {_listed(only_left)}")
-    if only_right:
-        said.append(f"only the second has {_listed(only_right)}")
+    """Say how the columns of two files differ; empty when they do not."""
+    differences = []
+    for which, one, other in (("first", left, right), ("second", right, left)):
+        if only := [name for name in one.names if name not in other.names]:
+            differences.append(f"only the {which} has {_listed(only)}")
     for name in left.names:
         if name in right.names and left.field(name).type != right.field(name).type:
             types = f"{left.field(name).type} in the first, {right.field(name).type} in the second"
-            said.append(f"{name!r} is {types}")
-    return "; ".join(said)
+            differences.append(f"{name!r} is {types}")
+    return "; ".join(differences)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -238,11 +258,11 @@ def _listed(names: Sequence[str]) -> str:
 
 
 class ParquetOptions(msgspec.Struct, frozen=True, tag="parquet"):
-    """Parquet describes itself: there is nothing to choose."""
+    """Parquet files describe themselves: there are no options."""
 
 
 class CsvOptions(msgspec.Struct, frozen=True, tag="csv", forbid_unknown_fields=True):
-    """The dialect of CSV files. Fields are quoted by ``"``, which is doubled inside."""
+    """The dialect of CSV files. Fields are quoted with ``"``, which is doubled inside."""
 
     delimiter: str = ""
     """One character; by default a comma, and a tab in files named ``.tsv``."""
@@ -259,10 +279,10 @@ class CsvOptions(msgspec.Struct, frozen=True, tag="csv", forbid_unknown_fields=T
 
 
 class TfrecordOptions(msgspec.Struct, frozen=True, tag="tfrecord", forbid_unknown_fields=True):
-    """What TFRecord files hold."""
+    """What TFRecord files contain."""
 
     raw: bool = False
-    """Give each record as it is, in the column ``record``, and do not parse it as an Example."""
+    """Return each record as it is, in the column ``record``, instead of parsing an Example."""
 
 
 Options = ParquetOptions | CsvOptions | TfrecordOptions
@@ -273,13 +293,13 @@ MASK_OFFSET = 0xA282EAD8
 _TEXT_CONTROLS = b"\t\n\r\f"
 
 
-def head_of(file: FileStat, source: ByteSource = data_files) -> bytes:
+def head_of(file: FileStat, source: ByteSource) -> bytes:
     """The first bytes of a file."""
     return source.read_range(file, 0, min(HEAD, file.size))
 
 
 def format_of(head: bytes) -> str:
-    """The format that a file starting with ``head`` seems to have; empty when unknown."""
+    """The format that a file starting with ``head`` appears to have; empty when unknown."""
     if head.startswith(b"PAR1"):
         return "parquet"
     if starts_record(head):
@@ -301,21 +321,19 @@ def starts_record(head: bytes) -> bool:
     return len(head) >= 12 and head[8:12] == masked_crc(head[:8]).to_bytes(4, "little")
 
 
-def wrong_format(
-    file: FileStat, wanted: str, detail: str, source: ByteSource = data_files
-) -> ShardError:
-    """The error for a file that cannot be read as ``wanted``."""
-    found = format_of(head_of(file, source))
-    if found and found != wanted:
+def wrong_format(file: FileStat, format: str, detail: str, source: ByteSource) -> ShardError:
+    """The error for a file that cannot be read as ``format``."""
+    actual = format_of(head_of(file, source))
+    if actual and actual != format:
         return ShardError(
-            f"{file.url} is not a {wanted} file but looks like {found}: register the dataset "
-            f"with format={found!r}, or leave this file out"
+            f"{file.url} is not a {format} file but looks like {actual}: register the dataset "
+            f"with format={actual!r}, or leave this file out"
         )
-    if found == wanted:
+    if actual == format:
         return ShardError(
             f"{file.url} is corrupt ({detail}): it may have been cut off while being written; "
             "write it again, or leave it out"
         )
     return ShardError(
-        f"{file.url} is not a {wanted} file ({detail}): check the format, or leave this file out"
+        f"{file.url} is not a {format} file ({detail}): check the format, or leave this file out"
     )

@@ -1,4 +1,4 @@
-"""Parquet: rows by row group, of which only the columns asked for are read."""
+"""The Parquet reader: row groups, of which only the selected columns are read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from ...storage import ByteSource, FileStat, data_files
 from ...storage.data_files import check_unchanged
 from .format_reader import (
     Advance,
-    FileIndex,
     IndexedFile,
     Reader,
     RowBlocks,
@@ -30,20 +29,19 @@ from .format_reader import (
 
 FOOTERS_KEPT = 64
 FILES_OPEN = 16
-"""By each thread."""
+"""Per thread."""
 GROUPS_KEPT_BYTES = 256 * 2**20
 FOOTER_GUESS = 256 * 1024
-"""How much of an object's end is fetched in the hope that the footer is in it."""
+"""How much of an object's end is fetched, which usually contains the footer."""
 
 
 class ParquetReader(Reader):
-    """Indexes by footers alone.
+    """Indexes files by their footers alone.
 
-    A row group that is read in part is kept for the next read, within a limit, since parquet can
-    only decode it whole.
+    A row group that is read in part is cached for the next read, within a limit, because it can
+    only be decoded as a whole.
     """
 
-    format = "parquet"
     suffixes = (".parquet", ".pq", ".parq")
 
     def __init__(self, source: ByteSource = data_files) -> None:
@@ -53,26 +51,22 @@ class ParquetReader(Reader):
         self._footer = functools.lru_cache(FOOTERS_KEPT)(read_footer)
         self._open = _OpenFiles()
 
-    def index_file(self, file: FileStat, advance: Advance) -> FileIndex:
-        """Find out about a file from its footer."""
+    def index_file(self, file: FileStat, advance: Advance) -> IndexedFile:
+        """Index a file by its footer."""
         footer = self._footer(file)
         schema = footer.schema.to_arrow_schema().remove_metadata()
         check_names(file, schema.names)
         groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
-        offsets = [_first_byte(group) if group.num_columns else 0 for group in groups]
+        offsets = [_chunk_start(g.column(0)) if g.num_columns else 0 for g in groups]
         ends = [*offsets[1:], file.size]
         advance(file.size)
-        return FileIndex(
-            RowBlocks(
-                [group.num_rows for group in groups],
-                offsets,
-                [max(0, end - offset) for offset, end in zip(offsets, ends, strict=False)],
-            ),
-            schema,
+        lengths = [max(0, end - offset) for offset, end in zip(offsets, ends, strict=False)]
+        return IndexedFile(
+            file, RowBlocks([group.num_rows for group in groups], offsets, lengths), schema
         )
 
     def merge(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
-        """Columns must agree; one without any value in a file agrees with every type."""
+        """Columns must be the same; one with only nulls in a file fits every type."""
         fields = []
         for field in left:
             other = right.field(field.name) if field.name in right.names else field
@@ -86,18 +80,20 @@ class ParquetReader(Reader):
         return pa.schema(fields)
 
     def _read(self, file: IndexedFile, start: int, stop: int, schema: pa.Schema) -> pa.Table:
+        bounds = file.blocks.bounds
         tables = []
         whole: list[int] = []
         for number in file.blocks.covering(start, stop):
-            block = file.blocks[number]
-            first, last = max(0, start - block.first), min(block.count, stop - block.first)
-            if last - first == block.count:
+            first, end = int(bounds[number]), int(bounds[number + 1])
+            if start <= first and end <= stop:
                 whole.append(number)
                 continue
             if whole:
                 tables.append(self._read_groups(file, whole, schema))
                 whole = []
-            tables.append(self._group(file, number, schema).slice(first, last - first))
+            begin = max(start, first)
+            group = self._group(file, number, schema)
+            tables.append(group.slice(begin - first, min(stop, end) - begin))
         if whole:
             tables.append(self._read_groups(file, whole, schema))
         return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
@@ -112,7 +108,7 @@ class ParquetReader(Reader):
 
     def _read_groups(self, file: IndexedFile, numbers: list[int], schema: pa.Schema) -> pa.Table:
         with _corruption(file, numbers), self._opened(file, numbers, schema) as parquet:
-            # Looking columns up by name takes a good part of the time of a small row group.
+            # Looking up columns by name takes much of the time of a small row group.
             names = None if parquet.schema_arrow.names == schema.names else schema.names
             table = parquet.read_row_groups(numbers, columns=names, use_threads=False)
             if table.schema.equals(schema):
@@ -129,14 +125,14 @@ class ParquetReader(Reader):
             return
         ranges = _column_ranges(footer, numbers, schema.names)
         with (
-            arrow_source(file.stat, ranges, self._source) as opened,
+            _arrow_source(file.stat, ranges, self._source) as opened,
             pq.ParquetFile(opened, metadata=footer, pre_buffer=False) as parquet,
         ):
             yield parquet
 
 
 class _OpenFiles(threading.local):
-    """The local files that a thread has open, least recently used ones closed first."""
+    """The local files that a thread has open; the least recently used is closed first."""
 
     def __init__(self) -> None:
         self._files: OrderedDict[FileStat, pq.ParquetFile] = OrderedDict()
@@ -154,7 +150,7 @@ class _OpenFiles(threading.local):
 
 
 class _GroupCache:
-    """Decoded row groups, least recently used ones dropped first."""
+    """Decoded row groups; the least recently used is dropped first."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -179,16 +175,12 @@ class _GroupCache:
 def _read_footer(source: ByteSource, file: FileStat) -> pq.FileMetaData:
     try:
         end = min(FOOTER_GUESS, file.size)
-        with arrow_source(file, [(file.size - end, end)], source) as opened:
+        with _arrow_source(file, [(file.size - end, end)], source) as opened:
             return pq.read_metadata(opened)
     except ShardError:
         raise
     except (pa.ArrowException, OSError) as exc:
         raise wrong_format(file, "parquet", _one_line(exc), source) from exc
-
-
-def _first_byte(group: pq.RowGroupMetaData) -> int:
-    return _chunk_start(group.column(0))
 
 
 def _chunk_start(column: pq.ColumnChunkMetaData) -> int:
@@ -200,7 +192,7 @@ def _chunk_start(column: pq.ColumnChunkMetaData) -> int:
 def _column_ranges(
     footer: pq.FileMetaData, numbers: list[int], columns: list[str]
 ) -> list[tuple[int, int]]:
-    """The offset and length of every column chunk that is needed."""
+    """The offset and length of every column chunk to read."""
     paths = [footer.schema.column(i).path for i in range(footer.num_columns)]
     inside = tuple(f"{name}." for name in columns)
     leaves = [i for i, path in enumerate(paths) if f"{path}.".startswith(inside)]
@@ -215,12 +207,12 @@ def _corruption(file: IndexedFile, numbers: list[int]) -> Iterator[None]:
     except ShardError:
         raise
     except (pa.ArrowException, OSError) as exc:
-        first, last = file.blocks[numbers[0]], file.blocks[numbers[-1]]
-        groups = f"row groups {numbers[0]} to {numbers[-1]}"
+        first, last = numbers[0], numbers[-1]
+        blocks = file.blocks
         raise ShardError(
-            f"{file.url}: rows {first.first} to {last.first + last.count} ({groups}, from byte "
-            f"{first.offset}) cannot be read ({_one_line(exc)}): the file is corrupt; write it "
-            "again, or leave it out"
+            f"{file.url}: rows {blocks.bounds[first]} to {blocks.bounds[last + 1]} (row groups "
+            f"{first} to {last}, from byte {blocks.offsets[first]}) cannot be read "
+            f"({_one_line(exc)}): the file is corrupt; write it again, or leave it out"
         ) from exc
 
 
@@ -229,58 +221,43 @@ def _one_line(error: Exception) -> str:
 
 
 NEAR = 1024 * 1024
-"""Ranges that are less than this apart are fetched together."""
+"""Ranges less than this apart are fetched together."""
 READ_AHEAD = 64 * 1024
 
 
-class RemoteFile(io.RawIOBase):
-    """A seekable object that fetches what is read, unless it was loaded before."""
+class _RemoteFile(io.RawIOBase):
+    """An object as a seekable file, of which some ranges are fetched in advance."""
 
-    def __init__(self, file: FileStat, source: ByteSource = data_files) -> None:
+    def __init__(
+        self, file: FileStat, ranges: Sequence[tuple[int, int]], source: ByteSource
+    ) -> None:
+        """``ranges`` are offsets and lengths, fetched concurrently."""
         super().__init__()
         self._file = file
         self._source = source
         self._at = 0
-        self._starts: list[int] = []
-        self._loaded: list[bytes] = []
-
-    def load(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Fetch each ``(offset, length)``, side by side, and keep it."""
         merged = _merged(ranges)
-        loaded = [*zip(self._starts, self._loaded, strict=True)]
-        fetched = self._source.read_ranges(self._file, merged)
-        loaded += zip((offset for offset, _ in merged), fetched, strict=True)
-        loaded.sort(key=lambda part: part[0])
-        self._starts = [offset for offset, _ in loaded]
-        self._loaded = [data for _, data in loaded]
+        self._starts = [offset for offset, _ in merged]
+        self._loaded = source.read_ranges(file, merged)
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
         return True
 
     def tell(self) -> int:
-        """The position."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move the position."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
         self._at = base + offset
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        """Read up to ``size`` bytes."""
         rest = max(0, self._file.size - self._at)
         size = rest if size < 0 else min(size, rest)
-        data = self._held(self._at, size)
-        self._at += size
-        return data
-
-    def _held(self, offset: int, size: int) -> bytes:
+        offset, self._at = self._at, self._at + size
         number = bisect_right(self._starts, offset) - 1
         if number >= 0:
             data = self._loaded[number]
@@ -292,14 +269,12 @@ class RemoteFile(io.RawIOBase):
 
 
 @contextmanager
-def arrow_source(
-    file: FileStat, ranges: Sequence[tuple[int, int]] = (), source: ByteSource = data_files
+def _arrow_source(
+    file: FileStat, ranges: Sequence[tuple[int, int]], source: ByteSource
 ) -> Iterator[pa.NativeFile]:
-    """Open a file for Arrow; ``ranges`` of an object are fetched first, side by side."""
+    """Open a file for Arrow; ``ranges`` of an object are fetched first, concurrently."""
     if not file.is_local:
-        remote = RemoteFile(file, source)
-        remote.load(ranges)
-        yield pa.PythonFile(remote, mode="r")
+        yield pa.PythonFile(_RemoteFile(file, ranges, source), mode="r")
         return
     data_files.open_local(file).close()
     if file.size == 0:
@@ -313,8 +288,8 @@ def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     merged: list[tuple[int, int]] = []
     for offset, length in sorted(ranges):
         if merged and offset - (merged[-1][0] + merged[-1][1]) < NEAR:
-            begin = merged[-1][0]
-            merged[-1] = begin, max(merged[-1][0] + merged[-1][1], offset + length) - begin
+            begin, size = merged[-1]
+            merged[-1] = begin, max(size, offset + length - begin)
         else:
             merged.append((offset, length))
     return merged

@@ -1,4 +1,8 @@
-"""TFRecord: checked records, given as they are or as the columns of ``tf.train.Example``."""
+"""The TFRecord reader: records as they are, or as the columns of ``tf.train.Example``.
+
+A record's frame is its length, the length's checksum, the data, and the data's checksum. The
+checksums are CRC-32C, rotated and offset.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +20,13 @@ from numpy.typing import NDArray
 from ...errors import ShardError
 from ...storage import ByteSource, FileStat, data_files
 from ...storage.backend import changed
-from .compression import InflatedFiles, compression_of, inflate, may_be_zlib
+from .compression import compression_of, may_be_zlib
 from .format_reader import (
     BATCH_BYTES,
     MASK_OFFSET,
     Advance,
-    FileIndex,
     IndexedFile,
-    Reader,
+    RecordReader,
     RowBlocks,
     SchemaConflict,
     TfrecordOptions,
@@ -51,9 +54,9 @@ def masked_crcs(pieces: list[bytes]) -> NDArray[np.uint32]:
 
 
 def masked_length_crcs(lengths: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    """The checksum of each of ``lengths`` written as eight bytes.
+    """The checksum of each of ``lengths``, written as eight bytes.
 
-    A CRC is affine over single bits, so it is put together from one table for each byte.
+    A CRC is affine over single bits, so it is combined from one table per byte.
     """
     tables = _tables()
     octets = lengths.astype("<u8").view(np.uint8).reshape(-1, 8)
@@ -65,7 +68,7 @@ def masked_length_crcs(lengths: NDArray[np.uint64]) -> NDArray[np.uint32]:
 
 @cache
 def _tables() -> NDArray[np.uint32]:
-    """What a byte's value at each of eight positions changes in the checksum of zeros."""
+    """How each byte value at each of eight positions changes the checksum of zeros."""
     zeros = crc32c(bytes(8))
     rows = [
         [crc32c(bytes(i) + bytes([byte]) + bytes(7 - i)) ^ zeros for byte in range(256)]
@@ -80,19 +83,19 @@ def _mask(crcs: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 HEADER = 12
 FRAME = 16
-"""What a record takes beside its data."""
+"""What a record takes besides its data."""
 PARSED_BYTES = 2**20
 PARSED_RECORDS = 1000
-"""So much, and of large records so many, are parsed at once.
+"""How much is parsed at once, or how many large records.
 
-What is made of them should fit into the processor's cache, and each time costs a millisecond.
+The result should fit into the processor's cache, and each call costs a millisecond.
 """
 _LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Complete records in a row."""
+    """Consecutive complete records."""
 
     data: bytes
     starts: Array
@@ -101,15 +104,14 @@ class Frames:
     first: int
     """The number of the first one in the file."""
     offset: int
-    """Where ``data`` lies in the file."""
+    """Where ``data`` begins in the file."""
 
     @classmethod
-    def found(cls, data: bytes, first: int, offset: int) -> Frames:
+    def parse(cls, data: bytes, first: int, offset: int) -> Frames:
         """Find the complete records that ``data`` starts with."""
-        stops = []
+        starts, stops = [], []
         at, size = 0, len(data)
         unpack = _LENGTH.unpack_from
-        starts = []
         while at + HEADER <= size:
             stop = at + unpack(data, at)[0] + FRAME
             if stop > size:
@@ -138,7 +140,7 @@ class Frames:
         )
 
     def pieces(self) -> Iterator[Frames]:
-        """The same records in runs to be parsed at once, each with ``PADDING`` behind."""
+        """The records in parts to be parsed at once, each followed by ``PADDING``."""
         begin, origin = 0, int(self.starts[0]) - HEADER
         view = memoryview(self.data)
         size = max(PARSED_BYTES, PARSED_RECORDS * (len(self.data) // len(self)))
@@ -169,7 +171,7 @@ class Frames:
             raise self._corrupt(file, number, f"the checksum of its {what} does not match")
 
     def malformed(self, file: FileStat, error: MalformedExample) -> ShardError:
-        """The error for a record that is no Example like the others."""
+        """The error for a record that is not an Example like the others."""
         return ShardError(
             f"{file.url}: record {self.first + error.record} at byte {self._place(error.record)}: "
             f"{error.reason}. Pass TfrecordOptions(raw=True) to get records as they are"
@@ -190,7 +192,7 @@ class Frames:
 
 
 def read_frames(chunks: Iterable[bytes], file: FileStat) -> Iterator[Frames]:
-    """Cut a file's bytes into runs of complete records."""
+    """Divide a file's bytes into runs of complete records."""
     first = offset = needed = 0
     held: list[bytes] = []
     for chunk in chunks:
@@ -198,7 +200,7 @@ def read_frames(chunks: Iterable[bytes], file: FileStat) -> Iterator[Frames]:
         if sum(map(len, held)) < needed:
             continue
         data = b"".join(held)
-        frames = Frames.found(data, first, offset)
+        frames = Frames.parse(data, first, offset)
         used = int(frames.ends[-1]) if len(frames) else 0
         if used:
             yield frames
@@ -212,7 +214,7 @@ def read_frames(chunks: Iterable[bytes], file: FileStat) -> Iterator[Frames]:
 
 
 def _size_of_next(data: bytes, first: int, offset: int, file: FileStat) -> int:
-    """How many bytes the record takes that ``data`` starts with, if its header is there."""
+    """The size of the record that ``data`` starts with, or of its header if that is incomplete."""
     if len(data) < HEADER:
         return HEADER
     if not starts_record(data):
@@ -226,10 +228,9 @@ def _size_of_next(data: bytes, first: int, offset: int, file: FileStat) -> int:
 _RAW = pa.schema([("record", pa.binary())])
 
 
-class TfrecordReader(Reader):
-    """Checks the checksum of every record, when indexing and when reading."""
+class TfrecordReader(RecordReader):
+    """Verifies the checksum of every record, when indexing and when reading."""
 
-    format = "tfrecord"
     suffixes = tuple(
         f".{kind}{ending}"
         for kind in ("tfrecord", "tfrecords", "tfrec")
@@ -239,53 +240,42 @@ class TfrecordReader(Reader):
     def __init__(
         self, options: TfrecordOptions | None = None, source: ByteSource = data_files
     ) -> None:
-        self._source = source
+        super().__init__(source)
         self._raw = (options or TfrecordOptions()).raw
-        self._inflated = InflatedFiles(source=source)
 
-    def index_file(self, file: FileStat, advance: Advance) -> FileIndex:
+    def index_file(self, file: FileStat, advance: Advance) -> IndexedFile:
         """Find the records, and the features of all of them."""
-        source = self._source
-        compression = _compression(file, source)
-        chunks = inflate(file, compression, source) if compression else source.stream(file)
-        counts, offsets, lengths = [], [], []
+        compression = self._compression(file)
+        parts = []
         schema = _RAW if self._raw else None
-        for frames in read_frames(chunks, file):
+        for frames in read_frames(self._stream(file, compression, advance), file):
             frames.verify(file)
             for piece in () if self._raw else frames.pieces():
-                schema = self._learned(file, piece, schema)
-            ends = block_ends(frames.ends)
-            counts.append(np.diff(ends, prepend=-1))
-            bounds = np.concatenate(([0], frames.ends[ends]))
-            offsets.append(bounds[:-1] + frames.offset)
-            lengths.append(np.diff(bounds))
-            advance(0 if compression else int(frames.ends[-1]))
-        if compression:
-            advance(file.size)
-        none = [np.zeros(0, np.int64)]
-        blocks = RowBlocks(*(np.concatenate(part or none) for part in (counts, offsets, lengths)))
-        if schema is None:
-            return FileIndex(blocks, pa.schema([]), not compression)
-        if not schema.names:
+                schema = self._learn(file, piece, schema)
+            rows = np.arange(1, len(frames) + 1)
+            parts.append(RowBlocks.cut(frames.ends, rows, frames.offset))
+        blocks = RowBlocks.concat(parts)
+        if schema is not None and not schema.names:
             raise ShardError(
                 f"{file.url}: none of its {blocks.rows} records has features: pass "
                 "TfrecordOptions(raw=True) to get records as they are"
             )
-        return FileIndex(blocks, schema, not compression)
+        return IndexedFile(file, blocks, schema or pa.schema([]), not compression)
 
     def merge(self, left: pa.Schema, right: pa.Schema) -> pa.Schema:
-        """Kinds must agree; a feature that some files lack is a list that is null there."""
+        """Types must agree; a feature that some files lack becomes a list that is null there."""
         if not left.names or not right.names:
             return left if left.names else right
         if set(left.names).isdisjoint(right.names):
             raise SchemaConflict(describe_difference(left, right))
         return merge_schemas(left, right)
 
-    def _learned(self, file: FileStat, frames: Frames, known: pa.Schema | None) -> pa.Schema:
+    def _learn(self, file: FileStat, frames: Frames, earlier: pa.Schema | None) -> pa.Schema:
+        """Return a schema that also fits these records."""
         try:
             features = count_values(frames.data, frames.starts, frames.stops)
-            found = schema_of(features, len(frames))
-            return found if known is None else merge_schemas(known, found)
+            schema = schema_of(features, len(frames))
+            return schema if earlier is None else merge_schemas(earlier, schema)
         except MalformedExample as exc:
             raise frames.malformed(file, exc) from exc
         except SchemaConflict as exc:
@@ -325,35 +315,26 @@ class TfrecordReader(Reader):
         return pa.table(columns, schema=schema)
 
     def _read_frames(self, file: IndexedFile, numbers: range) -> Frames:
-        blocks = file.blocks
-        first, last = blocks[numbers.start], blocks[numbers[-1]]
-        length = last.offset + last.length - first.offset
-        if file.seekable:
-            data = self._source.read_range(file.stat, first.offset, length)
-        else:
-            compression = _compression(file.stat, self._source)
-            data = self._inflated.read(file.stat, compression, first.offset, length, blocks.extent)
-        frames = Frames.found(data, first.first, first.offset)
-        if len(frames) != last.first + last.count - first.first:
+        first, end = (int(row) for row in file.blocks.bounds[[numbers.start, numbers.stop]])
+        offset = int(file.blocks.offsets[numbers.start])
+        frames = Frames.parse(self._read_blocks(file, numbers), first, offset)
+        if len(frames) != end - first:
             raise changed(file.url)
         return frames
 
-
-def _compression(file: FileStat, source: ByteSource) -> str:
-    """How a file is compressed; ``ShardError`` when it has no records."""
-    head = head_of(file, source)
-    if not head or starts_record(head):
-        return ""
-    compression = compression_of(head) or ("zlib" if may_be_zlib(head) else "")
-    if not compression:
-        raise wrong_format(
-            file, "tfrecord", "it does not start with a record's length and checksum", source
-        )
-    return compression
+    def _compression(self, file: FileStat) -> str:
+        head = head_of(file, self._source)
+        if not head or starts_record(head):
+            return ""
+        compression = compression_of(head) or ("zlib" if may_be_zlib(head) else "")
+        if not compression:
+            detail = "it does not start with a record's length and checksum"
+            raise wrong_format(file, "tfrecord", detail, self._source)
+        return compression
 
 
 def schema_of(features: Mapping[str, FeatureCounts], records: int) -> pa.Schema:
-    """The columns of features in ``records`` records, by name: lists unless scalars suffice."""
+    """The columns of features in ``records`` records, by name: scalars where possible, or lists."""
     return pa.schema(
         [
             (name, feature.type if feature.is_scalar(records) else pa.list_(feature.type))
@@ -363,7 +344,7 @@ def schema_of(features: Mapping[str, FeatureCounts], records: int) -> pa.Schema:
 
 
 def merge_schemas(left: pa.Schema, right: pa.Schema) -> pa.Schema:
-    """Return columns that fit records of both; one that a part lacks is a list in both."""
+    """Return columns that fit both parts; one that a part lacks becomes a list."""
     fields = []
     for name in sorted({*left.names, *right.names}):
         types = [schema.field(name).type for schema in (left, right) if name in schema.names]
@@ -383,7 +364,8 @@ def item_type(kind: pa.DataType) -> pa.DataType:
 def to_column(feature: Feature | None, kind: pa.DataType, records: int) -> pa.Array:
     """Return a feature as a column of ``records`` rows; ``SchemaConflict`` if it does not fit."""
     if feature is None:
-        feature = Feature(item_type(kind), _NONE, _NONE, pa.array([], item_type(kind)))
+        none = np.zeros(0, np.int64)
+        feature = Feature(item_type(kind), none, none, pa.array([], item_type(kind)))
     if feature.type != item_type(kind):
         raise SchemaConflict(f"it is {feature.type}, not {kind}")
     if not pa.types.is_list(kind):
@@ -397,6 +379,3 @@ def to_column(feature: Feature | None, kind: pa.DataType, records: int) -> pa.Ar
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     mask = pa.array(missing) if missing.any() else None
     return pa.ListArray.from_arrays(offsets, feature.values, type=kind, mask=mask)
-
-
-_NONE = np.zeros(0, np.int64)
