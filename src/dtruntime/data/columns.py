@@ -1,4 +1,8 @@
-"""Samples by column, as numpy and Arrow hold them."""
+"""Blocks of samples: columns as numpy and Arrow arrays.
+
+A column of lists is one array while all rows have the same shape; otherwise the loader's
+``ragged`` option decides what becomes of its rows in a batch.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +20,25 @@ from ..errors import ShardError
 
 Ints = NDArray[np.int64]
 Places = Ints | slice
-"""Which rows, and in which order."""
+"""Which rows, in which order."""
 MASK = "__mask"
 """Appended to the name of a padded column for the column that marks its values."""
 LENGTHS_SHOWN = 5
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether rows are lists, of any kind that Arrow has."""
+    """Whether rows are lists of any Arrow type."""
     t = pa.types
     return bool(t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind))
 
 
 def is_list_of_values(kind: pa.DataType) -> bool:
-    """Whether rows are lists, or lists of lists, of what numpy has a type for."""
+    """Whether rows are lists, or lists of lists, of values with a numpy type."""
     return is_list(kind) and is_plain(_leaf(kind))
 
 
 def is_fixed(kind: pa.DataType) -> bool:
-    """Whether the type itself says how long the lists are, at every depth."""
+    """Whether the type itself fixes the length of the lists, at every depth."""
     while is_list(kind):
         if not pa.types.is_fixed_size_list(kind):
             return False
@@ -43,10 +47,10 @@ def is_fixed(kind: pa.DataType) -> bool:
 
 
 class ListColumn:
-    """Rows that are lists of values, of a column of a block.
+    """A column whose rows are lists of values.
 
-    Held as one array while all rows have one shape, else as Arrow has them. What is held never
-    changes what the rows are given as: that is decided for each batch by its own rows.
+    Stored as one array while all rows have the same shape, otherwise as Arrow stores them. How it
+    is stored does not affect batches: their form depends on their own rows alone.
     """
 
     __slots__ = ("_fill", "_rows", "kind", "name")
@@ -67,11 +71,10 @@ class ListColumn:
         places: Places,
         fill: Mapping[str, Any],
     ) -> ListColumn:
-        """The rows at some places of chunks that lie one after the other."""
-        used = [chunk for chunk in chunks if len(chunk)]
-        parts = [_regular(name, chunk, fill) for chunk in used]
+        """The rows at some places of consecutive chunks."""
+        parts = [_regular(name, chunk, fill) for chunk in chunks if len(chunk)]
         arrays = [part for part in parts if part is not None]
-        if arrays and len(arrays) == len(used) and len({part.shape[1:] for part in arrays}) == 1:
+        if arrays and len(arrays) == len(parts) and len({part.shape[1:] for part in arrays}) == 1:
             return ListColumn(name, kind, np.concatenate(arrays)[places], fill)
         column = pa.chunked_array(chunks, kind).combine_chunks()
         return ListColumn(name, kind, picked(column, places), fill)
@@ -82,16 +85,9 @@ class ListColumn:
     def __getitem__(self, rows: slice) -> ListColumn:
         return ListColumn(self.name, self.kind, self._rows[rows], self._fill)
 
-    @property
-    def nbytes(self) -> int:
-        """How much memory it takes."""
-        return int(self._rows.nbytes)
-
     def take(self, places: Ints) -> ListColumn:
         """The rows at ``places``, copied."""
-        rows = self._rows
-        taken = rows[places] if isinstance(rows, np.ndarray) else picked(rows, places)
-        return ListColumn(self.name, self.kind, taken, self._fill)
+        return ListColumn(self.name, self.kind, _take(self._rows, places), self._fill)
 
     @staticmethod
     def concat(columns: Sequence[ListColumn]) -> ListColumn:
@@ -105,8 +101,6 @@ class ListColumn:
             joined = pa.concat_arrays([_as_arrow(row, first.kind) for row in rows])
         return ListColumn(first.name, first.kind, joined, first._fill)
 
-    # What rows are given as
-
     def stacked(self) -> NDArray[Any]:
         """One array; ``ShardError`` when the rows have different shapes or some are missing."""
         rows = self._rows
@@ -119,9 +113,9 @@ class ListColumn:
         return self._rows
 
     def padded(self) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """One array as long as the longest lists, and where in it there are values.
+        """One array as long as the longest lists, and where it has values.
 
-        The rest is what ``fill`` has for the column, else 0. A missing row has no values.
+        The rest is the column's ``fill`` value, or 0. A missing row has no values.
         """
         rows = self._rows
         if isinstance(rows, np.ndarray):
@@ -129,7 +123,7 @@ class ListColumn:
         return self._pad(rows)
 
     def jagged(self) -> tuple[NDArray[Any], Ints]:
-        """The values of all rows one after the other, and where each row begins and ends."""
+        """The concatenated values of all rows, and the bounds between rows."""
         rows = self._rows
         if isinstance(rows, np.ndarray):
             ends = np.arange(len(rows) + 1, dtype=np.int64) * rows.shape[1]
@@ -144,7 +138,7 @@ class ListColumn:
         return values.copy(), np.concatenate(([0], np.cumsum(_lengths(rows))))
 
     def rows(self) -> list[Any]:
-        """An array for each row; ``None`` for one that is missing."""
+        """An array for each row; ``None`` for a missing one."""
         rows = self._rows
         return list(rows) if isinstance(rows, np.ndarray) else self._split(rows)
 
@@ -154,40 +148,39 @@ class ListColumn:
             return values, np.ones(len(values), np.bool_)
         inner, inner_mask = self._pad(rows.flatten())
         lengths = _lengths(rows)
-        held = np.arange(lengths.max(initial=0)) < lengths[:, None]
+        filled = np.arange(lengths.max(initial=0)) < lengths[:, None]
         padding = self._fill.get(self.name, np.zeros((), inner.dtype))
-        array = np.full(held.shape + inner.shape[1:], padding, inner.dtype)
+        array = np.full(filled.shape + inner.shape[1:], padding, inner.dtype)
         mask = np.zeros(array.shape, np.bool_)
-        array[held], mask[held] = inner, inner_mask
+        array[filled], mask[filled] = inner, inner_mask
         return array, mask
 
     def _split(self, rows: pa.Array) -> list[Any]:
         inner = rows.flatten()
         nested = is_list(inner.type)
         items: Any = self._split(inner) if nested else self._values(inner)
-        ends = np.cumsum(_lengths(rows))
-        parts = [
-            items[stop - count : stop] for stop, count in zip(ends, _lengths(rows), strict=True)
-        ]
+        lengths = _lengths(rows)
+        ends = np.cumsum(lengths)
+        parts = [items[start:end] for start, end in zip(ends - lengths, ends, strict=True)]
         if nested:
             parts = [_joined(part) for part in parts]
-        missing = rows.is_null().to_numpy(zero_copy_only=False)
+        missing = plain(rows.is_null())
         return [None if gone else part for part, gone in zip(parts, missing, strict=True)]
 
     def _values(self, leaf: pa.Array) -> NDArray[Any]:
-        """Values that nobody else uses."""
+        """Values in memory of their own."""
         (values,) = filled(self.name, leaf.type, [leaf], self._fill)
         return plain(values).copy()
 
     def _unequal(self, rows: pa.Array) -> ShardError:
         if rows.null_count:
-            remedy = "pass ragged='pad', which takes them for empty, or ragged='list', "
+            remedy = "pass ragged='pad', which treats them as empty, or ragged='list', "
             return missing_values(self.name, self.kind, remedy)
         return unequal_rows(self.name, [_lengths_of(row) for row in rows.to_pylist()])
 
 
 def unequal_rows(name: str, lengths: Iterable[str], what: str = "rows") -> ShardError:
-    """The error for rows that do not fit into one array, with the lengths that were seen."""
+    """The error for rows that do not fit into one array."""
     seen = list(dict.fromkeys(lengths))
     more = f" and {len(seen) - LENGTHS_SHOWN} more" if len(seen) > LENGTHS_SHOWN else ""
     return ShardError(
@@ -207,13 +200,13 @@ def _leaf(kind: pa.DataType) -> pa.DataType:
 
 
 def _lengths(rows: pa.Array) -> Ints:
-    """How long each list is; 0 for one that is missing."""
+    """How long each list is; 0 for a missing one."""
     lengths = pc.fill_null(pc.list_value_length(rows), 0)
     return plain(lengths).astype(np.int64)
 
 
 def _regular(name: str, rows: pa.Array, fill: Mapping[str, Any]) -> NDArray[Any] | None:
-    """Rows as one array, which may share their memory; none when their shapes differ."""
+    """Rows as one array, which may share their memory; ``None`` when their shapes differ."""
     shape = [len(rows)]
     while is_list(rows.type):
         if rows.null_count:
@@ -228,7 +221,7 @@ def _regular(name: str, rows: pa.Array, fill: Mapping[str, Any]) -> NDArray[Any]
 
 
 def _as_arrow(rows: Any, kind: pa.DataType) -> pa.Array:
-    """Rows as Arrow has them, with lists of any length at each depth."""
+    """Rows as an Arrow array of lists of variable length at each depth."""
     if not isinstance(rows, np.ndarray):
         return rows.cast(_variable(kind))
     column = pa.array(rows.reshape(-1)).cast(_leaf(kind))
@@ -244,14 +237,14 @@ def _variable(kind: pa.DataType) -> pa.DataType:
 
 
 def _joined(parts: Sequence[Any]) -> NDArray[Any]:
-    """Arrays of one row: one array where they have one shape, else an array of them."""
+    """The lists of one row: one array where they have the same shape, else an array of them."""
     if parts and all(part is not None and part.shape == parts[0].shape for part in parts):
         return np.stack(parts)
     return objects(parts)
 
 
 def objects(values: Sequence[Any]) -> NDArray[Any]:
-    """An array of Python objects, one for each value whatever it is."""
+    """An array of Python objects, one for each value."""
     array = np.empty(len(values), object)
     for place, value in enumerate(values):
         array[place] = value
@@ -259,7 +252,7 @@ def objects(values: Sequence[Any]) -> NDArray[Any]:
 
 
 def _lengths_of(row: Any) -> str:
-    """How long a list is, and those in it: ``3``, ``2x3``, or ``2x(3, 4)`` when they differ."""
+    """The length of a list and of those in it: ``3``, ``2x3``, or ``2x(3, 4)`` when they differ."""
     if row is None:
         return "missing"
     inner = list(dict.fromkeys(_lengths_of(item) for item in row if isinstance(item, list)))
@@ -270,7 +263,7 @@ def _lengths_of(row: Any) -> str:
 
 @functools.lru_cache(256)
 def is_plain(kind: pa.DataType) -> bool:
-    """Whether values are of one size and numpy has their type."""
+    """Whether values have a fixed size and a numpy type."""
     t = pa.types
     return bool(
         t.is_integer(kind)
@@ -283,7 +276,7 @@ def is_plain(kind: pa.DataType) -> bool:
 
 
 def plain(values: pa.Array) -> NDArray[Any]:
-    """Values of one size as an array, which may share Arrow's memory and not be writeable."""
+    """Values of fixed size as an array, which may share Arrow's memory and be read-only."""
     array: NDArray[Any] = values.to_numpy(zero_copy_only=False)
     return array
 
@@ -296,7 +289,7 @@ def picked(column: pa.Array, places: Places) -> pa.Array:
 def filled(
     name: str, kind: pa.DataType, chunks: Sequence[pa.Array], fill: Mapping[str, Any]
 ) -> Sequence[pa.Array]:
-    """Values of a column without nulls that numpy cannot hold; ``ShardError`` where some are."""
+    """Values of a column with nulls replaced; ``ShardError`` for nulls that numpy cannot hold."""
     if not any(chunk.null_count for chunk in chunks):
         return chunks
     if name in fill:
@@ -315,11 +308,11 @@ def missing_values(name: str, kind: pa.DataType, remedy: str = "") -> ShardError
 
 
 Column = Any
-"""An array of numpy's or of Arrow's, or a `ListColumn`."""
+"""A numpy or Arrow array, or a `ListColumn`."""
 
 
 class Block:
-    """Some samples: their columns and their numbers."""
+    """Some samples: their columns, and their numbers in the dataset."""
 
     __slots__ = ("columns", "numbers")
 
@@ -350,17 +343,8 @@ class Block:
         }
         return Block(joined, np.concatenate([block.numbers for block in blocks]))
 
-    @property
-    def nbytes(self) -> int:
-        """How much memory it takes."""
-        return self.numbers.nbytes + sum(int(column.nbytes) for column in self.columns.values())
-
-    def table(self) -> pa.Table:
-        """As an Arrow table, of columns that are held by Arrow."""
-        return pa.table(self.columns)
-
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One mapping for each sample."""
+        """A dict for each sample."""
         names = list(self.columns)
         columns = [
             column.rows() if isinstance(column, ListColumn) else as_array(column)
@@ -371,11 +355,11 @@ class Block:
 
 
 Assemble = Callable[[Sequence[pa.Table], Places, Ints], Block]
-"""Makes a block of some rows of tables, whose samples have the given numbers."""
+"""Makes a block of some rows of tables; the last argument has the samples' numbers."""
 
 
 def arrow_block(tables: Sequence[pa.Table], places: Places, numbers: Ints) -> Block:
-    """Columns as Arrow holds them."""
+    """A block of Arrow columns."""
     table = pa.concat_tables(tables)
     if isinstance(places, slice):
         table = table.slice(places.start, places.stop - places.start)
@@ -385,10 +369,10 @@ def arrow_block(tables: Sequence[pa.Table], places: Places, numbers: Ints) -> Bl
 
 
 class NumpyBlocks:
-    """Makes blocks of numpy arrays where a column allows it.
+    """Makes blocks of numpy arrays, where a column allows it.
 
-    Whole or Boolean values with nulls, also those in lists, have no array that holds them:
-    ``fill`` says what to put in their place, by column.
+    Numpy arrays cannot hold nulls of integers and Booleans, also in lists: ``fill`` has the values
+    that replace them, by column.
     """
 
     def __init__(self, fill: Mapping[str, Any] | None = None) -> None:
@@ -418,33 +402,29 @@ class NumpyBlocks:
         if pa.types.is_dictionary(kind):
             plain = column.cast(kind.value_type)
             return self._column(name, kind.value_type, plain.chunks, places, arena)
-        if is_list_of_values(kind):
-            return self._lists(name, column, places)
-        if pa.types.is_fixed_size_binary(kind):
-            return self._bytes(name, column, places)
-        return picked(column.combine_chunks(), places)
+        is_bytes, is_lists = pa.types.is_fixed_size_binary(kind), is_list_of_values(kind)
+        is_array = is_bytes or (is_lists and is_fixed(kind))
+        if is_array and column.null_count:
+            raise missing_values(name, kind)
+        if is_lists:
+            lists = ListColumn.of(name, kind, chunks, places, self._fill)
+            return lists.stacked() if is_array else lists
+        return _byte_rows(column)[places] if is_bytes else picked(column.combine_chunks(), places)
 
-    def _lists(self, name: str, column: pa.ChunkedArray, places: Places) -> Column:
-        lists = ListColumn.of(name, column.type, column.chunks, places, self._fill)
-        if not is_fixed(column.type):
-            return lists
-        _check_rows(name, column)
-        return lists.stacked()
 
-    def _bytes(self, name: str, column: pa.ChunkedArray, places: Places) -> Column:
-        """Bytes of one length: a row of an array each."""
-        _check_rows(name, column)
-        size = column.type.byte_width
-        parts = [np.empty((0, size), np.uint8)]
-        for chunk in column.chunks:
-            data = np.frombuffer(chunk.buffers()[1], np.uint8)
-            first = chunk.offset * size
-            parts.append(data[first : first + len(chunk) * size].reshape(-1, size))
-        return np.concatenate(parts)[places]
+def _byte_rows(column: pa.ChunkedArray) -> NDArray[np.uint8]:
+    """Bytes of fixed length as the rows of an array."""
+    size = column.type.byte_width
+    parts = [np.empty((0, size), np.uint8)]
+    for chunk in column.chunks:
+        data = np.frombuffer(chunk.buffers()[1], np.uint8)
+        first = chunk.offset * size
+        parts.append(data[first : first + len(chunk) * size].reshape(-1, size))
+    return np.concatenate(parts)
 
 
 class _Arena:
-    """Memory for the columns of a block, in one piece: the system hands out large pieces faster."""
+    """Memory for the columns of a block, allocated at once because large pieces are faster."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -463,13 +443,13 @@ class _Arena:
 
 
 class _Scratch(threading.local):
-    """Memory in which a thread joins chunks; it is used again for the next column."""
+    """Memory in which a thread concatenates chunks, reused for the next column."""
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
 
     def joined(self, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        """All values one after the other, until the next call."""
+        """All values concatenated, valid until the next call."""
         if len(parts) == 1:
             return parts[0]
         count = sum(len(part) for part in parts)
@@ -487,7 +467,7 @@ _scratch = _Scratch()
 def _gather(
     chunks: Sequence[pa.Array], places: Places, kind: pa.DataType, arena: _Arena
 ) -> NDArray[Any]:
-    """The values at ``places``, in memory that nobody else uses."""
+    """The values at ``places``, in memory of their own."""
     if not chunks:
         return np.empty(0, kind.to_pandas_dtype())
     if isinstance(places, slice):
@@ -496,13 +476,13 @@ def _gather(
         return np.concatenate([plain(chunk) for chunk in chunks])[places]
     joined = _scratch.joined([plain(chunk) for chunk in chunks])
     values = arena.array(len(places), joined.dtype)
-    # All places are inside; this way numpy does not check them and needs no memory of its own.
+    # All places are valid; with this mode numpy does not check them and allocates nothing.
     np.take(joined, places, out=values, mode="clip")
     return values
 
 
 def _own(chunk: pa.Array) -> NDArray[Any]:
-    """A chunk's values, without copying where it has the only use of its memory."""
+    """A chunk's values, copied unless it is the only user of its memory."""
     array = plain(chunk)
     if array.flags.writeable:
         return array
@@ -510,12 +490,6 @@ def _own(chunk: pa.Array) -> NDArray[Any]:
     if not data.is_mutable or chunk.offset or data.size > array.nbytes + 64:
         return array.copy()
     return np.frombuffer(data, array.dtype, len(array))
-
-
-def _check_rows(name: str, column: pa.ChunkedArray) -> None:
-    """Rows of an array cannot be missing as a whole."""
-    if column.null_count:
-        raise missing_values(name, column.type)
 
 
 def _take(column: Column, places: Ints) -> Column:
@@ -535,7 +509,7 @@ def _concat(columns: Sequence[Any]) -> Column:
 
 
 def as_array(column: Column) -> NDArray[Any]:
-    """A column of anything but lists of numbers as an array: of objects where numpy has no type."""
+    """A column that is not a `ListColumn` as an array: of objects where numpy has no type."""
     if isinstance(column, np.ndarray):
         return column
     if isinstance(column, pa.ChunkedArray):

@@ -3,6 +3,9 @@
 Example  1: Features  1: map entry  1: name
                                     2: Feature  1: BytesList, 2: FloatList or 3: Int64List
                                                    1: values
+
+`Wire` decodes the protobuf wire format of many messages at once: one pass over arrays finds the
+next field of every message, at a fraction of the cost of protobuf objects.
 """
 
 from __future__ import annotations
@@ -20,13 +23,13 @@ VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 PADDING = bytes(32)
 """Must follow the bytes of the last message."""
 _FEW = 8
-"""So few messages are walked one by one."""
+"""Fewer messages than this are decoded one by one."""
 _BEYOND = 2**62
 _LAST_NUMBER = 2**29 - 1
 
 
 class Malformed(Exception):
-    """A message breaks the format; the argument is its number."""
+    """A message is not valid protobuf; the argument is its number."""
 
     def __init__(self, message: int) -> None:
         super().__init__(message)
@@ -35,14 +38,14 @@ class Malformed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Fields of messages: of one message after the other, in their order."""
+    """The fields of messages, message by message, in their order."""
 
     parent: Array
-    """The number of the message that has it."""
+    """The number of the message that contains it."""
     number: Array
     wire: Array
     start: Array
-    """Where its value starts; a length is not part of it."""
+    """Where its value starts, after the length if it has one."""
     stop: Array
 
     def where(self, chosen: NDArray[np.bool_]) -> Fields:
@@ -53,17 +56,12 @@ class Fields:
 
     def take(self, chosen: Array) -> Fields:
         """Some of them, by position."""
-        return Fields(
-            self.parent[chosen],
-            self.number[chosen],
-            self.wire[chosen],
-            self.start[chosen],
-            self.stop[chosen],
-        )
+        arrays = (self.parent, self.number, self.wire, self.start, self.stop)
+        return Fields(*(array[chosen] for array in arrays))
 
 
 class Wire:
-    """Bytes that hold messages, with ``PADDING`` behind them."""
+    """Bytes that contain messages, followed by ``PADDING``."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -71,10 +69,7 @@ class Wire:
         self._buffer = pa.py_buffer(data)
 
     def fields(self, start: Array, stop: Array) -> Fields:
-        """Return the fields of the messages at ``start`` to ``stop``.
-
-        Raises ``Malformed`` when a message is not made of fields.
-        """
+        """Return the fields of the messages at ``start`` to ``stop``; may raise ``Malformed``."""
         parent = np.arange(len(start))
         steps: list[tuple[Array, ...]] = []
         at, end = start, stop
@@ -97,7 +92,7 @@ class Wire:
         """Return the bytes of spans whose positions ascend, or some of them in another order."""
         if not len(start):
             return pa.array([], pa.large_binary())
-        # Every other element is what lies between two spans; Arrow copies the wanted ones.
+        # Every other element is the gap between two spans; Arrow copies the selected ones.
         offsets = np.empty(2 * len(start), np.int64)
         offsets[0::2] = start
         offsets[1::2] = stop
@@ -107,7 +102,7 @@ class Wire:
         return every.take(pa.array((np.arange(len(start)) if order is None else order) * 2))
 
     def _step(self, at: Array) -> tuple[Array, Array, Array, Array]:
-        """Number, wire type, and the span of the value of the field at each position."""
+        """The number, wire type and span of the value of the field at each position."""
         tag, begin = self._varints(at)
         wire = tag & 7
         if (wire == LENGTH).all():
@@ -124,7 +119,7 @@ class Wire:
         return tag >> 3, wire, begin, after
 
     def _varints(self, at: Array) -> tuple[Array, Array]:
-        """The value of the varint at each position, and the position behind it."""
+        """The value of the varint at each position, and where it ends."""
         octet = self._octets[np.minimum(at, len(self._octets) - 1)]
         value = (octet & 0x7F).astype(np.int64)
         after = at + 1
@@ -171,7 +166,7 @@ class Wire:
 def _ordered(
     steps: list[tuple[Array, ...]], rest: list[tuple[int, int, int, int, int]], messages: int
 ) -> Fields:
-    """Put the fields found in each step into the order of the messages."""
+    """Arrange the fields of all steps in the order of the messages."""
     if not rest and all(len(step[0]) == messages for step in steps):
         if len(steps) == 1:
             return Fields(*steps[0])
@@ -183,10 +178,9 @@ def _ordered(
 
 
 def decode_varints(payload: NDArray[np.uint8], bounds: Array) -> tuple[Array, Array]:
-    """Decode varints packed one behind the other.
+    """Decode packed varints into their values, and how many there are in each part of ``bounds``.
 
-    Returns their values, and how many there are in each part of ``bounds``. Raises ``Malformed``
-    with the number of a part that ends within one.
+    Raises ``Malformed`` with the number of a part that ends within a varint.
     """
     last = payload < 0x80
     if last.all():
@@ -210,13 +204,13 @@ def decode_varints(payload: NDArray[np.uint8], bounds: Array) -> tuple[Array, Ar
 _BYTES, _FLOATS, _INTS = 1, 2, 3
 _TYPES = {_BYTES: pa.binary(), _FLOATS: pa.float32(), _INTS: pa.int64()}
 _SINGLE = {_BYTES: LENGTH, _FLOATS: FIXED32, _INTS: VARINT}
-"""How a single value is written; several may be packed into one field with a length."""
+"""The wire type of a single value; several may be packed into one field with a length."""
 
 Codes = NDArray[np.uint16] | NDArray[np.uint32]
 
 
 class MalformedExample(Exception):
-    """A record is not an Example, or contradicts the others."""
+    """A record is not an Example, or does not fit the others."""
 
     def __init__(self, record: int, reason: str) -> None:
         super().__init__(f"record {record}: {reason}")
@@ -246,37 +240,37 @@ class Feature(FeatureCounts):
 
 
 def parse_examples(
-    data: bytes, starts: Array, stops: Array, wanted: Collection[str] | None = None
+    data: bytes, starts: Array, stops: Array, selected: Collection[str] | None = None
 ) -> dict[str, Feature]:
-    """Return the features of the records at ``starts`` to ``stops``; ``wanted`` chooses some.
+    """Return the ``selected`` features of the records at ``starts`` to ``stops``, or all.
 
     ``data`` ends with ``PADDING``. Raises ``MalformedExample``.
     """
-    examples = _Examples(data, starts, stops, wanted)
+    examples = _Examples(data, starts, stops, selected)
     used = dict.fromkeys(_TYPES, 0)
     features = {}
-    for name, kind, found in examples.features():
-        begin, used[kind] = used[kind], used[kind] + int(found.counts.sum())
+    for name, kind, counted in examples.features():
+        begin, used[kind] = used[kind], used[kind] + int(counted.counts.sum())
         values = examples.values[kind].slice(begin, used[kind] - begin)
-        features[name] = Feature(found.type, found.records, found.counts, values)
+        features[name] = Feature(counted.type, counted.records, counted.counts, values)
     return features
 
 
 def count_values(data: bytes, starts: Array, stops: Array) -> dict[str, FeatureCounts]:
-    """Like :func:`parse_examples` without the values, which need not be copied then."""
+    """Like :func:`parse_examples`, without copying the values."""
     examples = _Examples(data, starts, stops, None, copy=False)
-    return {name: found for name, _, found in examples.features()}
+    return {name: counted for name, _, counted in examples.features()}
 
 
 class _Examples:
-    """Records of the same bytes, opened level by level; all arrays follow their position."""
+    """Records decoded level by level; all arrays are in the order of their position."""
 
     def __init__(
         self,
         data: bytes,
         starts: Array,
         stops: Array,
-        wanted: Collection[str] | None,
+        selected: Collection[str] | None,
         copy: bool = True,
     ) -> None:
         self._wire = Wire(data)
@@ -287,7 +281,7 @@ class _Examples:
         if len(lists.parent):
             raise MalformedExample(int(lists.parent[0]), "it is a SequenceExample, not an Example")
         entries = self._inside(records.having(_numbered(top, 1)), 1)
-        self._names, self._codes, self._features = self._named(entries, wanted)
+        self._names, self._codes, self._features = self._named(entries, selected)
         self._order = np.argsort(self._codes, kind="stable")
         self.values: dict[int, pa.Array] = {}
         """All values of each kind, name after name in the order of :meth:`features`."""
@@ -315,22 +309,22 @@ class _Examples:
         return messages.having(_numbered(self._open(messages), number))
 
     def _named(
-        self, entries: _Messages, wanted: Collection[str] | None
+        self, entries: _Messages, selected: Collection[str] | None
     ) -> tuple[list[str], Codes, _Messages]:
-        """All names, and of the wanted entries the name's number and the value."""
+        """All names, and the name's number and the value of each selected entry."""
         fields = self._open(entries)
         keys, values = (entries.last(_numbered(fields, number)) for number in (1, 2))
-        found = self._wire.spans(keys.start, keys.stop).dictionary_encode()
-        narrow = len(found.dictionary) < 2**16  # sorts in linear time
-        codes = found.indices.to_numpy().astype(np.uint16 if narrow else np.uint32)
-        names = [_text(key.as_py(), entries, codes, i) for i, key in enumerate(found.dictionary)]
+        encoded = self._wire.spans(keys.start, keys.stop).dictionary_encode()
+        narrow = len(encoded.dictionary) < 2**16  # sorts in linear time
+        codes = encoded.indices.to_numpy().astype(np.uint16 if narrow else np.uint32)
+        names = [_text(key.as_py(), entries, codes, i) for i, key in enumerate(encoded.dictionary)]
         keep = _last_of_each(codes, values.record)
-        if wanted is not None:
-            keep &= np.isin(codes, [i for i, name in enumerate(names) if name in wanted])
+        if selected is not None:
+            keep &= np.isin(codes, [i for i, name in enumerate(names) if name in selected])
         return names, codes[keep], values.where(keep)
 
     def _count(self) -> tuple[Array, Array]:
-        """Each feature's kind and number of values; the values themselves are kept."""
+        """Each feature's kind and number of values; the values are stored in ``values``."""
         fields = self._open(self._features)
         fields = fields.where((fields.wire == LENGTH) & (fields.number <= _INTS))
         kinds = np.zeros(len(self._codes), np.int64)
@@ -354,9 +348,10 @@ class _Examples:
         return kinds, many
 
     def _decode(self, kind: int, fields: Fields, chosen: Array) -> Array:
-        """Keep the values of a kind, and return how many there are in each chosen field."""
+        """Store the values of a kind, and return how many there are in each chosen field."""
         if kind == _INTS:
-            numbers, counts = _integers(self._wire.spans(fields.start, fields.stop, chosen))
+            bounds, octets = _parts(self._wire.spans(fields.start, fields.stop, chosen))
+            numbers, counts = decode_varints(octets, bounds)
             self.values[kind] = pa.array(numbers)
             return counts
         sizes = fields.stop[chosen] - fields.start[chosen]
@@ -364,7 +359,10 @@ class _Examples:
             raise Malformed(np.flatnonzero(sizes % 4)[0])
         if self._copy:
             payload = self._wire.spans(fields.start, fields.stop, chosen)
-            self.values[kind] = _floats(payload) if kind == _FLOATS else payload.cast(pa.binary())
+            if kind == _FLOATS:
+                self.values[kind] = pa.array(_parts(payload)[1].view("<f4"))
+            else:
+                self.values[kind] = payload.cast(pa.binary())
         return sizes // 4 if kind == _FLOATS else np.ones_like(sizes)
 
 
@@ -387,29 +385,18 @@ class _Messages:
 
     def last(self, fields: Fields) -> _Messages:
         """The last of the fields of each of these; an empty one where there is none."""
-        found = self.having(fields)
         start, stop = self.start.copy(), self.start.copy()
-        start[fields.parent], stop[fields.parent] = found.start, found.stop
+        start[fields.parent], stop[fields.parent] = fields.start, fields.stop
         return _Messages(self.record, start, stop)
 
 
 def _numbered(fields: Fields, number: int) -> Fields:
-    """The fields of a number that are messages; as another type it is unknown to protobuf."""
+    """The fields of a number that are messages; protobuf ignores those of another wire type."""
     return fields.where((fields.number == number) & (fields.wire == LENGTH))
 
 
-def _integers(payload: pa.Array) -> tuple[Array, Array]:
-    """The numbers in all spans, and how many there are in each."""
-    bounds, octets = _parts(payload)
-    return decode_varints(octets, bounds)
-
-
-def _floats(payload: pa.Array) -> pa.Array:
-    return pa.array(_parts(payload)[1].view("<f4"))
-
-
 def _parts(payload: pa.Array) -> tuple[Array, NDArray[np.uint8]]:
-    """Where each span ends and the next begins, and the bytes of all."""
+    """The bounds between spans, and the bytes of all."""
     if not len(payload):
         return np.zeros(1, np.int64), np.zeros(0, np.uint8)
     _, offsets, data = payload.buffers()
@@ -418,7 +405,7 @@ def _parts(payload: pa.Array) -> tuple[Array, NDArray[np.uint8]]:
 
 
 def _last_of_each(codes: Codes, records: Array) -> NDArray[np.bool_]:
-    """Which entries are not followed by another of the same name in the same record."""
+    """Which entries are the last of their name in their record."""
     order = np.argsort(codes, kind="stable")
     repeated = (codes[order][1:] == codes[order][:-1]) & (records[order][1:] == records[order][:-1])
     keep = np.ones(len(codes), np.bool_)
