@@ -1,7 +1,8 @@
-"""Batches in the form that a training loop wants."""
+"""Batches: blocks of samples in the form that a training loop asks for."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,16 +34,16 @@ OUTPUTS = ("numpy", "torch", "jax", "arrow")
 RAGGED = ("error", "pad", "nested", "list")
 
 _PACKAGES = {"torch": "pip install torch", "jax": "pip install jax"}
-"""How to install what an output needs."""
+"""How to install the package that an output needs."""
 
 ID = "__id__"
 """The column with the samples' numbers."""
 VALID = "__valid__"
-"""The column that is false where a batch was filled up."""
+"""The column that is false for padding."""
 
 
 class Batches:
-    """Turns blocks into batches."""
+    """Makes batches of blocks."""
 
     def __init__(
         self,
@@ -67,30 +68,26 @@ class Batches:
         self._transform = transform
         self.assemble: Assemble = arrow_block if output == "arrow" else NumpyBlocks(fill)
         self._ragged = RaggedColumns(ragged, output)
-        self._framework: Any = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_framework": None}
 
     @property
-    def works(self) -> bool:
-        """Whether making a batch runs code of the user."""
+    def runs_user_code(self) -> bool:
+        """Whether making a batch calls functions of the user."""
         return self._decode is not None or self._transform is not None
 
     def check_columns(self, schema: pa.Schema) -> None:
-        """Refuse data whose own columns would be replaced by what is added to batches."""
+        """Raise ``ShardError`` when the data has a column that is added to batches."""
         masks = self._ragged.added(schema)
         if self._decode is None:
             _check_free(schema.names, [*(ID,) * self._ids, *(VALID,) * self._pad, *masks])
 
     def row_shapes(self, block: Block) -> dict[str, tuple[int, ...]]:
-        """The shapes of rows that are lists, in columns that have one shape in all batches."""
+        """The shapes of list rows, in columns whose shape is the same in all batches."""
         if self._decode is not None or self.output == "arrow":
             return {}
         return self._ragged.shapes(block.columns.values())
 
     def check_row_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Refuse other shapes than those of the batches before."""
+        """Raise ``ShardError`` when shapes differ from those of earlier batches."""
         self._ragged.check(shapes)
 
     def make(self, block: Block, padding: int, filler: Block | None) -> Any:
@@ -118,7 +115,7 @@ class Batches:
         if isinstance(batch, tuple | list):
             return type(batch)(self._none_of(part) for part in batch)
         if getattr(batch, "is_nested", False):
-            return self._converters().none_of(batch)
+            return _framework(self.output).none_of(batch)
         return batch[:0]
 
     def _table(self, block: Block, valid: Any) -> pa.Table:
@@ -139,22 +136,16 @@ class Batches:
             extra = self._extra(block, valid, origin)
             _check_free(batch, extra)
             batch.update(extra)
-        return batch if self.output == "numpy" else _mapped(batch, self._converters().convert)
+        return batch if self.output == "numpy" else _mapped(batch, _framework(self.output).convert)
 
     def _columns(self, block: Block) -> dict[str, Any]:
         columns: dict[str, Any] = {}
         for name, column in block.columns.items():
             if isinstance(column, ListColumn):
-                columns |= self._ragged.given(column, lambda: self._converters().nested)
+                columns |= self._ragged.convert(column)
             else:
                 columns[name] = as_array(column)
         return columns
-
-    def _converters(self) -> Any:
-        """What makes the framework's arrays; the framework is imported when it is needed."""
-        if self._framework is None:
-            self._framework = importlib.import_module(f".{self.output}", __package__)
-        return self._framework
 
     def _extra(self, block: Block, valid: Any, origin: Any) -> dict[str, Any]:
         extra: dict[str, Any] = {}
@@ -168,13 +159,13 @@ class Batches:
 
 
 class RaggedColumns:
-    """How columns of lists are given, as the user wants it."""
+    """What becomes of columns of lists in a batch, by the loader's ``ragged`` option."""
 
     def __init__(self, modes: str | Mapping[str, str], output: str) -> None:
-        """``modes`` are for all columns, or for some of them by name."""
+        """``modes`` is one mode for all columns, or has the modes of some columns by name."""
         self._modes = dict(modes) if isinstance(modes, Mapping) else {}
-        self._usual = "error" if isinstance(modes, Mapping) else modes
-        for mode in (self._usual, *self._modes.values()):
+        self._default = "error" if isinstance(modes, Mapping) else modes
+        for mode in (self._default, *self._modes.values()):
             if mode not in RAGGED:
                 raise ValueError(f"ragged must be one of {', '.join(RAGGED)}, not {mode!r}")
             if mode == "nested" and output != "torch":
@@ -185,11 +176,11 @@ class RaggedColumns:
             raise ValueError("ragged is for arrays: output='arrow' gives lists as they are")
         self._output = output
         self._shapes: dict[str, tuple[int, ...]] = {}
-        """Of the rows of each stacked column."""
+        """The shape of the rows of each stacked column."""
 
     def added(self, schema: pa.Schema) -> list[str]:
-        """The columns that are added to batches; refuses modes of columns that cannot have them."""
-        lists = [field.name for field in schema if _may_be_ragged(field.type)]
+        """The columns added to batches; ``ShardError`` for a mode of a column without lists."""
+        lists = [f.name for f in schema if is_list_of_values(f.type) and not is_fixed(f.type)]
         for name in self._modes:
             if name not in lists:
                 raise ShardError(
@@ -198,8 +189,8 @@ class RaggedColumns:
                 )
         return [name + MASK for name in lists if self._mode(name) == "pad"]
 
-    def given(self, column: ListColumn, nested: Callable[[], Callable[..., Any]]) -> dict[str, Any]:
-        """A column of a batch, and what is added for it."""
+    def convert(self, column: ListColumn) -> dict[str, Any]:
+        """A column of a batch, and the column added for it."""
         name, mode = column.name, self._mode(column.name)
         if mode == "error":
             return {name: column.stacked()}
@@ -207,12 +198,12 @@ class RaggedColumns:
             array, mask = column.padded()
             return {name: array, name + MASK: mask}
         if mode == "nested":
-            return {name: nested()(*column.jagged())}
+            return {name: _framework(self._output).nested(*column.jagged())}
         rows = column.rows()
         return {name: rows if self._output != "numpy" else objects(rows)}
 
     def shapes(self, columns: Iterable[Any]) -> dict[str, tuple[int, ...]]:
-        """The shapes of the rows of columns that are stacked; called after they were given."""
+        """The shapes of the rows of stacked columns; called after `convert`."""
         return {
             column.name: column.stacked().shape[1:]
             for column in columns
@@ -220,28 +211,29 @@ class RaggedColumns:
         }
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Refuse a batch whose rows have other shapes than those of the batches before.
+        """Raise ``ShardError`` when rows have other shapes than those of earlier batches.
 
-        Without it, whether rows of different lengths are an error would depend on which of them
-        come together.
+        Otherwise it would depend on the order whether rows of different lengths are an error.
         """
-        for name, given in shapes.items():
-            shape = tuple(given)  # torch's loader processes hand them over as lists
-            before = self._shapes.setdefault(name, shape)
-            if before != shape:
-                lengths = ["x".join(map(str, one)) for one in (before, shape)]
+        for name, lengths_here in shapes.items():
+            shape = tuple(lengths_here)  # torch's loader processes turn tuples into lists
+            earlier = self._shapes.setdefault(name, shape)
+            if earlier != shape:
+                lengths = ["x".join(map(str, one)) for one in (earlier, shape)]
                 raise unequal_rows(name, lengths, "rows, in different batches,")
 
     def _mode(self, name: str) -> str:
-        return self._modes.get(name, self._usual)
+        return self._modes.get(name, self._default)
 
 
-def _may_be_ragged(kind: pa.DataType) -> bool:
-    return is_list_of_values(kind) and not is_fixed(kind)
+@functools.cache
+def _framework(output: str) -> Any:
+    """The module that converts to a framework's arrays, which imports the framework."""
+    return importlib.import_module(f".{output}", __package__)
 
 
 def _check_installed(output: Output) -> None:
-    """Refuse arrays of a framework that is not there, before anything is read."""
+    """Raise ``ConfigError`` when the framework is not installed, before anything is read."""
     if output in _PACKAGES and importlib.util.find_spec(output) is None:
         raise ConfigError(
             f"output={output!r} needs the package {output}, which is not installed: "
@@ -258,7 +250,7 @@ def _check_free(names: Iterable[str], added: Iterable[str]) -> None:
 
 
 def filled(block: Block, padding: int, filler: Block | None) -> Block:
-    """A block with ``padding`` more samples: its own over again, or else those of ``filler``."""
+    """A block with ``padding`` more samples: its own again, or those of ``filler`` if empty."""
     if not padding:
         return block
     other = block if len(block) else filler

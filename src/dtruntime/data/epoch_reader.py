@@ -16,7 +16,17 @@ from ..sharding import SlotTable
 from .columns import Block
 from .loader_state import LoaderState
 from .mixture import Mixture, MixtureReader
-from .order import AffinityOrder, GlobalOrder, Lanes, OrderPlan, SampleRun, Segment, runs_of_rank
+from .order import (
+    AffinityOrder,
+    Lane,
+    Lanes,
+    OrderPlan,
+    SampleRun,
+    Segment,
+    global_lane,
+    runs_of_rank,
+    stream_bounds,
+)
 from .prefetch import LaneReader, ShardFetcher
 from .source import Source
 
@@ -147,7 +157,7 @@ class GlobalReader(EpochReader):
         if isinstance(source, Mixture):
             source.check_streams(plan.streams)
         self._source = source
-        self._order: tuple[int, GlobalOrder] | None = None
+        self._lane: tuple[int, Lane] | None = None
 
     def resume(self, state: LoaderState) -> EpochPosition:
         """The same position, whatever the ranks."""
@@ -184,12 +194,12 @@ class GlobalReader(EpochReader):
         prefetch = -(-self._portion.prefetch_shards // streams_here)
         if isinstance(self._source, Mixture):
             return MixtureReader(self._source, self._plan, number, fetchers, prefetch)
-        if self._order is None or self._order[0] != at.epoch:
-            shuffle = self._plan.shuffle_in(at.epoch)
-            order = GlobalOrder(self._source.starts, shuffle, self._plan.streams)
-            self._order = at.epoch, order
-        order = self._order[1]
-        return LaneReader(order.lane, fetchers[0], *order.stream(number), prefetch)
+        if self._lane is None or self._lane[0] != at.epoch:
+            lane = global_lane(self._source.starts, self._plan.shuffle_in(at.epoch))
+            self._lane = at.epoch, lane
+        lane = self._lane[1]
+        bounds = stream_bounds(len(lane), self._plan.streams, number)
+        return LaneReader(lane, fetchers[0], *bounds, prefetch)
 
 
 class AffinityReader(EpochReader):

@@ -289,7 +289,7 @@ class Loader(LoaderBase):
         with self._begin() as iteration:
             steps = self._read_steps(iteration, part + skip * parts, parts)
             made = self._made(steps, before)
-            if self._batches.works:
+            if self._batches.runs_user_code:
                 made = iter(iteration.uses(Ahead(made, BATCHES_AHEAD, "strata-batches")))
             yield from iteration.through(made)
 

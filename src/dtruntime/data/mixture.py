@@ -13,7 +13,7 @@ from ..errors import ShardError
 from ..sharding import shuffled
 from ..types import check_whole
 from .columns import Block
-from .order import GlobalOrder, OrderPlan, stream_bounds
+from .order import OrderPlan, global_lane, stream_bounds
 from .prefetch import LaneReader, ShardFetcher
 from .source import Source
 
@@ -147,10 +147,9 @@ class MixtureReader:
     def _reader(self, dataset: int, epoch: int) -> LaneReader:
         if dataset not in self._readers or self._readers[dataset][0] != epoch:
             shuffle = replace(self._plan.shuffle_in(epoch), seed=self._plan.seed + dataset)
-            starts = self._mixture.sources[dataset].starts
-            order = GlobalOrder(starts, shuffle, self._plan.streams)
-            part = order.stream(self._stream)
-            reader = LaneReader(order.lane, self._fetchers[dataset], *part, self._prefetch_shards)
+            lane = global_lane(self._mixture.sources[dataset].starts, shuffle)
+            bounds = stream_bounds(len(lane), self._plan.streams, self._stream)
+            reader = LaneReader(lane, self._fetchers[dataset], *bounds, self._prefetch_shards)
             self._readers[dataset] = epoch, reader
         return self._readers[dataset][1]
 

@@ -1,24 +1,29 @@
-"""In which order an epoch's samples are read, and by whom: pure functions of their arguments.
+"""The order in which an epoch's samples are read, and by whom: pure functions of their arguments.
 
-*Global* order fixes one sequence for the whole job. A position in it is the whole state of
-an epoch, whatever the number of workers, loader processes or the batch size. *Affinity*
-order keeps a worker on its own shards across epochs, so that caches stay warm; its state is
-the list of memberships the epoch has seen, with how far each rank came.
+*Global* order is one sequence for the whole job. A position in it is the complete state of an
+epoch, whatever the number of workers, loader processes or the batch size. The sequence is read in
+*streams* side by side: sample ``p`` is number ``p // streams`` of stream ``p mod streams``. A rank
+takes its part of a batch from as few streams as possible, so that with ``streams`` a multiple of
+the number of ranks no two ranks read the same shard, except at the seams.
 
-Both shuffle in two steps: the order of the shards, then the samples within windows of
-shards. So a worker reads whole shards, and every sample can still end up anywhere.
+*Affinity* order keeps a worker on its own shards across epochs, so that caches stay warm; its
+state is the list of memberships that the epoch has seen, with the progress of each rank.
+
+Both shuffle in two steps: the order of the shards, then the samples within windows of shards. So a
+worker reads whole shards, and every sample can still end up anywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from ..sharding import Membership, Permutation, SlotTable, shuffled
 
@@ -29,12 +34,12 @@ AtLeastOne = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 
 DEFAULT_WINDOW = 8
 _SHARDS, _SAMPLES = 1, 2
-"""Tags that keep the keys of the two shuffles apart."""
+"""Tags that give the two shuffles different keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """What decides an epoch's order."""
+    """What determines an epoch's order."""
 
     seed: int = 0
     epoch: int = 0
@@ -48,7 +53,7 @@ class Shuffle:
 
     @property
     def window_size(self) -> int:
-        """How many shards are read together: one where nothing is mixed."""
+        """How many shards are read together: one without shuffling."""
         return self.window if self.enabled else 1
 
     def shard_order(self, shard_count: int) -> Ints:
@@ -58,14 +63,14 @@ class Shuffle:
         return Permutation(shard_count, self.seed, self.epoch, _SHARDS).slice(0, shard_count)
 
     def within(self, length: int, key: int) -> Ints | None:
-        """Places in a window of ``length`` samples in reading order; ``None``: as they lie."""
+        """The order of the samples of a window; ``None``: unchanged."""
         if not self.enabled:
             return None
         return shuffled(length, self.seed, self.epoch, _SAMPLES, key)
 
 
 class OrderPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What decides the order; a position means nothing without it."""
+    """What determines the order of all epochs; a position is valid only with it."""
 
     order: str
     samples: AtLeastOne
@@ -77,11 +82,11 @@ class OrderPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     streams: AtLeastOne
 
     def shuffle_in(self, epoch: int) -> Shuffle:
-        """What decides the order of one epoch."""
+        """What determines the order of one epoch."""
         return Shuffle(self.seed, epoch, self.shuffle, self.window)
 
     def difference(self, other: OrderPlan) -> str:
-        """What is not the same in another plan."""
+        """How another plan differs."""
         return "; ".join(
             f"{field}: {getattr(self, field)!r} in the state, {getattr(other, field)!r} here"
             for field in self.__struct_fields__
@@ -90,7 +95,7 @@ class OrderPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Window:
-    """Some shards whose samples are mixed, or a part of their mixture."""
+    """Shards whose samples are shuffled together, or a part of the result."""
 
     def __init__(
         self,
@@ -100,13 +105,13 @@ class Window:
         skip: int = 0,
         stop: int | None = None,
     ) -> None:
-        """From the ``skip``-th sample of the mixture to before the ``stop``-th."""
+        """Samples ``skip`` to ``stop`` of the shuffled shards."""
         self.shards = shards
         self.skip = skip
         self._starts = starts
         self._shuffle = shuffle
         self.bounds = np.concatenate(([0], np.cumsum(starts[shards + 1] - starts[shards])))
-        """Where each shard's samples begin when all lie one after the other."""
+        """Where each shard's samples begin when all are concatenated."""
         self.stop = int(self.bounds[-1]) if stop is None else stop
 
     def __len__(self) -> int:
@@ -117,7 +122,7 @@ class Window:
         return Window(self.shards, self._starts, self._shuffle, self.skip + start, self.skip + stop)
 
     def joined(self, following: Window) -> Window | None:
-        """Both as one, where nothing is mixed and none of their shards' samples is left out."""
+        """Both as one; ``None`` when they are shuffled, or lack samples where they meet."""
         if self._shuffle.enabled or following.skip or self.stop != self.bounds[-1]:
             return None
         shards = np.concatenate((self.shards, following.shards))
@@ -125,7 +130,7 @@ class Window:
         return Window(shards, self._starts, self._shuffle, self.skip, stop)
 
     def places(self) -> Ints | slice:
-        """Where its samples are, when its shards' samples lie one after the other."""
+        """The places of its samples among the concatenated samples of its shards."""
         part = slice(self.skip, self.stop)
         return part if self._order is None else self._order[part]
 
@@ -135,19 +140,13 @@ class Window:
         numbers = np.concatenate(runs)
         return numbers[self.places()]
 
-    def samples(self, offsets: Ints) -> Ints:
-        """The numbers of the samples at ``offsets``."""
-        places = offsets + self.skip if self._order is None else self._order[offsets + self.skip]
-        which = np.searchsorted(self.bounds, places, side="right") - 1
-        return self._starts[self.shards[which]] + places - self.bounds[which]
-
     @cached_property
     def _order(self) -> Ints | None:
         return self._shuffle.within(int(self.bounds[-1]), int(self.shards[0]))
 
 
 class Lane:
-    """Samples that are read one after the other: windows that were begun, then whole shards."""
+    """Samples to read one after the other: windows that were begun, then whole shards."""
 
     __slots__ = ("_bounds", "_shuffle", "_size", "_starts", "begun", "shards")
 
@@ -169,18 +168,8 @@ class Lane:
     def __len__(self) -> int:
         return int(self._bounds[-1])
 
-    def samples(self, positions: ArrayLike) -> Ints:
-        """The numbers of the samples at ``positions``."""
-        places = np.asarray(positions, dtype=np.int64)
-        which = np.searchsorted(self._bounds, places, side="right") - 1
-        found = np.empty(places.shape, np.int64)
-        for index in np.unique(which):
-            here = which == index
-            found[here] = self._window(int(index)).samples(places[here] - self._bounds[index])
-        return found
-
     def windows(self, start: int, stop: int | None = None) -> Iterator[tuple[int, Window]]:
-        """The windows that hold positions ``start`` to ``stop``, each with its first position."""
+        """The windows with positions ``start`` to ``stop``, each with its first position."""
         end = len(self) if stop is None else stop
         index = int(np.searchsorted(self._bounds, start, side="right")) - 1
         while index < len(self._bounds) - 1 and (first := int(self._bounds[index])) < end:
@@ -198,7 +187,7 @@ class Lane:
         return parts
 
     def rest(self, consumed: int) -> tuple[list[Window], Ints]:
-        """After ``consumed`` samples: windows that are begun, and shards that are untouched."""
+        """What is left after ``consumed`` samples: windows that were begun, and whole shards."""
         self._check(consumed)
         index = int(np.searchsorted(self._bounds, consumed, side="right")) - 1
         inside = consumed - int(self._bounds[index])
@@ -210,7 +199,7 @@ class Lane:
         return begun, self.shards[first:]
 
     def window_end(self, position: int) -> int:
-        """Where the window that holds ``position`` ends."""
+        """Where the window that contains ``position`` ends."""
         index = int(np.searchsorted(self._bounds, position, side="right"))
         return int(self._bounds[min(index, len(self._bounds) - 1)])
 
@@ -226,66 +215,35 @@ class Lane:
 
 
 class SampleRun(NamedTuple):
-    """Samples that follow each other in one stream of the sequence, or in one rank's lane."""
+    """Consecutive samples of one stream (global order) or of one rank's lane (affinity order)."""
 
     number: int
-    """Of the stream, or of the rank."""
+    """The stream, or the rank."""
     start: int
     stop: int
 
 
-class GlobalOrder:
-    """One sequence for the whole job, in ``streams`` that are read side by side.
+def global_lane(starts: Ints, shuffle: Shuffle) -> Lane:
+    """All samples in global order, stream after stream.
 
-    Sample ``p`` of the sequence is number ``p // streams`` of stream ``p mod streams``. A rank
-    takes its part of every batch from as few streams as possible, so that with ``streams`` a
-    multiple of the number of ranks no two ranks read the same shard, except at the seams.
+    ``starts`` are the first samples of all shards, followed by the number of samples.
     """
-
-    def __init__(self, starts: ArrayLike, shuffle: Shuffle, streams: int = 1) -> None:
-        """``starts`` are the first samples of all shards, and the number of samples at the end."""
-        if streams < 1:
-            raise ValueError(f"there must be at least one stream, not {streams}")
-        bounds = np.asarray(starts, dtype=np.int64)
-        order = shuffle.shard_order(len(bounds) - 1)
-        order = order[bounds[order + 1] > bounds[order]]
-        self.streams = streams
-        self.lane = Lane(order, bounds, shuffle)
-        """All samples, stream after stream."""
-
-    def __len__(self) -> int:
-        return len(self.lane)
-
-    def stream(self, number: int) -> tuple[int, int]:
-        """Where a stream begins and ends in the lane."""
-        return stream_bounds(len(self), self.streams, number)
-
-    def samples(self, positions: ArrayLike) -> Ints:
-        """The numbers of the samples at ``positions`` of the sequence."""
-        places = np.asarray(positions, dtype=np.int64)
-        stream, depth = places % self.streams, places // self.streams
-        least, more = divmod(len(self), self.streams)
-        return self.lane.samples(stream * least + np.minimum(stream, more) + depth)
-
-    def part(self, start: int, stop: int, rank: int, world: int) -> Ints:
-        """The positions of one rank in the batch of positions ``start`` to ``stop``.
-
-        The parts of all ranks are disjoint, make up the batch, and differ by at most one.
-        """
-        parts = runs_of_rank(self.streams, start, min(stop, len(self)), rank, world)
-        runs = [np.arange(a, b) * self.streams + stream for stream, a, b in parts]
-        return np.concatenate([np.empty(0, np.int64), *runs])
+    order = shuffle.shard_order(len(starts) - 1)
+    return Lane(order[starts[order + 1] > starts[order]], starts, shuffle)
 
 
 def stream_bounds(samples: int, streams: int, number: int) -> tuple[int, int]:
-    """Where a stream begins and ends when all lie one after the other."""
+    """Where a stream begins and ends when all streams are concatenated."""
     least, more = divmod(samples, streams)
     begin = number * least + min(number, more)
     return begin, begin + least + (number < more)
 
 
 def runs_of_rank(streams: int, start: int, stop: int, rank: int, world: int) -> list[SampleRun]:
-    """A rank's part of the batch of positions ``start`` to ``stop`` of the sequence."""
+    """A rank's part of the batch of positions ``start`` to ``stop`` of the sequence.
+
+    The parts of all ranks are disjoint, make up the batch, and differ by at most one sample.
+    """
     size = max(0, stop - start)
     low, high = size * rank // world, size * (rank + 1) // world
     if low == high:
@@ -301,7 +259,7 @@ def runs_of_rank(streams: int, start: int, stop: int, rank: int, world: int) -> 
 
 
 def _uneven_runs(streams: int, start: int, stop: int, low: int, high: int) -> list[SampleRun]:
-    """The same where not all streams have the same part of the batch."""
+    """The same for a batch that is not divided evenly among the streams."""
     numbers = np.arange(streams)
     first = -((numbers - start) // streams)
     ends = np.cumsum(-((numbers - stop) // streams) - first)
@@ -317,7 +275,7 @@ def _uneven_runs(streams: int, start: int, stop: int, low: int, high: int) -> li
 
 
 class TakenBack(NamedTuple):
-    """A stretch of a lane that is read again, because its reader was lost before committing."""
+    """A part of a lane that is read again, because its reader was lost before committing."""
 
     segment: int
     """Counted from 1."""
@@ -328,17 +286,17 @@ class TakenBack(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of an epoch in which the membership did not change."""
+    """A part of an epoch during which the membership did not change."""
 
     slot_count: int
     dead: tuple[int, ...] = ()
     consumed: tuple[int, ...] = ()
-    """Samples that each slot consumed; a single number stands for every live slot. More than a
-    lane has means all of it."""
+    """Samples that each slot consumed; a single number stands for every live slot. A number above
+    the length of a lane means all of it."""
     weights: tuple[int, ...] = ()
-    """Shares in which what nobody has begun is dealt; without them the slot table deals it."""
+    """Shares of the shards that nobody has begun; without them the slot table assigns those."""
     taken_back: tuple[TakenBack, ...] = ()
-    """What is dealt again when this segment begins."""
+    """What is assigned again when this segment begins."""
 
     def consumed_by(self, slot: int, length: int) -> int:
         """How many of a lane's ``length`` samples a slot consumed."""
@@ -349,22 +307,21 @@ class Segment:
 
     @property
     def live(self) -> list[int]:
-        """The slots that took part."""
-        gone = set(self.dead)
-        return [slot for slot in range(self.slot_count) if slot not in gone]
+        """The slots that are not dead."""
+        return sorted(set(range(self.slot_count)).difference(self.dead))
 
 
 Begun = list[tuple[int, Window]]
-"""Windows that were begun, each with the slot that began it; -1: nobody who still has it."""
+"""Windows that were begun, each with the slot that reads on; -1: none."""
 
 
 class AffinityOrder:
-    """Each rank reads its own shards; what a lost rank left is dealt to the others."""
+    """Each rank reads its own shards; those of a lost rank are assigned to the others."""
 
-    def __init__(self, table: SlotTable, starts: ArrayLike, shuffle: Shuffle) -> None:
-        """``table`` deals the shards, ``starts`` are as for `GlobalOrder`."""
+    def __init__(self, table: SlotTable, starts: Ints, shuffle: Shuffle) -> None:
+        """``table`` assigns the shards, ``starts`` are as for `global_lane`."""
         self._table = table
-        self._starts = np.asarray(starts, dtype=np.int64)
+        self._starts = starts
         self._shuffle = shuffle
         order = shuffle.shard_order(len(self._starts) - 1)
         self._place = np.empty(len(order), np.int64)
@@ -372,13 +329,13 @@ class AffinityOrder:
         self._latest: tuple[tuple[tuple[Segment, ...], Segment], Lanes] | None = None
 
     def lanes(self, history: Sequence[Segment], current: Segment) -> Lanes:
-        """What each live slot of ``current`` has to read, after the segments before it."""
-        asked = tuple(history), current
-        if self._latest is None or self._latest[0] != asked:
-            self._latest = asked, self._make_lanes(history, current)
+        """What each live slot of ``current`` reads, after the segments in ``history``."""
+        key = tuple(history), current
+        if self._latest is None or self._latest[0] != key:
+            self._latest = key, self._compute_lanes(history, current)
         return self._latest[1]
 
-    def _make_lanes(self, history: Sequence[Segment], current: Segment) -> Lanes:
+    def _compute_lanes(self, history: Sequence[Segment], current: Segment) -> Lanes:
         pool = self._starts[1:] > self._starts[:-1]
         begun: Begun = []
         past: list[Lanes] = []
@@ -431,27 +388,16 @@ class AffinityOrder:
         )
 
 
-class Lanes(Mapping[int, Lane]):
-    """The lanes of all live slots; each is made when it is first asked for."""
+class Lanes:
+    """The lanes of all live slots; each is computed when it is first used."""
 
-    def __init__(self, lengths: dict[int, int], make: Callable[[int], Lane]) -> None:
+    def __init__(self, lengths: dict[int, int], compute: Callable[[int], Lane]) -> None:
         self.lengths = lengths
-        """How long each is."""
-        self._make = make
-        self._made: dict[int, Lane] = {}
+        """The length of each, by slot."""
+        self._lane = functools.cache(compute)
 
     def __getitem__(self, slot: int) -> Lane:
-        if slot not in self._made:
-            if slot not in self.lengths:
-                raise KeyError(slot)
-            self._made[slot] = self._make(slot)
-        return self._made[slot]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.lengths)
-
-    def __len__(self) -> int:
-        return len(self.lengths)
+        return self._lane(slot)
 
 
 class _Shares:
@@ -470,14 +416,14 @@ class _Shares:
         return self._shards[self._starts[slot] : self._ends[slot]]
 
     def loads(self, starts: Ints) -> Ints:
-        """How many samples each slot has."""
+        """The number of samples of each slot."""
         sizes = np.concatenate(([0], np.cumsum(starts[self._shards + 1] - starts[self._shards])))
         loads: Ints = sizes[self._ends] - sizes[self._starts]
         return loads
 
 
 def _again(past: list[Lanes], segment: Segment) -> Begun:
-    """Windows of what is taken back when a segment begins."""
+    """The windows that are read again when a segment begins."""
     return [
         (-1, window)
         for back in segment.taken_back
@@ -486,7 +432,7 @@ def _again(past: list[Lanes], segment: Segment) -> Begun:
 
 
 def _quotas(count: int, segment: Segment) -> Ints:
-    """How many of ``count`` shards each slot is due: rounded down, the rest to the lowest."""
+    """Each slot's share of ``count`` shards: rounded down, the rest to the lowest slots."""
     least, most = Membership(segment.slot_count, segment.dead, segment.weights).bounds(count)
     spare = count - int(least.sum())
     least[np.flatnonzero(most > least)[:spare]] += 1

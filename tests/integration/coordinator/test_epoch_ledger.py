@@ -340,7 +340,8 @@ class Reader:
                 limit = self._segments[self._read_from - 1].taken[self.worker.rank]
             stop = min(limit, self._position + count)
             lane = self._lane(self._read_from)
-            self._digest.add(lane.samples(np.arange(self._position, stop)))
+            for window in lane.between(self._position, stop):
+                self._digest.add(window.numbers())
             count -= stop - self._position
             self._position = stop
         commit(self.worker, self._read_from, self._position, self._digest.to_bytes())
