@@ -15,8 +15,7 @@ worker reads whole shards, and every sample can still end up anywhere.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple
@@ -359,11 +358,8 @@ class AffinityOrder:
             taker = slot if slot in windows else min(windows, key=lambda s: (load[s], s))
             windows[taker].append(window)
             load[taker] += len(window)
-
-        def lane(slot: int) -> Lane:
-            return Lane(shares.of(slot), self._starts, self._shuffle, windows[slot])
-
-        return Lanes({slot: int(load[slot]) for slot in windows}, lane)
+        lengths = {slot: int(load[slot]) for slot in windows}
+        return Lanes(lengths, shares, self._starts, self._shuffle, windows)
 
     def _shares(self, pool: NDArray[np.bool_], segment: Segment) -> _Shares:
         """The untouched shards of each live slot, in reading order."""
@@ -391,13 +387,27 @@ class AffinityOrder:
 class Lanes:
     """The lanes of all live slots; each is computed when it is first used."""
 
-    def __init__(self, lengths: dict[int, int], compute: Callable[[int], Lane]) -> None:
+    def __init__(
+        self,
+        lengths: dict[int, int],
+        shares: _Shares,
+        starts: Ints,
+        shuffle: Shuffle,
+        begun: dict[int, list[Window]],
+    ) -> None:
         self.lengths = lengths
         """The length of each, by slot."""
-        self._lane = functools.cache(compute)
+        self._shares = shares
+        self._starts = starts
+        self._shuffle = shuffle
+        self._begun = begun
+        self._lanes: dict[int, Lane] = {}
 
     def __getitem__(self, slot: int) -> Lane:
-        return self._lane(slot)
+        if slot not in self._lanes:
+            lane = Lane(self._shares.of(slot), self._starts, self._shuffle, self._begun[slot])
+            self._lanes[slot] = lane
+        return self._lanes[slot]
 
 
 class _Shares:
@@ -406,7 +416,6 @@ class _Shares:
     def __init__(self, shards: Ints, owners: NDArray[Any], place: Ints, slot_count: int) -> None:
         order = np.argsort(owners.astype(np.int64) * len(place) + place[shards])
         self._shards = shards[order]
-        self._owners = owners[order]
         counts = np.bincount(owners, minlength=slot_count)
         self._ends = np.cumsum(counts)
         self._starts = self._ends - counts

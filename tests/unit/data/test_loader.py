@@ -342,8 +342,10 @@ def test_errors_of_hooks_and_files_reach_the_loop_and_lose_nothing(table_source)
     assert loader.position == 0
 
 
-def test_loader_can_be_sent_to_another_process():
-    loader = Loader(NumberSource(100, 10), 10)
+@pytest.mark.parametrize("order", ["global", "affinity"])
+def test_loader_can_be_sent_to_another_process(order):
+    loader = Loader(NumberSource(100, 10), 10, order=order)
+    assert len(loader) == 10
     first = advance(loader, 2)
     copy = pickle.loads(pickle.dumps(loader))
     assert np.array_equal(numbers(list(copy)), numbers(list(loader)))
