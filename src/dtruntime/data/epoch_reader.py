@@ -1,7 +1,7 @@
-"""Which samples of an epoch this rank reads, and in which order.
+"""The samples of an epoch that one rank reads, in order.
 
-A rank reads an epoch in steps, one for each batch. A step is a few *runs*: samples that follow
-each other in one stream (global order) or in the rank's own lane (affinity order).
+A rank reads an epoch in steps, one per batch. A step consists of a few *runs*: consecutive samples
+of one stream (global order) or of the rank's own lane (affinity order).
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ class EpochPosition:
     epoch: int = 0
     position: int = 0
     past: tuple[Segment, ...] = ()
-    """Stretches of the epoch with other members."""
+    """Segments of the epoch with other members."""
     positions: tuple[int, ...] = ()
-    """Where each rank is, when they are not all at ``position``."""
+    """The position of each rank, when they are not all at ``position``."""
 
     def of(self, rank: int) -> int:
-        """Where a rank is."""
+        """The position of a rank."""
         return self.positions[rank] if self.positions else self.position
 
 
 @dataclass(frozen=True, slots=True)
 class RankPortion:
-    """Which part of the epoch this rank reads, and in batches of which size."""
+    """The part of an epoch that one rank reads, and its batch size."""
 
     rank: int
     world: int
     batch: int
-    """Samples of all ranks in global order, of one in affinity order."""
+    """Samples of all ranks in global order, of one rank in affinity order."""
     last: Last
     prefetch_shards: int
 
@@ -66,41 +66,32 @@ class StepCount(NamedTuple):
     """What is left of an epoch."""
 
     steps: int
-    """Steps of this rank."""
     dropped: int
     """Samples of all ranks that are in no step."""
 
 
 class Step(NamedTuple):
-    """What a rank gets in one step."""
+    """The samples of a rank in one step."""
 
     block: Block | None
     """``None``: nothing is left for this rank."""
     padding: int
-    """How many samples have to be made up to fill the batch."""
+    """How many samples the batch lacks."""
     position: int
-    """Where the epoch stands after it."""
-
-
-class PlannedStep(NamedTuple):
-    """What a rank is to read in one step."""
-
-    runs: Sequence[SampleRun]
-    full: int
-    """How many samples a full batch of this rank has."""
-    position: int
-    """Where the epoch stands after it."""
+    """The position in the epoch after it."""
 
 
 class EpochReader(ABC):
     """The samples that one rank reads of an epoch, from any position on."""
 
-    def __init__(self, plan: OrderPlan, portion: RankPortion) -> None:
+    def __init__(self, plan: OrderPlan, portion: RankPortion, full: int) -> None:
+        """``full`` is the size of a full batch of this rank."""
         self._plan = plan
         self._portion = portion
+        self._full = full
 
     def count(self, at: EpochPosition) -> StepCount:
-        """How many steps are left from a position on."""
+        """How many steps this rank has left."""
         batch, last = self._portion.batch, self._portion.last
         left = self._left(at)
         if last == "drop":
@@ -113,54 +104,55 @@ class EpochReader(ABC):
     def read(
         self, at: EpochPosition, fetchers: Fetchers, part: int = 0, parts: int = 1
     ) -> Iterator[Step]:
-        """Every ``parts``-th step from a position on, beginning with the ``part``-th."""
+        """Every ``parts``-th step from a position on, starting with step ``part``."""
         pads = self._portion.last == "pad"
         readers: dict[int, LaneReader | MixtureReader] = {}
-        for runs, full, position in self._steps(at, range(part, self.count(at).steps, parts)):
+        for runs, position in self._steps(at, range(part, self.count(at).steps, parts)):
             blocks = []
             for number, start, stop in runs:
                 if number not in readers:
                     readers[number] = self._open(at, number, fetchers)
                 blocks.append(readers[number].read(start, stop))
             block = Block.concat(blocks) if blocks else None
-            padding = full - (len(block) if block else 0)
+            padding = self._full - (len(block) if block else 0)
             yield Step(block, padding if pads else 0, position)
 
     @abstractmethod
     def resume(self, state: LoaderState) -> EpochPosition:
-        """Where a state says that the epoch is, for the ranks there are now."""
+        """The position of a state, for the current number of ranks."""
 
     @abstractmethod
     def consumed(self, state: LoaderState) -> int:
-        """How many samples of the epoch all ranks had consumed."""
+        """How many samples of the epoch all ranks had consumed, by a state."""
 
     @abstractmethod
     def _left(self, at: EpochPosition) -> Mapping[int, int]:
-        """How many samples are left by rank; in global order of all ranks, for this one."""
+        """The samples left, by rank; in global order those of all ranks, for this rank."""
 
     @abstractmethod
-    def _steps(self, at: EpochPosition, numbers: range) -> Iterator[PlannedStep]:
-        """The steps of these numbers, counted from a position on."""
+    def _steps(self, at: EpochPosition, numbers: range) -> Iterator[tuple[list[SampleRun], int]]:
+        """The runs of some steps, counted from a position, and the position after each step."""
 
     @abstractmethod
     def _open(
         self, at: EpochPosition, number: int, fetchers: Fetchers
     ) -> LaneReader | MixtureReader:
-        """What reads the runs of a number."""
+        """A reader of the stream or lane with a number."""
 
 
 class GlobalReader(EpochReader):
     """One sequence of batches for all ranks: each rank reads its part of every batch."""
 
     def __init__(self, source: Source | Mixture, plan: OrderPlan, portion: RankPortion) -> None:
-        super().__init__(plan, portion)
+        batch, rank, world = portion.batch, portion.rank, portion.world
+        super().__init__(plan, portion, batch * (rank + 1) // world - batch * rank // world)
         if isinstance(source, Mixture):
             source.check_streams(plan.streams)
         self._source = source
         self._lane: tuple[int, Lane] | None = None
 
     def resume(self, state: LoaderState) -> EpochPosition:
-        """The same position, whatever the ranks."""
+        """The same position for any number of ranks."""
         if state.position > len(self._source):
             raise ShardError(
                 f"the state is at sample {state.position} of an epoch that has "
@@ -175,17 +167,16 @@ class GlobalReader(EpochReader):
     def _left(self, at: EpochPosition) -> Mapping[int, int]:
         return {self._portion.rank: max(0, len(self._source) - at.position)}
 
-    def _steps(self, at: EpochPosition, numbers: range) -> Iterator[PlannedStep]:
+    def _steps(self, at: EpochPosition, numbers: range) -> Iterator[tuple[list[SampleRun], int]]:
         portion, length = self._portion, len(self._source)
         batch, rank, world = portion.batch, portion.rank, portion.world
-        # The sequence of a mixture goes on through all epochs.
+        # The sequence of a mixture continues through all epochs.
         origin = at.epoch * length if isinstance(self._source, Mixture) else 0
-        full = batch * (rank + 1) // world - batch * rank // world
         for number in numbers:
             start = at.position + number * batch
             stop = min(start + batch, length)
             runs = runs_of_rank(self._plan.streams, origin + start, origin + stop, rank, world)
-            yield PlannedStep(runs, full, stop)
+            yield runs, stop
 
     def _open(
         self, at: EpochPosition, number: int, fetchers: Fetchers
@@ -206,20 +197,20 @@ class AffinityReader(EpochReader):
     """Each rank reads its own lane of shards."""
 
     def __init__(self, source: Source, plan: OrderPlan, portion: RankPortion) -> None:
-        super().__init__(plan, portion)
+        super().__init__(plan, portion, portion.batch)
         self._source = source
         self._table = SlotTable(len(source.starts) - 1, seed=plan.seed)
         self._order: tuple[int, AffinityOrder] | None = None
 
     def resume(self, state: LoaderState) -> EpochPosition:
-        """The same lanes for as many ranks; for others, what is left is divided among them."""
+        """The same lanes for the same number of ranks; otherwise the rest is divided anew."""
         past = _past(state)
         if state.world == self._portion.world:
             return EpochPosition(state.epoch, state.position, past, state.positions)
         return EpochPosition(state.epoch, 0, (*past, _last_segment(state)))
 
     def consumed(self, state: LoaderState) -> int:
-        """What the segments before have taken, and what each rank has in the last one."""
+        """What earlier segments consumed, and each rank in the last one."""
         last = _last_segment(state)
         lengths = self._lanes(state.epoch, _past(state), state.world).lengths
         taken = sum(last.consumed_by(slot, length) for slot, length in lengths.items())
@@ -229,14 +220,14 @@ class AffinityReader(EpochReader):
         lengths = self._lanes(at.epoch, at.past, self._portion.world).lengths
         return {slot: max(0, length - at.of(slot)) for slot, length in lengths.items()}
 
-    def _steps(self, at: EpochPosition, numbers: range) -> Iterator[PlannedStep]:
+    def _steps(self, at: EpochPosition, numbers: range) -> Iterator[tuple[list[SampleRun], int]]:
         rank, batch = self._portion.rank, self._portion.batch
         length = self._lanes(at.epoch, at.past, self._portion.world).lengths[rank]
         for number in numbers:
-            # Not cut off at the end of a short lane: one rank's position may stand for all ranks.
+            # Not limited to the end of a short lane: one rank's position may stand for all ranks.
             start = at.of(rank) + number * batch
             runs = [SampleRun(rank, start, min(start + batch, length))] if start < length else []
-            yield PlannedStep(runs, batch, start + batch)
+            yield runs, start + batch
 
     def _open(self, at: EpochPosition, number: int, fetchers: Fetchers) -> LaneReader:
         lane = self._lanes(at.epoch, at.past, self._portion.world)[number]
@@ -254,5 +245,5 @@ def _past(state: LoaderState) -> tuple[Segment, ...]:
 
 
 def _last_segment(state: LoaderState) -> Segment:
-    """The state's own segment of the epoch, ended where it is."""
+    """The current segment of a state, ended at its position."""
     return Segment(state.world, consumed=state.positions or (state.position,))

@@ -1,9 +1,9 @@
-"""Iterations of a loader, of which only the newest goes on: there is one position to keep."""
+"""Iterations of a loader: only the newest one is valid, because a loader has one position."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from typing import Any, Protocol, Self, TypeVar, cast
 
@@ -14,44 +14,37 @@ _END = object()
 
 
 class Closeable(Protocol):
-    """Something that an iteration uses."""
+    """A resource of an iteration."""
 
     def close(self) -> None:
-        """Stop it."""
+        """Release it."""
 
 
 C = TypeVar("C", bound=Closeable)
 
 
 class IterationWatch(Protocol):
-    """Is told what iterations do with the time of the program."""
+    """Observes iterations."""
 
     def fetching(self) -> AbstractContextManager[None]:
-        """A block in which a batch is waited for."""
-
-    def handed_out(self, epoch: int, samples: int) -> None:
-        """The program got a batch of an epoch."""
-
-    def ended(self, epoch: int) -> None:
-        """There are no more batches of an epoch."""
-
-
-class Unwatched:
-    """Nobody is told."""
-
-    def fetching(self) -> AbstractContextManager[None]:
-        """Nothing happens."""
+        """A block during which the program waits for a batch."""
         return nullcontext()
 
     def handed_out(self, epoch: int, samples: int) -> None:
-        """Nothing happens."""
+        """The program got a batch."""
+        return
 
     def ended(self, epoch: int) -> None:
-        """Nothing happens."""
+        """The program got the last batch of an epoch."""
+        return
+
+
+class Unwatched(IterationWatch):
+    """Ignores everything."""
 
 
 class Iteration:
-    """One iteration, and what it uses until it ends."""
+    """One iteration, and the resources that it uses until it ends."""
 
     def __init__(self, watch: IterationWatch) -> None:
         self._watch = watch
@@ -59,20 +52,20 @@ class Iteration:
         self._process = os.getpid()
         self._is_over = False
 
-    def uses(self, part: C) -> C:
-        """Close ``part`` when the iteration ends."""
-        return self._used.enter_context(closing(part))
+    def uses(self, resource: C) -> C:
+        """Close a resource when the iteration ends."""
+        return self._used.enter_context(closing(resource))
 
     def through(self, items: Iterable[T]) -> Iterator[T]:
-        """The items, as long as this is the iteration that goes on.
+        """The items, while this is the newest iteration.
 
-        Errors of our own come without the frames of the threads and generators that they passed.
+        Strata's own errors are raised without the frames of threads and generators they passed.
         """
         try:
-            with closing(_generated(items)) as made:
+            with closing(item for item in items) as generator:
                 while True:
                     with self._watch.fetching():
-                        item = next(made, _END)
+                        item = next(generator, _END)
                     if item is _END:
                         break
                     yield cast("T", item)
@@ -91,16 +84,16 @@ class Iteration:
             )
 
     def end(self) -> None:
-        """Close what it uses; what a process that forked this one uses is not ours to close."""
+        """Close its resources, unless they belong to the process that this one was forked from."""
         self._is_over = True
         if self._process == os.getpid():
             self._used.close()
 
 
 class LoaderBase:
-    """What all loaders have: one iteration at a time, and who watches it.
+    """What all loaders have: one iteration at a time, and an observer of it.
 
-    Sent to another process, a loader has neither there.
+    A loader that is sent to another process loses both.
     """
 
     def __init__(self) -> None:
@@ -108,12 +101,12 @@ class LoaderBase:
         self._watch: IterationWatch = Unwatched()
 
     def watched_by(self, watch: IterationWatch) -> Self:
-        """Tell ``watch`` when the program waits for a batch, gets one, and has got all."""
+        """Notify ``watch`` when the program waits for a batch, gets one, and ends an epoch."""
         self._watch = watch
         return self
 
     def close(self) -> None:
-        """End the iteration that is going on, and stop reading ahead."""
+        """End the current iteration, and stop prefetching."""
         iteration, self._iteration = self._iteration, None
         if iteration is not None:
             iteration.end()
@@ -129,15 +122,10 @@ class LoaderBase:
 
     @contextmanager
     def _begin(self) -> Iterator[Iteration]:
-        """An iteration, which ends the one before it."""
+        """Begin an iteration, which ends the previous one."""
         self.close()
         iteration = self._iteration = Iteration(self._watch)
         try:
             yield iteration
         finally:
             iteration.end()
-
-
-def _generated(items: Iterable[T]) -> Generator[T, None, None]:
-    """The items as something that can be closed."""
-    yield from items

@@ -1,16 +1,15 @@
-"""A loader whose share follows the membership: what a lost worker left, others read at once.
+"""The live loader: its share follows the membership, so others read on for a lost worker.
 
-The coordinator keeps a ledger of each epoch. A worker claims a little ahead of what it reads, and
-commits what it has consumed. When a worker is lost, comes, or falls behind, the ledger begins a
-new segment: everybody keeps what it claimed, and the rest is dealt anew, by the same pure
-function on every worker. Nobody restarts and nobody waits for the others.
+The coordinator keeps a ledger of each epoch. A worker claims samples a little ahead of reading
+them, and commits what it has consumed. When a worker is lost, joins, or falls behind, the ledger
+begins a new segment: every worker keeps its claims, and the rest is assigned anew, by the same
+pure function on every worker. Nobody restarts and nobody waits for the others.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -18,23 +17,23 @@ import msgspec
 
 from ..sharding import SlotTable
 from ..sharding.coverage_digest import Digest
-from ..types import check_flag, check_whole
+from ..types import check_whole
 from .batches import Batches, Output
 from .columns import Block
 from .iteration import LoaderBase
-from .loader import prefetch_of, window_of
-from .order import AffinityOrder, Lane, OrderPlan, Segment
+from .loader import order_plan, prefetch_of
+from .order import AffinityOrder, Lane, Segment
 from .prefetch import LaneReader, ShardFetcher
 from .source import Source
 
 WAIT_SECONDS = 5.0
-"""How long the coordinator is asked to hold the call of a worker that has nothing to read.
+"""How long the coordinator holds the call of a worker that has nothing to read.
 
-What the worker offers counts for as long, should its machine vanish meanwhile.
+An offer counts as long as the call is held, even if the worker's machine is lost meanwhile.
 """
 
 Offer = tuple[int, int, bytes]
-"""A segment, a place in it, and the digest of what was handed out up to there."""
+"""A segment, a position in it, and the digest of what was handed out up to there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +43,17 @@ class ClaimOutcome:
     outcome: Literal["granted", "moved", "complete", "waiting"]
     slot: int = 0
     segments: tuple[Segment, ...] = ()
-    """When moved: all of them; the last is current."""
+    """When moved: all segments; the last is current."""
     claimed: int = 0
     """When moved: what this worker has claimed in the current segment."""
     committed_segment: int = 0
-    """When moved: where this worker committed last; 0: it has not claimed yet."""
+    """When moved: the segment of this worker's last commit; 0: it has not claimed yet."""
     committed_position: int = 0
     committed_digest: bytes = b""
 
 
 class ClaimLedger(Protocol):
-    """The coordinator's account of who reads what."""
+    """The coordinator's record of who reads what."""
 
     def claim(
         self,
@@ -66,38 +65,37 @@ class ClaimLedger(Protocol):
         wait: float,
         offer: Offer | None = None,
     ) -> ClaimOutcome:
-        """Take a lane of ``length`` samples up to a place.
+        """Claim the samples of a lane of ``length`` up to a position.
 
         An ``offer`` is committed if the epoch becomes complete during the call.
         """
 
     def commit(self, epoch: int, segment: int, position: int, digest: bytes) -> None:
-        """Say that what was taken up to a place is consumed for good."""
+        """Record that the samples up to a position are consumed."""
 
 
 class _Stretch:
     """A worker's lane in one segment."""
 
-    __slots__ = ("at", "lane", "number", "reader", "upto")
-
     def __init__(self, number: int, lane: Lane, at: int = 0, upto: int = 0) -> None:
         self.number = number
         self.lane = lane
         self.at = at
-        """What was handed out."""
+        """The position up to which samples were handed out."""
+        self.read_upto = at
         self.upto = upto
-        """What was claimed."""
+        """The position up to which samples were claimed."""
         self.reader: LaneReader | None = None
 
 
 class LiveLoader(LoaderBase):
-    """Batches of the samples that this worker gets of each epoch, until all workers are through.
+    """Batches of this worker's share of each epoch, until all workers have finished.
 
     Use it where workers are independent of each other between commits, as in inference,
-    preprocessing or asynchronous training. What this worker was given counts for good when
-    `commit` returns, and when the epoch is complete on all workers, which ends the iteration; if
-    it dies before, others read it again. Waiting for the others at the end of its own samples is
-    no commit, and `close` gives back nothing that was claimed.
+    preprocessing or asynchronous training. Samples count as consumed when `commit` returns, or
+    when the epoch is complete on all workers, which ends the iteration; if the worker dies before,
+    others read them again. Waiting for the others at the end of its own samples is not a commit,
+    and `close` does not return claimed samples.
     """
 
     def __init__(  # noqa: PLR0913
@@ -129,15 +127,8 @@ class LiveLoader(LoaderBase):
             output, ids=ids, fill=fill, ragged=ragged, decode=decode, transform=transform
         )
         self._batches.check_columns(source.schema)
-        self._plan = OrderPlan(
-            order="affinity",
-            samples=source.total,
-            fingerprint=source.fingerprint,
-            layout=source.layout,
-            seed=check_whole("seed", seed, most=2**64 - 1),
-            shuffle=check_flag("shuffle", shuffle),
-            window=window_of(source, window),
-            streams=1,
+        self._plan = order_plan(
+            source, "affinity", seed=seed, shuffle=shuffle, window=window, streams=1
         )
         self._prefetch = prefetch_of(prefetch_shards, self._plan, source)
         self._plan_name = "/".join(map(str, msgspec.structs.astuple(self._plan)))
@@ -147,7 +138,7 @@ class LiveLoader(LoaderBase):
 
     @property
     def epoch(self) -> int:
-        """The epoch that is being read, or comes next."""
+        """The current epoch, or the next one."""
         return self._epoch
 
     @property
@@ -156,7 +147,7 @@ class LiveLoader(LoaderBase):
         return self._seen.count
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch; in it already, stay."""
+        """Go to the start of an epoch, unless the loader is already in it."""
         if check_whole("epoch", epoch) != self._epoch:
             self.close()
             self._goto(epoch)
@@ -167,13 +158,14 @@ class LiveLoader(LoaderBase):
             fetcher = ShardFetcher(self._source, self._batches.assemble, self._prefetch)
             iteration.uses(fetcher)
             for stretch in self._stretches:
-                stretch.reader = None
-            yield from iteration.through(self._made(fetcher))
+                # After an error, what was read without a batch being handed out is read again.
+                stretch.reader, stretch.read_upto = None, stretch.at
+            yield from iteration.through(self._make_batches(fetcher))
         self._watch.ended(self._epoch)
         self._goto(self._epoch + 1)
 
     def commit(self) -> None:
-        """Count everything handed out as consumed for good."""
+        """Record everything handed out as consumed."""
         place = self._place()
         if place is None:
             return
@@ -183,8 +175,6 @@ class LiveLoader(LoaderBase):
         while self._stretches[0].number < place[0]:
             self._stretches.popleft()
 
-    # Inside
-
     def _goto(self, epoch: int) -> None:
         self._epoch = check_whole("epoch", epoch)
         self._order: AffinityOrder | None = None
@@ -192,38 +182,21 @@ class LiveLoader(LoaderBase):
         self._stretches: deque[_Stretch] = deque()
         self._committed = (0, 0)
 
-    def _made(self, fetcher: ShardFetcher) -> Iterator[Any]:
-        while True:
-            with self._taking() as taken:
-                block = self._take(fetcher, taken)
-                if block is None:
-                    return
-                batch = self._batches.make(block, 0, None)
-                self._seen.add(block.numbers)
+    def _make_batches(self, fetcher: ShardFetcher) -> Iterator[Any]:
+        while (block := self._take(fetcher)) is not None:
+            batch = self._batches.make(block, 0, None)
+            self._seen.add(block.numbers)
+            for stretch in self._stretches:
+                stretch.at = stretch.read_upto
             self._watch.handed_out(self._epoch, len(block))
             yield batch
 
-    @contextmanager
-    def _taking(self) -> Iterator[list[tuple[_Stretch, int]]]:
-        """Go back to where each stretch was when there is no batch of what was read of it."""
-        taken: list[tuple[_Stretch, int]] = []
-        try:
-            yield taken
-        except BaseException:
-            for stretch, at in reversed(taken):
-                stretch.at = at
-            raise
-
-    def _take(self, fetcher: ShardFetcher, taken: list[tuple[_Stretch, int]]) -> Block | None:
-        """The samples of the next batch; none when the epoch is complete.
-
-        ``taken`` gets where each stretch was before it was read.
-        """
+    def _take(self, fetcher: ShardFetcher) -> Block | None:
+        """The samples of the next batch; ``None`` when the epoch is complete."""
         while True:
             blocks: list[Block] = []
             missing = self._batch
             while missing and (stretch := self._claimed()) is not None:
-                taken.append((stretch, stretch.at))
                 block = self._read(stretch, missing, fetcher)
                 missing -= len(block)
                 blocks.append(block)
@@ -235,16 +208,16 @@ class LiveLoader(LoaderBase):
     def _read(self, stretch: _Stretch, count: int, fetcher: ShardFetcher) -> Block:
         if stretch.reader is None:
             stretch.reader = LaneReader(stretch.lane, fetcher, prefetch_shards=self._prefetch)
-        stop = min(stretch.upto, stretch.at + count)
-        block = stretch.reader.read(stretch.at, stop)
-        stretch.at = stop
+        start, stop = stretch.read_upto, min(stretch.upto, stretch.read_upto + count)
+        block = stretch.reader.read(start, stop)
+        stretch.read_upto = stop
         return block
 
     def _claimed(self) -> _Stretch | None:
-        """A stretch with samples that may be read; none when the lane is at its end."""
+        """A stretch with claimed samples; ``None`` when the lane is at its end."""
         while True:
             for stretch in self._stretches:
-                if stretch.at < stretch.upto:
+                if stretch.read_upto < stretch.upto:
                     return stretch
             if not self._claim_more():
                 return None
@@ -274,20 +247,20 @@ class LiveLoader(LoaderBase):
         if answer.outcome == "complete":
             return True
         if answer.outcome == "granted":
-            # A coordinator of an older version, which takes no offers and waits for a commit.
+            # A coordinator of an older version accepts no offers and waits for a commit.
             self.commit()
         self._follow(answer)
         return False
 
     def _offer(self) -> Offer | None:
-        """What was handed out, if not all of it is committed."""
+        """What was handed out, unless all of it is committed."""
         place = self._place()
         if place is None or place == self._committed:
             return None
         return (*place, self._seen.to_bytes())
 
     def _place(self) -> tuple[int, int] | None:
-        """The segment and place up to which samples were handed out, if any were."""
+        """The segment and position up to which samples were handed out, if any were."""
         last = next((s for s in reversed(self._stretches) if s.at), None)
         return None if last is None else (last.number, last.at)
 
@@ -295,7 +268,7 @@ class LiveLoader(LoaderBase):
         return self._ledger.claim(self._epoch, self._plan_name, segment, upto, length, 0.0)
 
     def _follow(self, answer: ClaimOutcome) -> bool:
-        """Go on in the current segment; whether there may be something to read in it."""
+        """Continue in the current segment; whether it may have something to read."""
         if answer.outcome != "moved":
             return False
         first = not self._stretches
@@ -304,7 +277,7 @@ class LiveLoader(LoaderBase):
             self._go_back(answer)
         for stretch in self._stretches:
             if stretch.number < current:
-                # A claim may have stood although its answer was that another segment has begun.
+                # A claim may count although its answer was that another segment has begun.
                 stretch.upto = answer.segments[stretch.number - 1].consumed[answer.slot]
         if not self._stretches or self._stretches[-1].number < current:
             lane = self._lane(answer, current)
@@ -312,7 +285,7 @@ class LiveLoader(LoaderBase):
         return True
 
     def _go_back(self, answer: ClaimOutcome) -> None:
-        """Take up what this worker had claimed, from where it last committed."""
+        """Resume what this worker had claimed, from its last commit."""
         self._seen = Digest(self._source.total, answer.committed_digest)
         start = answer.committed_position
         self._committed = answer.committed_segment, start

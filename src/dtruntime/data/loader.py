@@ -1,8 +1,8 @@
-"""The loader: batches of a dataset for any loop, exactly once per epoch, resumable anywhere."""
+"""The loader: batches of a dataset, each sample exactly once per epoch, resumable anywhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -41,26 +41,26 @@ T = TypeVar("T")
 ORDERS = ("global", "affinity")
 LASTS = ("keep", "drop", "pad")
 WINDOW_BYTES = 256 * 2**20
-"""A shuffle window has at most so many bytes of files."""
+"""The most bytes of files in a shuffle window, by default."""
 PREFETCH_BYTES = 32 * 2**20
 PREFETCH_SMALL = 24
-"""By default so many shards are read ahead where these bytes of files hold them."""
+"""How many small shards are prefetched by default, within `PREFETCH_BYTES` of files."""
 BATCHES_AHEAD = 2
 DIGEST_EVERY = 1 << 16
-"""So many samples are counted together, so that each costs less."""
+"""How many samples are added to a digest at once, which makes each one cheaper."""
 
 
 class Delivery(NamedTuple):
     """A step of one rank."""
 
     batch: Any
-    """``None``: this rank has no samples in it."""
+    """``None``: the step has no samples of this rank."""
     position: int
-    """Where the epoch stands after it."""
+    """The position in the epoch after it."""
     numbers: Ints
-    """Which samples it has."""
+    """The numbers of its samples."""
     row_shapes: Mapping[str, tuple[int, ...]]
-    """The shapes of rows that are lists, where all steps must have the same."""
+    """The shapes of list rows, which must be the same in all steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,34 +72,34 @@ class Consumption:
     base: Digest
     """What all ranks had consumed when the epoch was resumed."""
     seen: Digest
-    """What this rank consumed since."""
+    """What this rank has consumed since."""
     assumed: int
-    """What had been consumed before, by the position, and is not in ``base``."""
+    """Samples consumed earlier, by the position, that are not in ``base``."""
     dropped: int
-    """What all ranks leave out at the end of the epoch."""
+    """Samples that all ranks leave out at the end of the epoch."""
     expected: int
-    """How many samples the epoch has."""
+    """The number of samples of the epoch."""
     ended: bool = False
     """Whether this rank has finished its part."""
 
 
 class Progress(Protocol):
-    """Is told what a loader has consumed."""
+    """Receives what a loader has consumed."""
 
     def resumed(self) -> None:
-        """A state was loaded: what comes is another attempt at the epoch."""
+        """A state was loaded: another attempt at the epoch begins."""
 
     def report(self, consumed: Consumption) -> None:
-        """Everything that was handed out."""
+        """Report everything that was handed out."""
 
 
 class Loader(LoaderBase):
     """Batches of one rank.
 
-    Iterating goes on from where the loader is to the end of its epoch; iterating again gives the
-    next epoch. What was handed out is consumed, what was only read ahead is not. `state_dict` is
-    the position between two batches, and `load_state_dict` goes on from it with any number of
-    ranks, loader processes and samples per batch.
+    Iterating continues from the loader's position to the end of its epoch; iterating again gives
+    the next epoch. Batches that were handed out are consumed, prefetched ones are not.
+    `state_dict` is the position between two batches, and `load_state_dict` continues from it with
+    any number of ranks, loader processes and samples per batch.
     """
 
     def __init__(  # noqa: PLR0913
@@ -125,38 +125,44 @@ class Loader(LoaderBase):
         streams: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Nothing is read before the first batch is asked for.
+        """Nothing is read before the first batch is requested.
 
-        - ``source``: files as `FileSource` (columns, shard size, samples to skip), an index,
+        - ``source``: files as a `FileSource` (columns, shard size, samples to skip), an index,
           or a `Mixture`.
-        - ``batch_size`` counts the samples of one rank, ``global_batch_size`` those of all.
-        - ``order``: ``global`` fixes one sequence of batches for the whole job, in which any
-          number of ranks goes on; ``affinity`` keeps each rank on the same shards in every epoch.
-        - ``last``: ``keep`` hands out every sample, ``drop`` leaves out what does not fill a
-          batch, ``pad`` fills up with copies, marked by ``False`` in the column ``__valid__``.
+        - ``batch_size`` is the number of samples per rank, ``global_batch_size`` that of all ranks.
+        - ``order``: ``global`` is one sequence of batches for the whole job, which any number of
+          ranks can continue; ``affinity`` keeps each rank on the same shards in every epoch.
+        - ``last``: ``keep`` hands out every sample, ``drop`` leaves out an incomplete batch,
+          ``pad`` fills it up with copies, marked by ``False`` in the column ``__valid__``.
           With ``drop`` and ``pad`` all ranks have the same number of steps and batch size.
         - ``output``: ``numpy``, ``torch`` or ``jax`` give a dict of arrays, ``arrow`` a table.
         - ``decode`` is called with every sample, ``transform`` with every batch, both in a
           background thread. ``fill`` replaces missing values by column. ``ids`` adds the
           samples' numbers as ``__id__``.
-        - ``ragged``: lists of one length become rows of one array. Where lengths differ it says
-          what to do, for all columns or by column: ``error``, ``pad`` (to the longest of the
-          batch, with a column ``NAME__mask`` that is true where there are values), ``nested``
-          (torch), or ``list`` (an array for each sample).
-        - ``prefetch_shards`` are read ahead (by default as many as are mixed, and more of small
-          ones), ``window`` shards are mixed with each other, ``streams`` is in how many places
-          the sequence is read side by side (by default ``world_size``, and from then on what the
-          state says: give a number to have the same batches in fresh starts at any world size).
+        - ``ragged``: lists of the same length become rows of one array. Where lengths differ, it
+          decides for all columns or by column: ``error``, ``pad`` (to the longest list of the
+          batch, with a column ``NAME__mask`` that is true for values), ``nested`` (torch), or
+          ``list`` (an array for each sample).
+        - ``prefetch_shards`` are read ahead (by default as many as are shuffled together, more of
+          small ones), ``window`` shards are shuffled together, ``streams`` is the number of places
+          at which the sequence is read concurrently (by default ``world_size``, after a resume
+          that of the state: pass a number to get the same batches at any world size).
         """
         super().__init__()
         self._source = FileSource(source) if isinstance(source, DatasetIndex) else source
-        _check_source(self._source)
+        if not isinstance(self._source, Source | Mixture):
+            raise TypeError(
+                f"a loader reads a Source, a DatasetIndex or a Mixture, not {type(source).__name__}"
+                ": FileSource(build_index(path, format)) has samples of files, NumberSource(count) "
+                "numbers alone"
+            )
         self.rank = check_whole("rank", rank)
         self.world_size = check_whole("world_size", world_size, 1)
         if self.rank >= self.world_size:
             raise ValueError(f"rank {rank} is not one of {world_size} ranks")
-        _check_choice("order", order, ORDERS)
-        _check_choice("last", last, LASTS)
+        for name, value, choices in (("order", order, ORDERS), ("last", last, LASTS)):
+            if value not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
         self._batches = Batches(
             output,
             ids=ids,
@@ -167,15 +173,13 @@ class Loader(LoaderBase):
             transform=transform,
         )
         self._batches.check_columns(self._source.sources[0].schema)
-        self._plan = OrderPlan(
-            order=order,
-            samples=self._source.total,
-            fingerprint=self._source.fingerprint,
-            layout=self._source.layout,
-            seed=check_whole("seed", seed, most=2**64 - 1),
-            shuffle=check_flag("shuffle", shuffle),
-            window=window_of(self._source, window),
-            streams=check_whole("streams", self.world_size if streams is None else streams, 1),
+        self._plan = order_plan(
+            self._source,
+            order,
+            seed=seed,
+            shuffle=shuffle,
+            window=window,
+            streams=self.world_size if streams is None else streams,
         )
         self._streams_given = streams is not None
         self._portion = RankPortion(
@@ -190,11 +194,9 @@ class Loader(LoaderBase):
         self._place, self._position = EpochPosition(), 0
         self._goto(self._place)
 
-    # Where it is
-
     @property
     def epoch(self) -> int:
-        """The epoch that is being read, or comes next."""
+        """The current epoch, or the next one."""
         return self._place.epoch
 
     @property
@@ -212,7 +214,7 @@ class Loader(LoaderBase):
         return self._reader.count(EpochPosition(self.epoch)).steps
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; in it already, stay where the loader is."""
+        """Go to the start of an epoch, unless the loader is already in it."""
         if check_whole("epoch", epoch) != self.epoch:
             self.close()
             self._goto(EpochPosition(epoch))
@@ -223,7 +225,7 @@ class Loader(LoaderBase):
         self._goto(EpochPosition(self.epoch))
 
     def state_dict(self) -> dict[str, Any]:
-        """The position behind the last batch handed out: under 4 KB of JSON."""
+        """The position after the last batch handed out: under 4 KB of JSON."""
         return LoaderState(
             plan=self._plan,
             epoch=self.epoch,
@@ -237,10 +239,10 @@ class Loader(LoaderBase):
         ).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state, of this rank, any rank, or all of them (`merge_states`).
+        """Continue from a state of this rank, any rank, or all ranks (`merge_states`).
 
         Raises ``ShardError`` when the state is of other data or of another order, ``ValueError``
-        when it is none; the loader is where it was then.
+        when it is not a state; the loader's position is then unchanged.
         """
         loaded = LoaderState.of(state)
         self._check_plan(loaded.plan)
@@ -254,15 +256,13 @@ class Loader(LoaderBase):
         self._base = base
         if loaded.world == self.world_size == 1:
             self._seen = seen
-        # What one of several ranks has seen says nothing about the others.
+        # The digest of one of several ranks says nothing about the others.
         self._assumed = consumed - self._base.count - self._seen.count
         if self._progress is not None:
             self._progress.resumed()
 
     get_state = state_dict
     set_state = load_state_dict
-
-    # Iteration
 
     def __iter__(self) -> Iterator[Any]:
         """Batches up to the end of the epoch."""
@@ -279,30 +279,31 @@ class Loader(LoaderBase):
         skip: int = 0,
         before: Callable[[int], None] | None = None,
     ) -> Iterator[Delivery]:
-        """Every ``parts``-th of the steps from here on, without taking note of them.
+        """Every ``parts``-th of the following steps, without recording them as consumed.
 
         For loader processes, whose steps the training process has to `accept` one by one, in the
         order of their positions, before it calls `end_epoch`. ``skip`` leaves out the first ones.
-        ``before`` is called in the thread that makes a batch, with a number that is the same
-        whenever this step of this rank and epoch is made.
+        ``before`` is called in the thread that makes a batch, with a number that depends on the
+        seed, epoch, rank and position alone.
         """
         with self._begin() as iteration:
             steps = self._read_steps(iteration, part + skip * parts, parts)
-            made = self._made(steps, before)
+            deliveries = self._deliveries(steps, before)
             if self._batches.runs_user_code:
-                made = iter(iteration.uses(Ahead(made, BATCHES_AHEAD, "strata-batches")))
-            yield from iteration.through(made)
+                ahead = iteration.uses(Ahead(deliveries, BATCHES_AHEAD, "strata-batches"))
+                deliveries = iter(ahead)
+            yield from iteration.through(deliveries)
 
     def through(self, items: Iterable[T]) -> Iterator[T]:
-        """Items that other processes make, as an iteration of this loader: the one that goes on."""
+        """Items made by other processes, as the newest iteration of this loader."""
         with self._begin() as iteration:
             yield from iteration.through(items)
 
     def accept(self, step: Delivery) -> None:
-        """Take note that a step was handed out.
+        """Record that a step was handed out.
 
-        Raises ``ShardError`` when rows that are lists have other lengths than those of the steps
-        before, which loader processes by themselves cannot see.
+        Raises ``ShardError`` when list rows have other lengths than those of earlier steps, which
+        loader processes by themselves cannot see.
         """
         self._batches.check_row_shapes(step.row_shapes)
         self._position = step.position
@@ -310,13 +311,13 @@ class Loader(LoaderBase):
         self._watch.handed_out(self.epoch, len(step.numbers))
 
     def end_epoch(self) -> None:
-        """Report the epoch as consumed, and go to the next."""
+        """Report the epoch as consumed, and go to the next one."""
         self._report(ended=True)
         self._watch.ended(self.epoch)
         self._goto(EpochPosition(self.epoch + 1))
 
     def commit(self) -> None:
-        """Report what was handed out as consumed for good, where there is a coordinator."""
+        """Report what was handed out as consumed, if there is a coordinator."""
         self._report(ended=False)
 
     def _report(self, *, ended: bool) -> None:
@@ -339,8 +340,6 @@ class Loader(LoaderBase):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_progress": None}
 
-    # Inside
-
     def _read_steps(self, iteration: Iteration, part: int, parts: int) -> Iterator[Step]:
         prefetch = self._portion.prefetch_shards
         fetchers = [
@@ -349,7 +348,7 @@ class Loader(LoaderBase):
         ]
         return self._reader.read(self._here(), fetchers, part, parts)
 
-    def _made(
+    def _deliveries(
         self, steps: Iterator[Step], before: Callable[[int], None] | None
     ) -> Iterator[Delivery]:
         filler: Block | None = None
@@ -368,11 +367,11 @@ class Loader(LoaderBase):
             filler = block if len(block) else filler
 
     def example(self) -> Any:
-        """A batch of one sample, to see what batches are like; it does not count as consumed."""
+        """A batch of one sample, as an example; it does not count as consumed."""
         return self._batches.make(self._any_sample(), 0, None)
 
     def without_samples(self, batch: Any) -> Any:
-        """A batch of the same form as ``batch``, which this loader made, with no samples."""
+        """A batch in the form of ``batch``, which this loader made, without samples."""
         return self._batches.without_samples(batch)
 
     def _any_sample(self) -> Block:
@@ -398,17 +397,17 @@ class Loader(LoaderBase):
                 f"those here have {self._plan.fingerprint}; a position in the one means nothing "
                 "in the other. Load the data it was made with, or start afresh"
             )
-        here = self._plan
+        own = self._plan
         if not self._streams_given:
-            here = msgspec.structs.replace(here, streams=plan.streams)
-        if here != plan:
+            own = msgspec.structs.replace(own, streams=plan.streams)
+        if own != plan:
             raise ShardError(
-                f"the state is of another order ({plan.difference(here)}): make the loader as it "
+                f"the state is of another order ({plan.difference(own)}): make the loader as it "
                 "was made then"
             )
 
     def _here(self) -> EpochPosition:
-        """Where the epoch is, for all ranks as far as this one knows."""
+        """The current position, for all ranks as far as this one knows."""
         if self._position == self._place.of(self.rank):
             return self._place
         return replace(self._place, position=self._position, positions=())
@@ -434,22 +433,8 @@ class Loader(LoaderBase):
         return self._seen
 
 
-def _check_source(source: object) -> None:
-    if not isinstance(source, Source | Mixture):
-        raise TypeError(
-            f"a loader reads a Source, a DatasetIndex or a Mixture, not {type(source).__name__}: "
-            "FileSource(build_index(path, format)) has samples of files, NumberSource(count) "
-            "numbers alone"
-        )
-
-
-def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
-
-
 def _batch(one: int | None, all_ranks: int | None, world: int, order: str) -> int:
-    """How many samples the order counts per step."""
+    """The samples per step: of all ranks in global order, of one in affinity order."""
     if (one is None) == (all_ranks is None):
         raise ValueError("give either batch_size or global_batch_size")
     if one is not None:
@@ -463,18 +448,33 @@ def _batch(one: int | None, all_ranks: int | None, world: int, order: str) -> in
     return size // world
 
 
-def window_of(source: Source | Mixture, window: int | None) -> int:
-    """How many shards are mixed: what is asked for, else as many as are not too large."""
-    if window is not None:
-        return check_whole("window", window, 1)
-    return max(1, min(DEFAULT_WINDOW, WINDOW_BYTES // max(1, source.mean_shard_bytes)))
+def order_plan(
+    source: Source | Mixture,
+    order: str,
+    *,
+    seed: int,
+    shuffle: bool,
+    window: int | None,
+    streams: int,
+) -> OrderPlan:
+    """The order of a source; without ``window``, as many shards as are not too large."""
+    if window is None:
+        window = max(1, min(DEFAULT_WINDOW, WINDOW_BYTES // max(1, source.mean_shard_bytes)))
+    return OrderPlan(
+        order=order,
+        samples=source.total,
+        fingerprint=source.fingerprint,
+        layout=source.layout,
+        seed=check_whole("seed", seed, most=2**64 - 1),
+        shuffle=check_flag("shuffle", shuffle),
+        window=check_whole("window", window, 1),
+        streams=check_whole("streams", streams, 1),
+    )
 
 
 def prefetch_of(shards: int | None, plan: OrderPlan, source: Source | Mixture) -> int:
-    """How many shards are read ahead: so that a window is there when the one before is used up.
-
-    Of small shards there are more, so that threads that read do not wait for the one that mixes.
-    """
+    """How many shards to prefetch: enough for the next window, and more of small shards, so that
+    reading threads do not wait for the one that assembles blocks."""
     if shards is not None:
         return check_whole("prefetch_shards", shards)
     small = min(PREFETCH_SMALL, PREFETCH_BYTES // max(1, source.mean_shard_bytes))

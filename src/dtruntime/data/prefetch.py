@@ -1,4 +1,4 @@
-"""Reading lanes from front to back while the next shards are fetched in the background."""
+"""Prefetching: shards are read in background threads, ahead of the batch being made."""
 
 from __future__ import annotations
 
@@ -16,103 +16,81 @@ from .source import Source
 
 MAX_THREADS = 8
 READ_BYTES = 8 * 2**20
-"""Small shards that lie one after the other are read together, up to so many bytes of files."""
+"""Small consecutive shards are read together, up to this many bytes of files."""
 
 
 class ShardFetcher:
-    """Reads shards of a source in threads.
-
-    The threads start with the first shard, so that it can be made before a process forks.
-    """
+    """Reads shards of a source in threads, which start with the first shard (after a fork)."""
 
     def __init__(self, source: Source, assemble: Assemble, prefetch_shards: int) -> None:
         self.source = source
         self._assemble = assemble
-        # Decoding keeps processors busy; waiting for a store does not.
+        # Decoding keeps processors busy; waiting for an object store does not.
         most = MAX_THREADS if source.is_remote else min(MAX_THREADS, usable_cores())
         threads = max(2, min(most, prefetch_shards))
         self._threads = ThreadPool(threads, thread_name_prefix="strata-shards")
         together = READ_BYTES // max(1, source.mean_shard_bytes)
         self.together = max(1, min(together, prefetch_shards // threads))
-        """How many neighbouring shards are read in one go."""
+        """How many consecutive shards are read at once."""
 
-    def read(self, part: _Part) -> None:
-        """Begin to read a part of a window."""
-        self._threads.submit(self._read, part)
+    def read(self, pending: _PendingWindow, shard: int, count: int) -> None:
+        """Begin to read ``count`` shards of a window, in the window's order."""
+        place = pending.add(count)
+        self._threads.submit(self._read, pending, place, shard, count)
 
     def close(self) -> None:
-        """Forget what was not begun, and wait for the rest."""
+        """Cancel what has not begun, and wait for the rest."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def _read(self, part: _Part) -> None:
-        ahead = part.of
+    def _read(self, pending: _PendingWindow, place: int, shard: int, count: int) -> None:
         try:
-            part.table = self.source.read(part.shard, part.count)
-            # Whoever reads the last part puts all of them together: nobody waits for the others.
-            if ahead.arrived(part):
-                ahead.block.set_result(self._assembled(ahead))
+            table = self.source.read(shard, count)
+            # Whoever reads the last shards assembles the block: no thread waits for another.
+            if pending.arrived(place, table, count):
+                pending.block.set_result(self._assembled(pending))
         except BaseException as exc:
-            ahead.fail(exc)
+            pending.fail(exc)
 
-    def _assembled(self, ahead: _Ahead) -> Block:
-        tables = [part.table for part in ahead.parts]
-        ahead.parts.clear()
-        places = ahead.window.places()
-        numbers = self.source.kept.numbers(ahead.window.numbers())
-        return self._assemble(tables, places, numbers)
-
-
-class _Part:
-    """Some neighbouring shards of a window."""
-
-    __slots__ = ("count", "of", "shard", "table")
-
-    def __init__(self, of: _Ahead, shard: int, count: int) -> None:
-        self.of = of
-        self.shard = shard
-        self.count = count
-        self.table: pa.Table = None
+    def _assembled(self, pending: _PendingWindow) -> Block:
+        tables, pending.tables = pending.tables, []
+        window = pending.window
+        numbers = self.source.kept.numbers(window.numbers())
+        return self._assemble(tables, window.places(), numbers)
 
 
-class _Ahead:
+class _PendingWindow:
     """A window whose shards are being fetched."""
-
-    __slots__ = ("_lock", "_outstanding", "begun", "block", "first", "parts", "window")
 
     def __init__(self, first: int, window: Window) -> None:
         self.first = first
+        self.stop = first + len(window)
         self.window = window
-        self.parts: list[_Part] = []
+        self.tables: list[pa.Table] = []
         self.begun = 0
         """How many of the shards are being read or have been."""
         self.block: Future[Block] = Future()
+        self._unread = len(window.shards)
         self._lock = threading.Lock()
-        self._outstanding = len(window.shards)
-        """How many of the shards have not been read."""
-
-    @property
-    def stop(self) -> int:
-        return self.first + len(self.window)
 
     @property
     def missing(self) -> int:
         return len(self.window.shards) - self.begun
 
-    def begin(self, shard: int, count: int) -> _Part:
-        """Shards that are now going to be read, in the order of the window."""
-        part = _Part(self, shard, count)
-        self.parts.append(part)
+    def add(self, count: int) -> int:
+        """The place for the table of the next ``count`` shards."""
+        self.tables.append(None)
         self.begun += count
-        return part
+        return len(self.tables) - 1
 
-    def arrived(self, part: _Part) -> bool:
-        """Take note that a part was read; says whether it was the last."""
+    def arrived(self, place: int, table: pa.Table, count: int) -> bool:
+        """Keep a table; whether it was the last one missing."""
         with self._lock:
-            self._outstanding -= part.count
-            return not self._outstanding
+            self.tables[place] = table
+            self._unread -= count
+            return not self._unread
 
     def fail(self, error: BaseException) -> None:
-        """Whoever waits for the block gets the error; the first one counts."""
+        """Fail the block, unless it has failed before."""
         with self._lock:
             if not self.block.done():
                 self.block.set_exception(error)
@@ -121,8 +99,7 @@ class _Ahead:
 class LaneReader:
     """Reads a lane, or its part from ``begin`` to ``end``, forward only.
 
-    In memory are the window that is being read and, of those behind it, at most
-    ``prefetch_shards`` shards.
+    In memory are the current window and at most ``prefetch_shards`` shards of the following ones.
     """
 
     def __init__(
@@ -140,12 +117,12 @@ class LaneReader:
         self._prefetch_shards = prefetch_shards
         self._windows: Iterator[tuple[int, Window]] = iter(())
         self._is_open = False
-        self._ahead: deque[_Ahead] = deque()
+        self._ahead: deque[_PendingWindow] = deque()
         self._first = 0
         self._block: Block | None = None
 
     def read(self, start: int, stop: int) -> Block:
-        """Samples ``start`` to ``stop``, at least one, counted from where the part begins."""
+        """Samples ``start`` to ``stop``, at least one, counted from ``begin``."""
         at, end = self._begin + start, self._begin + stop
         if not self._is_open:
             self._windows = _joined(self._lane.windows(at, self._end), self._fetcher.together)
@@ -159,7 +136,7 @@ class LaneReader:
         return Block.concat(parts)
 
     def _holding(self, position: int) -> Block:
-        """The block of the window that holds a position."""
+        """The block of the window that contains a position."""
         while self._block is None or position >= self._first + len(self._block):
             self._block = None
             self._next(position)
@@ -170,7 +147,7 @@ class LaneReader:
         while window.stop <= position:
             window = self._take()
         if not window.begun:
-            # The first batch is not to compete with what is read ahead for the ones behind it.
+            # The first batch must not compete with prefetching for the ones after it.
             self._fetch(window, window.missing)
             wait((window.block,))
         self._fetch(window, window.missing)
@@ -178,8 +155,8 @@ class LaneReader:
         self._first = window.first
         self._block = window.block.result()
 
-    def _take(self) -> _Ahead:
-        return self._ahead.popleft() if self._ahead else _Ahead(*next(self._windows))
+    def _take(self) -> _PendingWindow:
+        return self._ahead.popleft() if self._ahead else _PendingWindow(*next(self._windows))
 
     def _prefetch(self) -> None:
         room = self._prefetch_shards - sum(window.begun for window in self._ahead)
@@ -189,35 +166,35 @@ class LaneReader:
             following = next(self._windows, None)
             if following is None:
                 return
-            self._ahead.append(_Ahead(*following))
+            self._ahead.append(_PendingWindow(*following))
             room -= self._fetch(self._ahead[-1], min(room, self._ahead[-1].missing))
 
-    def _fetch(self, ahead: _Ahead, count: int) -> int:
-        """Begin to read some more shards of a window; returns how many."""
-        for first, length in self._runs(ahead.window.shards[ahead.begun :][:count].tolist()):
-            self._fetcher.read(ahead.begin(first, length))
+    def _fetch(self, pending: _PendingWindow, count: int) -> int:
+        """Begin to read ``count`` more shards of a window; returns ``count``."""
+        for first, length in self._runs(pending.window.shards[pending.begun :][:count].tolist()):
+            self._fetcher.read(pending, first, length)
         return count
 
     def _runs(self, shards: list[int]) -> Iterator[tuple[int, int]]:
-        """Neighbouring shards together: the first and how many."""
+        """Runs of consecutive shards: the first and how many."""
         begin = 0
         for place in range(1, len(shards) + 1):
-            adjoining = place < len(shards) and shards[place] == shards[place - 1] + 1
-            if not adjoining or place - begin >= self._fetcher.together:
+            consecutive = place < len(shards) and shards[place] == shards[place - 1] + 1
+            if not consecutive or place - begin >= self._fetcher.together:
                 yield shards[begin], place - begin
                 begin = place
 
 
 def _joined(windows: Iterator[tuple[int, Window]], most: int) -> Iterator[tuple[int, Window]]:
-    """Windows of which up to ``most`` shards can be read together are made one."""
-    held = next(windows, None)
-    while held is not None:
-        first, window = held
-        held = None
-        for position, following in windows:
-            both = window.joined(following) if len(window.shards) < most else None
+    """Join windows that can be read together, up to ``most`` shards."""
+    current = next(windows, None)
+    while current is not None:
+        first, window = current
+        current = None
+        for following in windows:
+            both = window.joined(following[1]) if len(window.shards) < most else None
             if both is None:
-                held = position, following
+                current = following
                 break
             window = both
         yield first, window
