@@ -1,10 +1,9 @@
 """Datasets: their files, samples and shards, and the loaders that read them.
 
-A *dataset* is files; its *index* says where each sample lies; *shards* are runs of samples that
-are read at once; *order* says in which sequence, and by which rank, they are read; a *source*
+A *dataset* is a set of files; its *index* has the location of each sample; *shards* are runs of
+samples that are read at once; the *order* is the sequence in which ranks read them; a *source*
 reads shards; a *block* is samples by column; a *batch* is what the training loop gets. Read
-``loader`` first, then ``epoch_reader`` (which samples, in which order) and ``prefetch``
-(fetching them ahead).
+``loader`` first, then ``epoch_reader`` (which samples, in which order) and ``prefetch``.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 from .. import _lazy
 
 _PACKAGES = {"pyarrow": "pyarrow", "google_crc32c": "google-crc32c"}
-"""What a slimmed install may lack, by the names that it is imported by."""
+"""Packages that a minimal install may lack, by import name."""
 
 
 def _missing(library: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Strata's batches as JAX arrays, with the protocol of Grain's iterators."""
+"""Batches as JAX arrays, with the interface of Grain's iterators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .loader import Loader
 class JaxIterator:
     """Batches of a loader, epoch after epoch, as JAX arrays.
 
-    With a ``sharding``, each process gives its part of global arrays.
+    With a ``sharding``, each process contributes its part of global arrays.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class JaxIterator:
 
     @property
     def epoch(self) -> int:
-        """The epoch that is being read, or comes next."""
+        """The current epoch, or the next one."""
         return self.loader.epoch
 
     def __iter__(self) -> Self:
@@ -44,11 +44,11 @@ class JaxIterator:
         raise StopIteration
 
     def get_state(self) -> dict[str, Any]:
-        """The position behind the last batch handed out."""
+        """The position after the last batch handed out."""
         return self.loader.state_dict()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of any loader of the same dataset and order."""
+        """Continue from a state of any loader of the same dataset and order."""
         self.loader.load_state_dict(state)
         self._batches = None
 
@@ -56,7 +56,7 @@ class JaxIterator:
     load_state_dict = set_state
 
     def close(self) -> None:
-        """Stop reading ahead."""
+        """Stop prefetching."""
         self.loader.close()
         self._batches = None
 

@@ -1,4 +1,4 @@
-"""Where a loader is: small, JSON, and enough to go on at any number of workers."""
+"""The state of a loader: small JSON, enough to continue with any number of workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .order import AtLeastOne, Count, OrderPlan
 VERSION = 1
 
 Past = tuple[AtLeastOne, list[Count]]
-"""A stretch with one number of workers: how many, and what each consumed (one number: each)."""
+"""A segment: the number of workers, and what each consumed (a single number: every one)."""
 
 
 class LoaderState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,17 +27,17 @@ class LoaderState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Samples consumed: by the whole job in global order, by each worker in affinity order."""
     world: AtLeastOne
     rank: int = -1
-    """-1: the state stands for all ranks."""
+    """-1: the state is valid for all ranks."""
     past: tuple[Past, ...] = ()
-    """In affinity order, the stretches of this epoch with other numbers of workers."""
+    """In affinity order, the segments of this epoch with other numbers of workers."""
     base: str = ""
     """Digest of what this epoch had consumed when it was resumed."""
     seen: str = ""
-    """Digest of what this rank consumed since."""
+    """Digest of what this rank has consumed since."""
     assumed: int = 0
-    """Samples consumed by the position that neither digest has seen."""
+    """Samples consumed, by the position, that are in neither digest."""
     positions: tuple[Count, ...] = ()
-    """Where each rank is, when they are not at the same place."""
+    """The position of each rank, when they differ."""
     version: int = VERSION
 
     def __post_init__(self) -> None:
@@ -52,13 +52,13 @@ class LoaderState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"there are {len(consumed)} past positions of {world} ranks")
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON."""
+        """The state as plain JSON types."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
     @staticmethod
     def of(value: object) -> LoaderState:
-        """Read what `to_dict` gave; ``ValueError`` when it is not that."""
+        """Restore a state from `to_dict`; ``ValueError`` when it is not one."""
         if isinstance(value, bytes | str):
             return LoaderState.of(msgspec.json.decode(value))
         if not isinstance(value, Mapping):
@@ -73,12 +73,12 @@ class LoaderState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def pack(digest: Digest) -> str:
-    """A digest as text; nothing for an empty one."""
+    """A digest as text; empty for an empty one."""
     return base64.b85encode(digest.to_bytes()).decode() if digest.count else ""
 
 
 def unpack(text: str, total: int) -> Digest:
-    """The digest that `pack` made text of; ``ValueError`` when it is not that."""
+    """Restore a digest from `pack`; ``ValueError`` when it is not one."""
     if not text:
         return Digest(total)
     try:
@@ -91,14 +91,14 @@ def unpack(text: str, total: int) -> Digest:
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join the states of all ranks, taken after the same step, into one that stands for all.
+    """Merge the states of all ranks, taken after the same step, into one that is valid for all.
 
-    Loading it instead of one rank's state lets the coverage of the epoch be proved across the
-    interruption. Raises ``ShardError`` when they do not belong together.
+    Loading it instead of one rank's state proves the coverage of the epoch across the
+    interruption. Raises ``ShardError`` when the states do not belong together.
     """
-    ranks = [LoaderState.of(state) for state in states]
-    if not ranks:
+    if not states:
         raise ValueError("there is no state to merge")
+    ranks = [LoaderState.of(state) for state in states]
     first = ranks[0]
     _check_together(ranks)
     total = first.plan.samples
@@ -119,10 +119,10 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _check_together(ranks: Sequence[LoaderState]) -> None:
     first = ranks[0]
-    if sorted(state.rank for state in ranks) != list(range(first.world)):
-        found = sorted(state.rank for state in ranks)
+    numbers = sorted(state.rank for state in ranks)
+    if numbers != list(range(first.world)):
         raise ShardError(
-            f"states of ranks {found} are not those of all {first.world} ranks, once each"
+            f"states of ranks {numbers} are not those of all {first.world} ranks, once each"
         )
     for state in ranks[1:]:
         same = state.plan == first.plan and state.past == first.past and state.base == first.base

@@ -1,4 +1,4 @@
-"""Several datasets read as one, in given shares."""
+"""Mixtures: several datasets read as one, in given proportions."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from .source import Source
 Ints = NDArray[np.int64]
 
 ORIGIN = "__dataset__"
-"""The column that says from which dataset of a mixture a sample is."""
+"""The column with the dataset of each sample of a mixture."""
 BLOCK = 1000
-"""In so many samples of a stream, each dataset of a mixture has exactly its share."""
+"""The number of samples of a stream in which each dataset has exactly its share."""
 _MIX = 3
 
 
 class Mixture:
-    """Samples of several datasets in the proportion of their weights.
+    """Samples of several datasets in proportion to their weights.
 
     The shares are exact in every thousand samples of a stream. An epoch of the mixture has
-    ``samples`` samples, by default as many as make the first dataset run out. Each dataset goes on
-    in the next epoch where this one left it, and begins anew, in another order, only when all its
-    samples were read once.
+    ``samples`` samples, by default as many as until the first dataset runs out. Each dataset
+    continues in the next epoch where this one ended, and starts again, in another order, only when
+    all its samples were read once.
     """
 
     def __init__(
         self, parts: Mapping[str, tuple[Source, float]], samples: int | None = None
     ) -> None:
-        """``parts`` are the datasets and their weights, by name. All must have the same columns."""
+        """``parts`` has each dataset and its weight, by name; all must have the same columns."""
         if not parts:
             raise ShardError("a mixture needs at least one dataset")
         for name, (source, _) in parts.items():
@@ -50,7 +50,7 @@ class Mixture:
         self._check_columns()
         totals = [source.total for source in self.sources]
         self.offsets = np.concatenate(([0], np.cumsum(totals)[:-1]))
-        """What is added to a dataset's sample numbers to tell them from the others'."""
+        """Added to a dataset's sample numbers to make them unique."""
         self.total = sum(totals)
         due = [len(s) * BLOCK // int(q) for s, q in zip(self.sources, self.quotas, strict=True)]
         self._samples = min(due) if samples is None else check_whole("samples", samples)
@@ -67,7 +67,7 @@ class Mixture:
 
     @property
     def mean_shard_bytes(self) -> int:
-        """How large a shard is, of the dataset where they are largest."""
+        """The average size of a shard, of the dataset with the largest."""
         return max(source.mean_shard_bytes for source in self.sources)
 
     def check_streams(self, streams: int) -> None:
@@ -95,9 +95,9 @@ class Mixture:
 
 
 class MixtureReader:
-    """One stream of a mixture, read forward, through all epochs of its datasets.
+    """Reads one stream of a mixture forward, through all epochs of its datasets.
 
-    Datasets follow each other in a pattern that has each one's exact share in every `BLOCK`.
+    Datasets alternate in a pattern that has each one's exact share in every `BLOCK`.
     """
 
     def __init__(
@@ -108,17 +108,17 @@ class MixtureReader:
         fetchers: Sequence[ShardFetcher],
         prefetch_shards: int,
     ) -> None:
-        """``fetchers`` are those of the mixture's datasets."""
+        """``fetchers`` has one for each dataset of the mixture."""
         self._mixture = mixture
         self._plan = plan
         self._stream = stream
         self._fetchers = fetchers
         self._prefetch_shards = prefetch_shards
         self._readers: dict[int, tuple[int, LaneReader]] = {}
-        """By dataset, the epoch of it that is being read, and its reader."""
+        """The current epoch and reader of each dataset."""
 
     def read(self, start: int, stop: int) -> Block:
-        """Samples ``start`` to ``stop`` of the stream, not before what was read last."""
+        """Samples ``start`` to ``stop`` of the stream, after those read before."""
         origins = self._origins(start, stop)
         before = self._before(start)
         blocks, places = [], []
@@ -133,7 +133,7 @@ class MixtureReader:
         return Block({**mixed.columns, ORIGIN: origins}, numbers)
 
     def _read(self, dataset: int, start: int, stop: int) -> Block:
-        """Samples of this stream of one dataset, counted from the first epoch's first."""
+        """Samples of this stream of one dataset, counted through all its epochs."""
         samples = len(self._mixture.sources[dataset])
         begin, end = stream_bounds(samples, self._plan.streams, self._stream)
         parts = []

@@ -1,4 +1,4 @@
-"""What a loader reads: shards of samples, from files or from numbers alone."""
+"""The sources of a loader: samples in shards, from files or as plain numbers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .readers.format_reader import select
 Ints = NDArray[np.int64]
 Ranges = Iterable[tuple[int, int]]
 NUMBER = "sample"
-"""The one column of a dataset without files."""
+"""The only column of a dataset without files."""
 
 
 class KeptSamples:
-    """The samples that are left when ranges of them are skipped, counted from 0."""
+    """The samples that are left when ranges are skipped, renumbered from 0."""
 
     def __init__(self, total: int, skip: Ranges = ()) -> None:
-        """Each of ``skip`` is the first sample to leave out, and the first not to."""
+        """``skip`` has the start and the end (excluded) of each range."""
         self.total = total
         self.skipped = _merged(total, skip)
         edges = np.array([0, *(x for pair in self.skipped for x in pair), total], np.int64)
@@ -49,7 +49,7 @@ class KeptSamples:
         return kept
 
     def numbers(self, kept: Ints) -> Ints:
-        """The samples' numbers among all."""
+        """The numbers of kept samples in the whole dataset."""
         if not self.skipped:
             return kept
         run = np.searchsorted(self._counts, kept, side="right") - 1
@@ -60,7 +60,7 @@ class Source(ABC):
     """Samples in shards, numbered without those that are skipped."""
 
     def __init__(self, bounds: Ints, skip: Ranges, fingerprint: str) -> None:
-        """``bounds`` are the first samples of all shards, and at the end how many there are."""
+        """``bounds`` are the first samples of all shards, followed by the number of samples."""
         self.kept = KeptSamples(int(bounds[-1]), skip)
         self.bounds = bounds
         self.starts = self.kept.before(bounds)
@@ -68,11 +68,11 @@ class Source(ABC):
             raise ShardError("every sample is skipped: leave some to read")
         layout = hashlib.sha256(bounds.astype("<i8").tobytes() + repr(self.kept.skipped).encode())
         self.fingerprint = fingerprint
-        """Of the data."""
+        """Identifies the data."""
         self.layout = layout.hexdigest()[:16]
-        """Of the shards and of what is skipped."""
+        """Identifies the shards and the skipped samples."""
         self.mean_shard_bytes = 0
-        """How much is read for a shard."""
+        """How much is read for a shard, on average."""
         self.is_remote = False
         """Whether it is read over a network."""
 
@@ -81,12 +81,12 @@ class Source(ABC):
 
     @property
     def total(self) -> int:
-        """How many samples there are, also skipped ones."""
+        """The number of samples, including skipped ones."""
         return self.kept.total
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Itself alone."""
+        """This source; a `Mixture` has several."""
         return (self,)
 
     @property
@@ -95,7 +95,7 @@ class Source(ABC):
         """The columns that are read."""
 
     def read(self, shard: int, count: int = 1) -> pa.Table:
-        """The samples of ``count`` shards from ``shard`` on, without those that are skipped."""
+        """The samples of ``count`` shards from ``shard`` on, without skipped ones."""
         start, stop = int(self.bounds[shard]), int(self.bounds[shard + count])
         table = self._read(start, stop)
         first, last = int(self.starts[shard]), int(self.starts[shard + count])
@@ -106,7 +106,7 @@ class Source(ABC):
 
     @abstractmethod
     def _read(self, start: int, stop: int) -> pa.Table:
-        """Samples ``start`` to ``stop`` of all."""
+        """Samples ``start`` to ``stop`` of the whole dataset."""
 
 
 class FileSource(Source):
@@ -122,7 +122,7 @@ class FileSource(Source):
         skip: Ranges = (),
         cache: DiskCache | None = None,
     ) -> None:
-        """``cache`` keeps what is read from remote stores; the rest is as for `shards`."""
+        """``cache`` stores what is read from object stores; for the others see `shards`."""
         self._schema = select(index.schema, columns)
         self._columns = None if columns is None else list(columns)
         self._rows = DatasetRows(index, cache)
@@ -141,7 +141,7 @@ class FileSource(Source):
 
 
 class NumberSource(Source):
-    """Samples that are known by their numbers alone: one column, ``sample``."""
+    """Samples that are only numbers, in the column ``sample``."""
 
     def __init__(self, total: int, shard_size: int = 10_000, *, skip: Ranges = ()) -> None:
         check_whole("total", total, 1)
@@ -151,7 +151,7 @@ class NumberSource(Source):
 
     @property
     def schema(self) -> pa.Schema:
-        """The number."""
+        """The column ``sample``."""
         return pa.schema([(NUMBER, pa.int64())])
 
     def _read(self, start: int, stop: int) -> pa.Table:
@@ -175,8 +175,8 @@ def _merged(total: int, skip: Ranges) -> list[tuple[int, int]]:
 class DatasetRows:
     """Reads the samples of an indexed dataset as Arrow tables.
 
-    It may be shared by threads and sent to other processes. With a ``cache``, what is read from
-    an object store is kept on disk. ``ShardError`` when a file is not as it was indexed.
+    Thread-safe, and can be sent to other processes. With a ``cache``, what is read from an object
+    store is kept on disk. ``ShardError`` when a file has changed since it was indexed.
     """
 
     def __init__(self, index: DatasetIndex, cache: DiskCache | None = None) -> None:
@@ -191,7 +191,7 @@ class DatasetRows:
         return DatasetRows, (self.index, self.cache)
 
     def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return samples ``start`` to ``stop`` (excluded), of some ``columns`` or all."""
+        """Return samples ``start`` to ``stop`` (excluded), of all or some columns."""
         bounds = self.index.bounds
         if not 0 <= start <= stop <= bounds[-1]:
             raise ValueError(f"samples {start} to {stop} are outside a dataset of {bounds[-1]}")

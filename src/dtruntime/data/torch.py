@@ -1,7 +1,7 @@
-"""Strata's batches in PyTorch's data loading.
+"""Batches for PyTorch's ``DataLoader``.
 
-`StrataDataset` is for a ``DataLoader`` of one's own, also torchdata's ``StatefulDataLoader``.
-`TorchLoader` makes one, and its state is exact whatever the number of loader processes.
+`StrataDataset` is for your own ``DataLoader`` or torchdata's ``StatefulDataLoader``. `TorchLoader`
+creates one, and its state is exact for any number of loader processes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .loader import Delivery, Loader
 class StrataDataset(IterableDataset):
     """The batches of a loader, or its samples one by one.
 
-    Use it with ``batch_size=None``, or with ``samples=True`` and the loader's batch size. Several
-    loader processes take turns at batches, so that the order is the same for any number of them.
-    Loader processes do not know how many epochs there were: call `set_epoch` before each, as with
-    a distributed sampler. Those that are kept (``persistent_workers``) then begin that epoch.
+    Use it with ``batch_size=None``, or with ``samples=True`` and the loader's batch size. Loader
+    processes take turns at batches, so that the order is the same for any number of them. They do
+    not know the epoch: call `set_epoch` before each one, as with a distributed sampler; persistent
+    ones (``persistent_workers``) then begin that epoch.
 
-    Its state belongs to one loader process, as ``StatefulDataLoader`` keeps it: it can be loaded
-    with the same number of them.
+    Its state belongs to one loader process, as ``StatefulDataLoader`` expects: it can be loaded
+    with the same number of processes.
     """
 
     def __init__(self, loader: Loader, *, samples: bool = False) -> None:
@@ -40,14 +40,14 @@ class StrataDataset(IterableDataset):
         self._inside = 0
         self._start = loader.state_dict()
         self._asked = torch.zeros(2, dtype=torch.int64).share_memory_()
-        """For loader processes that are kept: how often `set_epoch` was called, and with what."""
+        """For persistent loader processes: how often `set_epoch` was called, and the last epoch."""
         self._followed = 0
-        """Which of these calls this process has followed."""
+        """The last of these calls that this process has followed."""
         self._reader = 0
         """The process that iterated last."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; in it already, stay."""
+        """Go to the start of an epoch, unless the loader is already in it."""
         asked = self._followed + 1, check_whole("epoch", epoch)
         self._asked.copy_(torch.tensor(asked))
         self._followed = asked[0]
@@ -56,7 +56,7 @@ class StrataDataset(IterableDataset):
             self._begin()
 
     def __iter__(self) -> Iterator[Any]:
-        """What this process is to give."""
+        """The batches or samples of this process."""
         info = get_worker_info()
         part, parts = (info.id, info.num_workers) if info is not None else (0, 1)
         if info is not None and self._reader == os.getpid():
@@ -73,11 +73,11 @@ class StrataDataset(IterableDataset):
         self._begin()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this process is."""
+        """The position of this process."""
         return {"start": self._start, "given": self._given, "inside": self._inside}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where a process was."""
+        """Continue from the position of a process."""
         self.loader.load_state_dict(state["start"])
         self._start = dict(state["start"])
         self._given = check_whole("given", state["given"])
@@ -85,7 +85,7 @@ class StrataDataset(IterableDataset):
         self._reader = 0
 
     def _follow(self) -> None:
-        """In a loader process that is kept: go where the training process has gone since."""
+        """In a persistent loader process: go to the epoch of the training process."""
         calls, epoch = self._asked.tolist()
         if calls != self._followed:
             self._followed = calls
@@ -109,7 +109,7 @@ class StrataDataset(IterableDataset):
 
 
 class _Deliveries(IterableDataset):
-    """The steps of a loader, as they are."""
+    """The steps of a loader."""
 
     def __init__(self, loader: Loader) -> None:
         super().__init__()
@@ -124,10 +124,10 @@ class _Deliveries(IterableDataset):
 
 
 def seed_generators(number: int) -> None:
-    """Seed the generators of a loader process for the step that it is about to make.
+    """Seed the random generators of a loader process for the next step.
 
-    What ``decode`` and ``transform`` draw is then the same after a restart, with kept processes,
-    and with any number of them. In the training process the generators belong to the program.
+    ``decode`` and ``transform`` then draw the same numbers after a restart, with persistent
+    processes, and with any number of them. The training process's own generators are untouched.
     """
     random.seed(number)
     np.random.seed(number & 0xFFFFFFFF)
@@ -135,12 +135,11 @@ def seed_generators(number: int) -> None:
 
 
 class TorchLoader:
-    """Batches of a loader that processes of PyTorch's ``DataLoader`` make.
+    """Batches of a loader, made by the processes of a PyTorch ``DataLoader``.
 
-    Iterating goes on from where the loader is to the end of its epoch, or begins the next one when
-    the last batch has been handed out, as loops do that count batches and never ask for the end.
-    Its state is that of the loader: it can be loaded with any number of processes, also by a plain
-    `Loader`.
+    Iterating continues from the loader's position to the end of its epoch; after the last batch,
+    also if the loop counted batches and never reached the end, it begins the next epoch. Its state
+    is that of the loader: it can be loaded with any number of processes, also by a plain `Loader`.
     """
 
     def __init__(self, loader: Loader, *, num_workers: int = 0, **options: Any) -> None:
@@ -158,11 +157,11 @@ class TorchLoader:
 
     @property
     def epoch(self) -> int:
-        """The epoch that is being read, or comes next."""
+        """The current epoch, or the next one."""
         return self.loader.epoch
 
     def __len__(self) -> int:
-        """How many steps a whole epoch has, as with ``DataLoader``; ``len(loader)`` are left."""
+        """The steps of a whole epoch, as with ``DataLoader``; ``len(loader)`` are left."""
         return self.loader.steps_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
@@ -185,15 +184,15 @@ class TorchLoader:
         self.loader.end_epoch()
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; in it already, stay."""
+        """Go to the start of an epoch, unless the loader is already in it."""
         self.loader.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position behind the last batch handed out."""
+        """The position after the last batch handed out."""
         return self.loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of any loader of the same dataset and order."""
+        """Continue from a state of any loader of the same dataset and order."""
         self.loader.load_state_dict(state)
         self._leave_finished_epoch()
 
@@ -208,7 +207,7 @@ def convert(array: Any) -> Any:
 
 
 def nested(values: Any, ends: Any) -> Any:
-    """A nested tensor of rows that lie one after the other."""
+    """A nested tensor of concatenated rows."""
     return torch.nested.nested_tensor_from_jagged(torch.from_numpy(values), torch.from_numpy(ends))
 
 
