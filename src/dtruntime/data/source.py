@@ -192,26 +192,16 @@ class DatasetRows:
 
     def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Return samples ``start`` to ``stop`` (excluded), of all or some columns."""
-        bounds = self.index.bounds
-        if not 0 <= start <= stop <= bounds[-1]:
-            raise ValueError(f"samples {start} to {stop} are outside a dataset of {bounds[-1]}")
-        first = int(np.searchsorted(bounds, start, side="right")) - 1
-        tables = []
-        for number in range(first, int(np.searchsorted(bounds, stop, side="left"))):
-            begin, end = int(bounds[number]), int(bounds[number + 1])
-            low, high = max(start, begin) - begin, min(stop, end) - begin
-            tables.append(self.read_file(number, low, high, columns))
+        index = self.index
+        if not 0 <= start <= stop <= len(self):
+            raise ValueError(f"samples {start} to {stop} are outside a dataset of {len(self)}")
+        tables = [
+            self._reader.read(index.files[number], low, high, columns, schema=index.schema)
+            for number, low, high in index.pieces(start, stop)
+        ]
         if len(tables) == 1:
             return tables[0]
-        return pa.concat_tables([*tables, select(self.index.schema, columns).empty_table()])
-
-    def read_file(
-        self, number: int, start: int, stop: int, columns: Sequence[str] | None = None
-    ) -> pa.Table:
-        """Return rows ``start`` to ``stop`` of one of the index's files."""
-        return self._reader.read(
-            self.index.files[number], start, stop, columns, schema=self.index.schema
-        )
+        return pa.concat_tables([*tables, select(index.schema, columns).empty_table()])
 
     def read_shard(self, shard: ShardSpec, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the samples of a shard."""

@@ -1,7 +1,7 @@
-"""Indexes: which samples a dataset has, in which files they lie, and how it is cut into shards.
+"""Indexes: the samples of a dataset, the files that contain them, and its shards.
 
-``dataset_index`` is the index and its JSON form; ``build`` makes one of files and keeps it on
-disk. Read ``dataset_index`` first.
+``dataset_index`` has the index, its JSON form and the shards; ``build`` makes an index of files
+and caches it on disk. Read ``dataset_index`` first.
 """
 
 from .build import IndexProgress, build_index

@@ -1,8 +1,7 @@
-"""Making the index of a dataset: every file once, and again only when it changes.
+"""Building the index of a dataset: each file is read once, and again only when it changes.
 
-Indexes kept on disk between runs, in ``$STRATA_CACHE_DIR/index`` or ``~/.cache/strata/index``.
-
-The cache is a convenience: what cannot be read, understood or written is treated as absent.
+Indexes are cached on disk, in ``$STRATA_CACHE_DIR/index`` or ``~/.cache/strata/index``. A cache
+file that cannot be read, understood or written is treated as absent.
 """
 
 from __future__ import annotations
@@ -12,12 +11,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import (
-    FIRST_EXCEPTION,
-    CancelledError,
-    Future,
-    wait,
-)
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, wait
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -40,7 +34,7 @@ MAX_WORKERS = 16
 
 @dataclass(frozen=True, slots=True)
 class IndexProgress:
-    """How far indexing has come; files that had been indexed before do not count."""
+    """The progress of indexing; files that were indexed before do not count."""
 
     files_done: int
     files_total: int
@@ -60,50 +54,43 @@ def build_index(
     progress: Progress | None = None,
     use_cache: bool = True,
 ) -> DatasetIndex:
-    """Return the index of the files that ``path`` names.
+    """Return the index of the files at ``path``.
 
     Files that were indexed before on this machine and have not changed are not read again.
-    ``workers`` threads work side by side (by default a few for each processor); ``progress`` is
-    called from the calling thread while they do.
+    ``workers`` is the number of threads (by default a few per processor); ``progress`` is called
+    from the calling thread while they work.
 
-    Raises ``ShardNotFoundError`` when nothing is there, ``ShardError`` when a file is corrupt, of
+    Raises ``ShardNotFoundError`` when there is no file, ``ShardError`` when a file is corrupt, of
     another format, or has other columns than the rest, and ``StorageError`` when a store fails.
     """
-    chosen = default_options(format) if options is None else options
-    if format != chosen.__struct_config__.tag:
-        raise ValueError(f"{type(chosen).__name__} are not the options of format {format!r}")
-    reader = reader_for(chosen)
+    options = default_options(format) if options is None else options
+    if format != options.__struct_config__.tag:
+        raise ValueError(f"{type(options).__name__} are not the options of format {format!r}")
+    reader = reader_for(options)
     pool = _Pool(reader, workers, progress)
     place = absolute(path)
     stats = expand(place, reader.suffixes)
-    known = load_cached(place, chosen) if use_cache else None
-    if known is not None and [file.stat for file in known.files] == stats:
-        return known
-    files = _files(stats, known, pool)
-    index = DatasetIndex(place, chosen, files, _settled(reader, files, pool))
+    cached = load_cached(place, options) if use_cache else None
+    if cached is not None and [file.stat for file in cached.files] == stats:
+        return cached
+    by_stat = {file.stat: file for file in cached.files} if cached is not None else {}
+    by_stat |= pool.index([stat for stat in stats if stat not in by_stat])
+    files = tuple(by_stat[stat] for stat in stats)
+    index = DatasetIndex(place, options, files, _common_schema(reader, files, pool))
     if not index.total_samples:
         raise ShardError(
             f"{place} has {len(files)} files and no samples in them: check that the right files "
             "were written"
         )
-    if known is not None:
-        log.info("index.changed", path=place, changes=str(changes_since(known, index)))
+    if cached is not None:
+        log.info("index.changed", path=place, changes=str(changes_since(cached, index)))
     if use_cache:
         save_cached(index)
     return index
 
 
-def _files(
-    stats: list[FileStat], known: DatasetIndex | None, pool: _Pool
-) -> tuple[IndexedFile, ...]:
-    """Index the files that are not known as they are."""
-    files = {file.stat: file for file in known.files} if known is not None else {}
-    files |= pool.index([stat for stat in stats if stat not in files])
-    return tuple(files[stat] for stat in stats)
-
-
 class _Pool:
-    """Threads that index files, and count how far they are."""
+    """Threads that index files, and their progress."""
 
     def __init__(self, reader: Reader, workers: int | None, progress: Progress | None) -> None:
         if workers is not None and workers < 1:
@@ -116,7 +103,7 @@ class _Pool:
         self._lock = threading.Lock()
 
     def index(self, stats: list[FileStat]) -> dict[FileStat, IndexedFile]:
-        """Index files; the first error ends it."""
+        """Index files; the first error stops it."""
         if not stats:
             return {}
         with ThreadPool(self._workers, thread_name_prefix="strata-index") as threads:
@@ -131,7 +118,7 @@ class _Pool:
         return {stat: future.result() for stat, future in futures.items()}
 
     def settle(self, files: Iterable[IndexedFile], schema: pa.Schema) -> list[pa.Schema]:
-        """Return what each file makes of a merged schema."""
+        """Return the merged schema as changed by each file."""
         with ThreadPool(self._workers, thread_name_prefix="strata-index") as threads:
             return list(threads.map(lambda file: self._reader.settle(file, schema), files))
 
@@ -142,7 +129,7 @@ class _Pool:
             self._bytes_done += count
 
     def _watch(self, futures: dict[FileStat, Future[IndexedFile]]) -> None:
-        """Wait for all, telling the progress; raise the first error."""
+        """Wait for all and report progress; raise the first error."""
         total = sum(stat.size for stat in futures)
         pending = set(futures.values())
         while pending:
@@ -155,8 +142,8 @@ class _Pool:
                 self._progress(IndexProgress(finished, len(futures), self._bytes_done, total))
 
 
-def _settled(reader: Reader, files: tuple[IndexedFile, ...], pool: _Pool) -> pa.Schema:
-    """Return columns that fit all files; ``ShardError`` when there are none."""
+def _common_schema(reader: Reader, files: tuple[IndexedFile, ...], pool: _Pool) -> pa.Schema:
+    """Return a schema that fits all files; ``ShardError`` when there is none."""
     filled = [file for file in files if file.schema.names]
     if not filled:
         return pa.schema([])
@@ -175,7 +162,7 @@ def _settled(reader: Reader, files: tuple[IndexedFile, ...], pool: _Pool) -> pa.
 def _conflict(
     reader: Reader, files: list[IndexedFile], odd: IndexedFile, error: SchemaConflict
 ) -> ShardError:
-    """Name the first file that a file does not agree with."""
+    """The error that names the first file with other columns."""
     for file in files:
         try:
             reader.merge(file.schema, odd.schema)
@@ -188,19 +175,19 @@ def _conflict(
 
 
 def cache_folder() -> Path:
-    """Where indexes are kept."""
+    """The folder of cached indexes."""
     root = os.environ.get("STRATA_CACHE_DIR")
     return Path(root).expanduser() / "index" if root else Path.home() / ".cache/strata/index"
 
 
 def cache_file(path: str, options: Options) -> Path:
-    """Where the index of a place is kept when it is read with these options."""
+    """The cache file of the index of a path with these options."""
     key = hashlib.sha256(path.encode() + b"\0" + msgspec.json.encode(options)).hexdigest()
     return cache_folder() / f"{key[:32]}.json"
 
 
 def load_cached(path: str, options: Options) -> DatasetIndex | None:
-    """Return the kept index of a place, which may be out of date."""
+    """Return the cached index of a path, which may be out of date."""
     file = cache_file(path, options)
     try:
         index = index_from_json(file.read_bytes())
@@ -213,7 +200,7 @@ def load_cached(path: str, options: Options) -> DatasetIndex | None:
 
 
 def save_cached(index: DatasetIndex) -> None:
-    """Keep an index; readers see the old file or the complete one."""
+    """Cache an index; readers see the old file or the complete new one."""
     file = cache_file(index.path, index.options)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What is known about a dataset's files."""
+"""The index of a dataset: its files, where their samples are, and its division into shards."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Column:
 class DatasetIndex:
     """The files of a dataset and where their samples are.
 
-    Samples are numbered through all files in order. Two indexes are of the same data when their
-    ``fingerprint`` is the same.
+    Samples are numbered through all files in order. Two indexes with the same ``fingerprint`` are
+    of the same data.
     """
 
     path: str
-    """The place that was indexed, absolute."""
+    """The path or URL that was indexed, absolute."""
     options: Options
     files: tuple[IndexedFile, ...]
     schema: pa.Schema = field(repr=False)
@@ -56,25 +56,24 @@ class DatasetIndex:
 
     @cached_property
     def bounds(self) -> NDArray[np.int64]:
-        """The number of each file's first sample, and behind the last that of all samples."""
+        """The number of each file's first sample, followed by the number of samples."""
         return np.cumsum([0, *(file.samples for file in self.files)], dtype=np.int64)
 
     @property
     def total_samples(self) -> int:
-        """How many samples there are."""
+        """The number of samples."""
         return int(self.bounds[-1])
 
     @property
     def total_bytes(self) -> int:
-        """How large the files are."""
+        """The size of all files."""
         return sum(file.stat.size for file in self.files)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes when a file, its content or the way of reading it changes.
+        """Changes when a file, its content or the options for reading it change.
 
-        The folder that holds all files is no part of it, so that data mounted elsewhere is the
-        same data.
+        The folder that contains all files is not part of it: data mounted elsewhere is the same.
         """
         digest = hashlib.sha256(repr(self.options).encode())
         root = common_root([file.url for file in self.files])
@@ -82,6 +81,15 @@ class DatasetIndex:
             entry = file.url[len(root) :], file.stat.size, file.stat.fingerprint, file.samples
             digest.update(repr(entry).encode())
         return digest.hexdigest()[:32]
+
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Samples ``start`` to ``stop`` by file: its number, and the rows from where to where."""
+        bounds = self.bounds
+        first = int(np.searchsorted(bounds, start, side="right")) - 1
+        for number in range(first, int(np.searchsorted(bounds, stop, side="left"))):
+            begin, end = int(bounds[number]), int(bounds[number + 1])
+            if begin < end:
+                yield number, max(start, begin) - begin, min(stop, end) - begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +114,7 @@ class Changes:
 
 
 def changes_since(old: DatasetIndex, new: DatasetIndex) -> Changes:
-    """Say which files changed, came and went between two indexes of the same place."""
+    """Return which files were changed, added and removed between two indexes of the same path."""
     before = {file.url: file.stat for file in old.files}
     after = {file.url: file.stat for file in new.files}
     return Changes(
@@ -117,7 +125,7 @@ def changes_since(old: DatasetIndex, new: DatasetIndex) -> Changes:
 
 
 def common_root(urls: Sequence[str]) -> str:
-    """The folder that all files lie in, with a slash at its end."""
+    """The folder that contains all files, with a trailing slash."""
     folders = [url[: url.rfind("/") + 1] for url in urls]
     shared = os.path.commonprefix(folders)  # noqa: RUF071 - cut back to whole folders below
     return shared[: shared.rfind("/") + 1]
@@ -127,7 +135,7 @@ VERSION = 1
 
 
 class StoredIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An index with one list or packed array for each attribute of all files."""
+    """The stored form of an index: one list or packed array per attribute, for all files."""
 
     version: int
     path: str
@@ -212,7 +220,7 @@ def _files(stored: StoredIndex) -> list[IndexedFile]:
 
 
 def _pack(arrays: list[NDArray[np.int64]]) -> bytes:
-    """Differences of neighbours, which compress well."""
+    """Compressed differences of consecutive numbers."""
     joined = np.concatenate([*arrays, np.zeros(0, np.int64)])
     return zlib.compress(np.diff(joined, prepend=0).astype("<i8").tobytes(), 3)
 
@@ -230,26 +238,26 @@ def _unpack_schema(data: bytes) -> pa.Schema:
 
 
 ENOUGH_SHARDS = 512
-"""Row groups and compressed files are kept whole while there are at least so many shards."""
+"""Row groups and compressed files are kept whole while there are at least this many shards."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardPiece:
-    """The part of a shard that lies in one file."""
+    """The part of a shard in one file."""
 
     file: int
     """The file's number in the index."""
     url: str
     start: int
-    """The number of the first row in the file."""
+    """The first row in the file."""
     count: int
     bytes: int
-    """How much of the file has to be read for it."""
+    """How much of the file has to be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
-    """A range of samples and where they lie."""
+    """A range of samples and where they are."""
 
     shard_id: int
     start: int
@@ -262,17 +270,17 @@ class ShardSpec:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The files that hold it."""
+        """The files that contain it."""
         return tuple(piece.url for piece in self.pieces)
 
 
 class Shards(Sequence[ShardSpec]):
-    """The shards of a dataset, kept as the numbers between which they lie."""
+    """The shards of a dataset, stored as their bounds."""
 
     def __init__(self, dataset: DatasetIndex, bounds: NDArray[np.int64]) -> None:
         self.dataset = dataset
         self.bounds = bounds
-        """The first sample of each shard, and behind the last the number of all samples."""
+        """The first sample of each shard, followed by the number of samples."""
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -288,11 +296,12 @@ class Shards(Sequence[ShardSpec]):
             raise IndexError(f"shard {number} is not one of {len(self)}")
         shard_id = number % len(self)
         start, end = int(self.bounds[shard_id]), int(self.bounds[shard_id + 1])
-        return ShardSpec(shard_id, start, end, tuple(self._pieces(start, end)))
+        pieces = (self._piece(*part) for part in self.dataset.pieces(start, end))
+        return ShardSpec(shard_id, start, end, tuple(pieces))
 
     @cached_property
     def bytes_read(self) -> NDArray[np.int64]:
-        """How much has to be read for each shard; what two of them need counts for both."""
+        """How much has to be read for each shard; what two shards need counts for both."""
         counts, lengths = _reading_units(self.dataset)
         ends = np.cumsum(counts)
         read = np.concatenate(([0], np.cumsum(lengths)))
@@ -301,24 +310,22 @@ class Shards(Sequence[ShardSpec]):
         total: NDArray[np.int64] = read[last] - read[first]
         return total
 
-    def _pieces(self, start: int, end: int) -> Iterator[ShardPiece]:
-        bounds = self.dataset.bounds
-        first = int(np.searchsorted(bounds, start, side="right")) - 1
-        for number in range(first, int(np.searchsorted(bounds, end, side="left"))):
-            begin, stop = int(bounds[number]), int(bounds[number + 1])
-            low, high = max(start, begin) - begin, min(end, stop) - begin
-            if low < high:
-                file = self.dataset.files[number]
-                yield ShardPiece(number, file.url, low, high - low, _bytes_read(file, low, high))
+    def _piece(self, number: int, start: int, stop: int) -> ShardPiece:
+        file = self.dataset.files[number]
+        size = file.stat.size
+        if file.seekable:
+            blocks = file.blocks.covering(start, stop)
+            size = int(file.blocks.lengths[blocks.start : blocks.stop].sum())
+        return ShardPiece(number, file.url, start, stop - start, size)
 
 
 def shards(index: DatasetIndex, shard_size: int, exact: bool = False) -> Shards:
-    """Cut a dataset into shards of about ``shard_size`` samples.
+    """Divide a dataset into shards of about ``shard_size`` samples.
 
     A shard ends where a row group, a block or a file does, so that nothing is read for two
     shards. Row groups and compressed files larger than ``shard_size`` are kept whole as well,
-    unless that left fewer than ``ENOUGH_SHARDS`` to share among workers: then they are cut into
-    equal parts. With ``exact`` every shard but the last has ``shard_size`` samples.
+    unless that leaves fewer than ``ENOUGH_SHARDS`` to share among workers: then they are divided
+    into equal parts. With ``exact`` every shard but the last has ``shard_size`` samples.
     """
     check_whole("shard_size", shard_size, 1)
     total = index.total_samples
@@ -330,7 +337,7 @@ def shards(index: DatasetIndex, shard_size: int, exact: bool = False) -> Shards:
 
 
 def _natural_ends(index: DatasetIndex, largest: int) -> NDArray[np.int64]:
-    """Where shards may end: behind each unit of reading, or within one that is too large."""
+    """Where shards may end: after each unit of reading, or within one that is too large."""
     counts, _ = _reading_units(index)
     parts = np.maximum(1, np.rint(counts / largest).astype(np.int64))
     unit = np.repeat(np.arange(len(counts)), parts)
@@ -341,7 +348,7 @@ def _natural_ends(index: DatasetIndex, largest: int) -> NDArray[np.int64]:
 
 
 def _reading_units(index: DatasetIndex) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The samples and bytes of what is read at once: blocks, or files that have to be whole."""
+    """The samples and bytes of each unit of reading: a block, or a file that is not seekable."""
     units = [
         (file.blocks.counts, file.blocks.lengths)
         if file.seekable
@@ -357,10 +364,3 @@ def _nearest(ends: NDArray[np.int64], marks: NDArray[np.int64]) -> NDArray[np.in
     below = np.maximum(above - 1, 0)
     closer = marks - ends[below] < ends[above] - marks
     return np.where(closer, ends[below], ends[above])
-
-
-def _bytes_read(file: IndexedFile, start: int, stop: int) -> int:
-    if not file.seekable:
-        return file.stat.size
-    numbers = file.blocks.covering(start, stop)
-    return int(file.blocks.lengths[numbers.start : numbers.stop].sum())

@@ -1,6 +1,6 @@
 """Readers: one for each file format, behind one interface.
 
-A *row block* is what a file can be read by: a row group of parquet, a stretch of records of CSV
+A *row block* is the unit in which a file is read: a row group of Parquet, a run of records of CSV
 and TFRecord. Read ``format_reader`` first, then ``parquet``.
 """
 
@@ -25,23 +25,20 @@ from .tfrecord import TfrecordReader
 
 __all__ = [
     "CsvOptions",
-    "CsvReader",
     "IndexedFile",
     "Options",
     "ParquetOptions",
-    "ParquetReader",
     "Reader",
     "RowBlocks",
     "SchemaConflict",
     "TfrecordOptions",
-    "TfrecordReader",
     "default_options",
     "reader_for",
 ]
 
 
 def default_options(format: str) -> Options:
-    """The options of a format that nobody chose any for; ``ShardError`` when it is unknown."""
+    """The default options of a format; ``ShardError`` when it is unknown."""
     options: dict[str, Options] = {
         "parquet": ParquetOptions(),
         "csv": CsvOptions(),
@@ -53,10 +50,7 @@ def default_options(format: str) -> Options:
 
 
 def reader_for(options: Options, cache: DiskCache | None = None) -> Reader:
-    """Return a reader of the format that the options are for.
-
-    With a ``cache`` it reads objects through that, and local files as ever.
-    """
+    """Return a reader of the options' format; with a ``cache`` it reads objects through that."""
     source = data_files if cache is None else cache
     match options:
         case CsvOptions():
