@@ -1,4 +1,4 @@
-"""Large pieces of memory that are about to be filled."""
+"""Memory: views of data, new memory on large pages, and pools of blocks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 LARGE = 4 * 2**20
-"""From this size on large pages are asked for, as numpy does for its arrays."""
+"""From this size on large pages are requested, as numpy does for its arrays."""
 
 
 def new_bytes(size: int) -> tuple[bytes, memoryview]:
-    """Bytes that are not filled yet, and the memory to fill before anybody else sees them.
+    """Uninitialised bytes, and the memory to fill before anybody else sees them.
 
     A bytearray would be filled with zeros first and copied at the end, which takes longer than
     reading.
@@ -41,8 +41,8 @@ def new_bytes(size: int) -> tuple[bytes, memoryview]:
 def new_pages(size: int) -> mmap.mmap:
     """Memory on pages of its own, large ones if there are any.
 
-    What is written directly from large pages goes to the disk in a few large pieces, which can be
-    twice as fast. The memory is private: by default a forked child would write into the same.
+    Direct writes from large pages reach the disk in a few large pieces, which can be twice as fast.
+    The memory is private: by default a forked child would write into the same.
     """
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -53,9 +53,9 @@ def new_pages(size: int) -> mmap.mmap:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Keep thousands of small objects that are made at once from setting off searches of the heap.
+    """Pause the garbage collector while thousands of small objects are made at once.
 
-    Nothing that takes long may be done meanwhile: cycles of all threads stay until it is over.
+    Only for short work: cycles of all threads stay until it is over.
     """
     running = gc.isenabled()
     gc.disable()
@@ -67,9 +67,9 @@ def collector_paused() -> Iterator[None]:
 
 
 class BlockPool:
-    """Blocks of memory of one size, made when needed; a few are kept for the next who needs one.
+    """Blocks of memory of one size, made when needed; some are kept for reuse.
 
-    To fill memory that was never used takes several times as long.
+    Filling memory for the first time takes several times as long.
     """
 
     def __init__(self, size: int, kept: int) -> None:
@@ -77,26 +77,26 @@ class BlockPool:
         self._free: deque[mmap.mmap] = deque(maxlen=kept)
 
     def take(self) -> mmap.mmap:
-        """A block, with anything in it."""
+        """A block with arbitrary content."""
         try:
             return self._free.pop()
         except IndexError:
             return new_pages(self.size)
 
     def give(self, block: mmap.mmap) -> None:
-        """Let the next one use a block."""
+        """Return a block for reuse."""
         self._free.append(block)
 
     def clear(self) -> None:
-        """Keep none."""
+        """Release all blocks that are not in use."""
         self._free.clear()
 
 
 def use_large_pages(view: memoryview) -> None:
-    """Ask for large pages for memory that will soon be written to, all of it.
+    """Request large pages for memory that is about to be filled completely.
 
     One page fault for 2 MiB instead of 512: filling new memory takes a third of the time. A system
-    that does not have them goes on with what it has.
+    without them ignores it.
     """
     advise = _madvise()
     if advise is None or view.nbytes < LARGE:
@@ -118,13 +118,13 @@ def _madvise() -> Any:
 
 
 Memory: TypeAlias = "Buffer | NDArray[Any]"
-"""Bytes-like: ``bytes``, ``bytearray``, ``memoryview``, ``mmap``, arrays of numpy."""
+"""Bytes-like: ``bytes``, ``bytearray``, ``memoryview``, ``mmap``, numpy arrays."""
 
 Data: TypeAlias = "Memory | Sequence[Memory]"
-"""What can be written: bytes-like memory, or several pieces of it that follow each other."""
+"""Data to write: bytes-like memory, or a sequence of such pieces."""
 
 AT_ONCE = 512
-"""The system takes 1024 pieces of memory at a time, or fewer."""
+"""Pieces of memory per system call; the system takes at most 1024."""
 _SMALL_COPY = 256 * 2**10
 
 Views: TypeAlias = "list[memoryview]"
@@ -132,7 +132,7 @@ Views: TypeAlias = "list[memoryview]"
 
 
 def views_of(data: Data) -> Views:
-    """Look at data as bytes; ``TypeError`` when it is not memory in one piece or a sequence."""
+    """Views of data as bytes; ``TypeError`` if it is neither contiguous memory nor a sequence."""
     try:
         pieces: Iterable[Memory] = [memoryview(data)]  # type: ignore[arg-type]
     except TypeError:
@@ -146,22 +146,18 @@ def views_of(data: Data) -> Views:
 
 def flat(buffer: Memory) -> memoryview:
     """The bytes of a buffer, in one dimension."""
-    view = _view(buffer)
+    try:
+        view = memoryview(buffer)  # type: ignore[arg-type]  # numpy declares it from 3.12 on
+    except TypeError:
+        raise TypeError(f"a buffer must be bytes-like, not {type(buffer).__name__}") from None
     if not view.c_contiguous:
         raise TypeError("a buffer must be contiguous: make a contiguous copy of it")
     # Views without elements cannot be cast.
     return view.cast("B") if view.nbytes else memoryview(bytearray())
 
 
-def _view(buffer: Memory) -> memoryview:
-    try:
-        return memoryview(buffer)  # type: ignore[arg-type]  # numpy tells of it from 3.12 on
-    except TypeError:
-        raise TypeError(f"a buffer must be bytes-like, not {type(buffer).__name__}") from None
-
-
 def writable_views_of(buffers: Data) -> Views:
-    """Memory that can be read into, as `views_of`; ``TypeError`` when some is read-only."""
+    """Views of memory to read into, as `views_of`; ``TypeError`` if some is read-only."""
     views = views_of(buffers)
     if any(view.readonly for view in views):
         raise TypeError("cannot read into a read-only buffer")
@@ -169,12 +165,12 @@ def writable_views_of(buffers: Data) -> Views:
 
 
 def size_of(views: Iterable[memoryview]) -> int:
-    """How many bytes there are in all."""
+    """The total number of bytes."""
     return sum(view.nbytes for view in views)
 
 
 def blocks_of(views: Iterable[memoryview], size: int) -> Iterator[Views]:
-    """Cut data into blocks of ``size`` bytes, the last one shorter; each has views of it."""
+    """Cut data into blocks of ``size`` bytes, the last one shorter; each is a list of views."""
     block: Views = []
     room = size
     for view in views:
@@ -190,13 +186,13 @@ def blocks_of(views: Iterable[memoryview], size: int) -> Iterator[Views]:
 
 
 def in_pieces(views: Views) -> Iterator[Views]:
-    """The same views, no more at a time than the system takes."""
+    """The same views, at most as many at a time as the system takes."""
     for start in range(0, len(views), AT_ONCE):
         yield views[start : start + AT_ONCE]
 
 
 def scatter(data: memoryview, views: Iterable[memoryview]) -> None:
-    """Copy data into pieces of memory, one after the other; together they are as large."""
+    """Copy data into consecutive pieces of memory of the same total size."""
     at = 0
     for view in views:
         copy(data[at : at + view.nbytes], view)
@@ -204,7 +200,7 @@ def scatter(data: memoryview, views: Iterable[memoryview]) -> None:
 
 
 def copy(source: memoryview, target: memoryview) -> None:
-    """Copy bytes; while many are, other threads go on."""
+    """Copy bytes; many are copied without the interpreter lock."""
     if source.nbytes < _SMALL_COPY:
         target[:] = source
         return

@@ -1,4 +1,4 @@
-"""Exports of a package that are imported when they are first used."""
+"""Lazy exports: names of a package that are imported when they are first used."""
 
 from __future__ import annotations
 

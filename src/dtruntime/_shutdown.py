@@ -1,18 +1,19 @@
-"""The end of the process: background work is finished first, or its loss is told.
+"""The end of the process: background work is finished first, or its loss is reported.
 
-Python ends a process in stages: functions of ``threading._register_atexit``, then threads that are
-no daemons, then functions of ``atexit``, then the output streams; daemon threads are cut off
-wherever they are. A child of ``multiprocessing`` may be gone after the second stage. Work that must
-not be lost is done by daemon threads, which can be given up when storage hangs, and held here:
+Python ends a process in stages: functions of ``threading._register_atexit``, then the join of all
+non-daemon threads, then functions of ``atexit``, then the output streams; daemon threads are cut
+off wherever they are. A child of ``multiprocessing`` may be gone after the second stage. Work that
+must not be lost is done by daemon threads, which can be given up if storage hangs, and registered
+here:
 
-1. When the main thread ends, it waits for what is under way.
-2. What other threads begin afterwards is waited for by a *keeper*, a thread that is no daemon and
-   lives only while something is under way.
+1. When the main thread ends, it waits for work in progress.
+2. For what other threads begin afterwards a *keeper* waits, a non-daemon thread that lives only
+   while something is in progress.
 3. What functions of ``atexit`` began is waited for; from then on nothing is accepted.
 
-A wait ends when nothing has moved for as long as the work allows, or at the second Ctrl-C. What is
-lost is then written to stderr, and the exit status is 120: Python's own for an error in the cleanup
-behind the program. Forked children of ``multiprocessing`` end with 1.
+A wait ends when there was no progress for as long as the work allows, or at the second Ctrl-C. What
+is lost is then written to stderr, and the exit status is 120: Python's own for an error in the
+cleanup after the program. Forked children of ``multiprocessing`` exit with 1.
 """
 
 from __future__ import annotations
@@ -25,45 +26,46 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from enum import IntEnum
 from typing import Any, Protocol
 
 TICK = 0.1
 CLEANUP_FAILED = 120
 NOTICE_SECONDS = 2.0
-"""An end that takes longer says what it waits for."""
+"""An exit that takes longer says what it waits for."""
 
 
 class Work(Protocol):
-    """Background work of one owner. Everything here may be asked by any thread."""
+    """Background work of one owner. Any thread may call these."""
 
     @property
     def exit_seconds(self) -> float:
-        """How long the end waits for it while nothing moves."""
+        """How long the exit waits for it without progress."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is under way."""
+        """Whether something is in progress."""
 
     @property
     def is_needed(self) -> bool:
-        """Whether something is under way, is to be done at the end, or has failed untold."""
+        """Whether something is in progress, left for the end, or has failed unreported."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is under way; whether that is so."""
+        """Wait until nothing is in progress; returns whether that is so."""
 
     def finish(self) -> None:
-        """Wait for what is under way, and do what is left to the end."""
+        """Wait for what is in progress, and do what is left for the end."""
 
     def unfinished(self) -> list[str]:
-        """What is under way, each by a name such as "the checkpoint of step 5 in /data"."""
+        """Names of what is in progress, such as "the checkpoint of step 5 in /data"."""
 
     def failures(self) -> list[str]:
-        """What has failed, and nobody was told: a sentence each."""
+        """A sentence for each failure that has not been reported."""
 
 
 class Stage(IntEnum):
-    """How far the process's end has come."""
+    """How far the exit of the process has come."""
 
     RUNNING = 0
     MAIN_ENDED = 1
@@ -72,13 +74,13 @@ class Stage(IntEnum):
 
 
 class Shutdown:
-    """What this process has to finish before it ends."""
+    """The work that this process has to finish before it exits."""
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[], None]] = []
-        self._begin_anew()
+        self._reset()
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self._lock = threading.Lock()
         self._stage = Stage.RUNNING
         self._held: dict[int, Work] = {}
@@ -86,16 +88,14 @@ class Shutdown:
         self._finishing: dict[int, threading.Event] = {}
         self._moved = time.monotonic()
         self._given_up = ""
-        """Why nothing is waited for any more."""
+        """Why waiting was given up."""
         self._interrupts = 0
         self._losses: list[str] = []
-        self._told = 0
+        self._reported = 0
         self._reporting = threading.RLock()
 
-    # What owners of work say
-
     def hold(self, work: Work) -> None:
-        """Keep work that has just become busy, until nothing is left to do for it."""
+        """Register work that has just become busy, until nothing is left to do for it."""
         with self._lock:
             self._held[id(work)] = work
             if self._keeper is None and not self._given_up:
@@ -107,16 +107,16 @@ class Shutdown:
                 self._keeper = keeper
 
     def release(self, work: Work) -> None:
-        """Let go of work that its owner has ended."""
+        """Unregister work that its owner has ended."""
         with self._lock:
             self._drop(id(work))
 
     def moved(self) -> None:
-        """Something that is waited for goes on."""
+        """Note progress."""
         self._moved = time.monotonic()
 
     def refusal(self) -> str:
-        """Why this thread cannot begin anything that has to be finished; or nothing."""
+        """Why this thread cannot begin work that has to be finished; empty if it can."""
         if self._stage is Stage.CLOSED:
             return "the program has ended: save before its exit functions have"
         if self._given_up:
@@ -130,22 +130,20 @@ class Shutdown:
         return ""
 
     def lose(self, sentence: str) -> None:
-        """Note something that cannot be kept; it is told at the end, or at once if that is over."""
+        """Note a loss; it is reported at the end, or at once if that has begun."""
         with self._lock:
             self._losses.append(sentence)
         if self._stage is not Stage.RUNNING:
             self._report()
 
     def at_end(self, callback: Callable[[], None]) -> None:
-        """Call something when all work is done; what was registered last is called first."""
+        """Call a function when all work is done; the last one registered is called first."""
         self._callbacks.append(callback)
 
     @property
     def is_ending(self) -> bool:
         """Whether the main thread has ended."""
         return self._stage is not Stage.RUNNING
-
-    # The stages
 
     def main_ended(self) -> None:
         """The first stage, in the main thread."""
@@ -170,10 +168,10 @@ class Shutdown:
 
     def after_fork_in_child(self) -> None:
         """Forget the parent's work: its threads do not exist here."""
-        self._begin_anew()
+        self._reset()
 
     def _keep(self) -> None:
-        """Live as long as something is under way, so that the interpreter waits."""
+        """Live while something is in progress, so that the interpreter waits."""
         while True:
             with self._lock:
                 busy = [work for work in self._held.values() if work.is_busy]
@@ -189,7 +187,7 @@ class Shutdown:
             self._report()
 
     def _end_child(self) -> None:
-        """The last stage of a process without functions of atexit, when all threads have ended."""
+        """The last stage of a process without exit functions, after all threads have ended."""
         own = threading.main_thread(), threading.current_thread()
         while others := [t for t in threading.enumerate() if not t.daemon and t not in own]:
             for thread in others:
@@ -198,10 +196,8 @@ class Shutdown:
         self._report()
         self._call_back()
 
-    # Waiting
-
     def _settle(self) -> None:
-        """Finish what is held, for as long as something moves and nobody gives it up."""
+        """Finish registered work, as long as there is progress and nobody gives it up."""
         began = time.monotonic()
         self._moved = max(self._moved, began)
         noticed = False
@@ -224,7 +220,7 @@ class Shutdown:
             self._let_go()
 
     def _begin_to_finish(self) -> list[Work]:
-        """Let each work be finished by a thread of its own; returns those that are not yet."""
+        """Have each work finished by a thread of its own; returns those that are not yet."""
         with self._lock:
             needed = [work for work in self._held.values() if work.is_needed]
         for work in needed:
@@ -258,7 +254,7 @@ class Shutdown:
                 self._drop(id(work))
 
     def _let_go(self) -> None:
-        """Keep nothing for which nothing is left to do; the lock is held."""
+        """Drop work for which nothing is left to do; the lock is held."""
         for key, work in list(self._held.items()):
             if not work.is_needed:
                 self._drop(key)
@@ -268,10 +264,10 @@ class Shutdown:
         self._finishing.pop(key, None)
 
     def _report(self) -> None:
-        """Tell what is lost, and let the exit status tell it too.
+        """Write what is lost to stderr, and set the exit status.
 
         The last stage waits here for a keeper that reports: the interpreter would cut it off
-        between the sentence and the status.
+        between the two.
         """
         with self._reporting:
             with self._lock:
@@ -280,7 +276,7 @@ class Shutdown:
                         self._losses += failures
                         if not work.is_busy:
                             self._drop(key)
-                fresh, self._told = self._losses[self._told :], len(self._losses)
+                fresh, self._reported = self._losses[self._reported :], len(self._losses)
             if fresh:
                 _fail_the_process()
             for sentence in fresh:
@@ -295,7 +291,7 @@ class Shutdown:
 
 
 class _Unaided(threading.Event):
-    """Says that work is done, where no thread could be started to finish it."""
+    """Set when work is done, if no thread could be started to finish it."""
 
     done = False
 
@@ -304,7 +300,7 @@ class _Unaided(threading.Event):
 
 
 def _finished(work: Work) -> threading.Event:
-    """Finish work in a thread that can be left behind; the event says that it is."""
+    """Finish work in a thread that can be abandoned; the event is set when it is done."""
     ended = threading.Event()
 
     def finish() -> None:
@@ -325,22 +321,19 @@ def _names(works: list[Work]) -> str:
 
 
 def _leaves_without_exit_functions() -> bool:
-    """Whether this is a child of multiprocessing, which may not call functions of atexit."""
+    """Whether this is a child of multiprocessing, which may not call exit functions."""
     process = sys.modules.get("multiprocessing.process")
     return process is not None and process.parent_process() is not None
 
 
 def _say(sentence: str) -> None:
     """Write to stderr, also when nobody has set up a log."""
-    data = f"strata: {sentence}\n"
-    try:
-        print(data, end="", file=sys.stderr, flush=True)
-    except (AttributeError, OSError, ValueError):
-        return
+    with suppress(AttributeError, OSError, ValueError):
+        print(f"strata: {sentence}\n", end="", file=sys.stderr, flush=True)
 
 
 class _FailingStream:
-    """A stream whose flush fails at the very end, by which Python sets the exit status."""
+    """A stream whose last flush fails, for which Python sets the exit status."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -350,11 +343,11 @@ class _FailingStream:
 
     @property
     def closed(self) -> bool:
-        """Not, or nobody would flush it."""
+        """Always False, or nobody would flush it."""
         return False
 
     def flush(self) -> None:
-        """Flush; raises when the interpreter, or multiprocessing, flushes for the last time."""
+        """Flush; raises in the last flush by the interpreter or multiprocessing."""
         if self._stream is not None and not getattr(self._stream, "closed", False):
             self._stream.flush()
         if _is_last_flush():
@@ -370,13 +363,13 @@ def _is_last_flush() -> bool:
 
 
 def _fail_the_process() -> None:
-    """Let the exit status be that of a failed cleanup, and everything else go on as usual."""
+    """Set the exit status of a failed cleanup; everything else goes on as usual."""
     if not isinstance(sys.stderr, _FailingStream):
         sys.stderr = _FailingStream(sys.stderr)
 
 
 shutdown = Shutdown()
-"""The end of this process."""
+"""The exit of this process."""
 
 threading._register_atexit(shutdown.main_ended)  # type: ignore[attr-defined]
 atexit.register(shutdown.ended)

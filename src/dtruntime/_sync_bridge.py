@@ -1,8 +1,7 @@
-"""The process's one I/O thread, and the two faces of every operation.
+"""The process's one I/O thread, and the asynchronous and blocking form of every operation.
 
-An operation is written once, as a coroutine that runs on the I/O thread. ``awaitable``
-gives its asynchronous face, callable from any event loop, and ``blocking`` its
-synchronous one::
+An operation is written once, as a coroutine that runs on the I/O thread. ``awaitable`` makes its
+asynchronous form, callable from any event loop, and ``blocking`` the synchronous one::
 
     class Client:
         @awaitable
@@ -30,7 +29,7 @@ S = TypeVar("S")
 
 
 class LoopThread:
-    """An event loop on a daemon thread, started at the first use."""
+    """An event loop on a daemon thread, started on first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -116,39 +115,39 @@ shutdown.at_end(io.close)
 def awaitable(
     body: Callable[Concatenate[S, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
-    """The asynchronous face of a method whose body runs on the I/O thread."""
+    """The asynchronous form of a method whose body runs on the I/O thread."""
 
     @functools.wraps(body)
-    async def face(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    async def method(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if io.is_current():
             return await body(self, *args, **kwargs)
         return await asyncio.wrap_future(io.submit(body(self, *args, **kwargs)))
 
-    face.__strata_body__ = body  # type: ignore[attr-defined]
-    return face
+    method.__strata_body__ = body  # type: ignore[attr-defined]
+    return method
 
 
 def blocking(
-    face: Callable[Concatenate[S, P], Coroutine[Any, Any, R]], *, brief: bool = False
+    method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]], *, brief: bool = False
 ) -> Callable[Concatenate[S, P], R]:
-    """The synchronous face of a method made with `awaitable`.
+    """The blocking form of a method made with `awaitable`.
 
     Inside a running event loop it raises, since it would stall that loop; a ``brief``
     operation (one round trip) is allowed there.
     """
-    body: Callable[Concatenate[S, P], Coroutine[Any, Any, R]] = face.__strata_body__  # type: ignore[attr-defined]
+    body: Callable[Concatenate[S, P], Coroutine[Any, Any, R]] = method.__strata_body__  # type: ignore[attr-defined]
 
     @functools.wraps(body)
-    def blocking_face(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def blocking_method(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if not brief or io.is_current():
-            refuse_inside_loop(face.__name__)
+            refuse_inside_loop(method.__name__)
         return wait_for(io.submit(body(self, *args, **kwargs)))
 
-    return blocking_face
+    return blocking_method
 
 
 def wait_for(future: Future[R]) -> R:
-    """Wait for work on the I/O thread; an interrupt of the wait cancels the work."""
+    """Wait for work on the I/O thread; interrupting the wait cancels the work."""
     try:
         return future.result()
     except BaseException:

@@ -1,7 +1,7 @@
-"""How the command line writes: what a terminal would obey is shown, and amounts in units.
+"""Output of the command line: control characters are escaped, and amounts have units.
 
-Names, paths, metadata and messages come from files and from the wire. Nothing of them may move the
-cursor, change colours or the title, or reorder what is read: `open_console` and `plain` see to it.
+Names, paths, metadata and messages come from files and from the network. They must not move the
+cursor, change colours or the title, or reorder text: `open_console` and `plain` make sure of it.
 """
 
 from __future__ import annotations
@@ -20,51 +20,51 @@ from rich.segment import Segment
 from rich.text import Text
 
 PIPE_WIDTH = 160
-"""Columns of output that goes to no terminal, unless ``COLUMNS`` says otherwise."""
+"""The width of output that does not go to a terminal, unless ``COLUMNS`` is set."""
 
-_OBEYED = re.compile(
+_CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
 )
-"""Control characters but newlines and tabs, and those that change the direction of text."""
+"""Control characters except newlines and tabs, and those that change the direction of text."""
 
 
 def plain(text: str) -> str:
-    """Text in which characters that a terminal obeys are written as escapes: ``\\x1b``."""
-    return _OBEYED.sub(_escape, text)
+    """Text with control characters written as escapes: ``\\x1b``."""
+    return _CONTROL.sub(_escape, text)
 
 
 def json_text(value: Any, *, indent: bool = True) -> str:
-    """A value as JSON, with escapes for characters that a terminal obeys."""
+    """A value as JSON, with control characters escaped."""
     encoded = msgspec.json.encode(value)
     encoded = msgspec.json.format(encoded) if indent else encoded
-    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", encoded.decode())
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", encoded.decode())
 
 
-def _escape(found: re.Match[str]) -> str:
-    number = ord(found[0])
+def _escape(match: re.Match[str]) -> str:
+    number = ord(match[0])
     return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"
 
 
 class _PlainConsole(Console):
-    """A console that styles what it is given, and lets nothing in it be obeyed."""
+    """A console that escapes control characters in whatever it prints."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Text of a string, escaped before it is laid out."""
+        """A string as text, escaped before it is laid out."""
         return super().render_str(plain(text), **options)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Segments of anything; what Rich itself tells the terminal is not text."""
+        """Escaped segments; Rich's own control codes are not text."""
         for segment in super().render(renderable, options):
-            if segment.control or not _OBEYED.search(segment.text):
+            if segment.control or not _CONTROL.search(segment.text):
                 yield segment
             else:
                 yield Segment(plain(segment.text), segment.style)
 
 
 def open_console(*, colour: bool = True, stderr: bool = False) -> Console:
-    """The console of a command; what its encoding lacks is replaced, never an error."""
+    """The console of a command; characters that its encoding lacks are replaced."""
     stream = sys.stderr if stderr else sys.stdout
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")
@@ -88,7 +88,7 @@ def count(number: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in two or three digits of its largest units: ``1.8 ms``, ``4.2 s``, ``2 h 05 m``."""
+    """A duration in its largest units: ``1.8 ms``, ``4.2 s``, ``2 h 05 m``."""
     if seconds < 0:
         return f"-{duration(-seconds)}"
     for limit, factor, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (60.0, 1.0, "s")):

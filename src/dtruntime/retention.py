@@ -1,4 +1,4 @@
-"""Which checkpoints are kept."""
+"""Retention: which checkpoints are kept."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ PLACE_KEY = "strata.place"
 WRITTEN_KEY = "strata.written_bytes"
 IDENTITY_KEY = "strata.place_id"
 SECONDS_KEY = "strata.seconds"
-"""What a coordinator is told with a commit, beside the user's metadata: who keeps what, where, how
-much was stored, the identity of a run's place, and how long the save took."""
+"""Metadata that a commit carries to the coordinator beside the user's: the retention policy, the
+location, the bytes written, the identity of a run's location, and the duration of the save."""
 FINISHED_KEY = "finished"
-"""The metadata of the last checkpoint of a run has this."""
+"""Set in the metadata of the last checkpoint of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionCandidate:
-    """What retention has to know about a checkpoint."""
+    """What retention needs to know about a checkpoint."""
 
     sequence: int
     step: int
@@ -31,7 +31,7 @@ class RetentionCandidate:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where it stands among all; writers that commit at once may give out a sequence twice."""
+        """Its place in commit order; concurrent writers may use a sequence number twice."""
         return self.sequence, self.step
 
 
@@ -40,11 +40,11 @@ class Retention:
     """Which committed checkpoints to keep; the newest is always among them."""
 
     keep_count: int | None = 5
-    """The newest so many; ``None``: all."""
+    """How many of the newest; ``None``: all."""
     keep_every: int | None = None
-    """Also those whose step is a multiple of this."""
+    """Also every checkpoint whose step is a multiple of this."""
     keep_best: int = 0
-    """Also so many with the best ``metric``."""
+    """Also this many with the best ``metric``."""
     metric: str = "loss"
     higher_is_better: bool = False
 
@@ -57,19 +57,19 @@ class Retention:
             raise TypeError(f"metric must be a name, not {type(self.metric).__name__}")
 
     def told(self) -> str:
-        """As text, for `from_told`."""
+        """The policy as JSON, for `from_told`."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
     def from_told(cls, text: str) -> Self | None:
-        """What a writer told; None when it told nothing, or something else."""
+        """Read what `told` wrote; None if the text is something else."""
         try:
             return cls(**json.loads(text))
         except (TypeError, ValueError):
             return None
 
     def dropped(self, checkpoints: Sequence[RetentionCandidate]) -> list[RetentionCandidate]:
-        """Those that are not kept, oldest first."""
+        """The checkpoints that are not kept, oldest first."""
         ordered = sorted(checkpoints, key=lambda one: one.place)
         if self.keep_count is None or not ordered:
             return []

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 JITTER = random.SystemRandom()
-"""What nobody has to repeat is drawn from here: Python's global generator is the program's own, and
-has to give it the same numbers however often Strata waits."""
+"""Not Python's global generator: the program may have seeded that, and must get the same numbers
+from it however often Strata waits."""
 
 
 @dataclass(frozen=True, slots=True)

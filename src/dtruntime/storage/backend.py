@@ -1,4 +1,4 @@
-"""What every place for checkpoints promises, whatever it is made of."""
+"""The contract of every storage backend, and the translation of storage errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import ClassVar, Self, TypeAlias
 
 from .._buffers import Data, Memory, Views, flat, views_of, writable_views_of
@@ -39,21 +38,21 @@ class StoredFile:
     name: str
     size: int
     modified: float
-    """When it was written, in seconds of the wall clock of whoever stores it."""
+    """When it was written, in seconds of the store's wall clock."""
 
 
 class StreamWriter(abc.ABC):
-    """Writes one file piece by piece; nobody sees it before :meth:`finish`.
+    """Writes one file piece by piece; it becomes visible with :meth:`finish`.
 
-    As a context manager it finishes when the block ends, and aborts when the block raises.
-    It belongs to one thread at a time.
+    As a context manager it finishes when the block ends, and aborts if the block raises. It belongs
+    to one thread at a time.
     """
 
     def __init__(self, name: str, location: str) -> None:
         self.name = name
         self.location = location
         self.written = 0
-        """How many bytes were given to it."""
+        """How many bytes it was given."""
         self._ended = ""
 
     def write(self, buffer: Memory) -> None:
@@ -69,9 +68,9 @@ class StreamWriter(abc.ABC):
             self.written += view.nbytes
 
     def lend(self, buffer: Memory, done: Callable[[], None]) -> None:
-        """Add bytes that may be read later: the buffer must stay as it is until ``done`` is called.
+        """Add bytes that may be read later: the buffer must not change until ``done`` is called.
 
-        That happens once, on any thread, also when writing fails. Where memory has to be copied
+        That happens once, on any thread, also if writing fails. Where memory has to be copied
         anyway this is :meth:`write`.
         """
         self._check_open("written to")
@@ -90,7 +89,7 @@ class StreamWriter(abc.ABC):
         self._ended = "finished"
 
     def abort(self) -> None:
-        """Give up: nothing is left of the file. It does nothing after :meth:`finish`."""
+        """Discard the file. Does nothing after :meth:`finish`."""
         if not self._ended:
             self._ended = "aborted"
             self._abort()
@@ -127,13 +126,8 @@ class StreamWriter(abc.ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None and self._ended != "aborted":
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._ended != "aborted":
             self.finish()
         else:
             self.abort()
@@ -143,19 +137,19 @@ class StorageBackend(abc.ABC):
     """Files by name, in a folder, a bucket or memory.
 
     Names are relative, with ``/`` between their parts; ``ValueError`` for others. A file is
-    complete or not there: writes are atomic, also for those who read at the same time, and durable
-    when they return. All methods block, and any thread may call them.
+    complete or not there: writes are atomic, also for concurrent readers, and durable when they
+    return. All methods block, and any thread may call them.
 
-    ``StorageNotFoundError`` when a file is missing, ``StoragePermissionError``,
-    ``StorageThrottledError`` and otherwise ``StorageError`` when the store fails; each says where.
+    ``StorageNotFoundError`` if a file is missing, ``StoragePermissionError``,
+    ``StorageThrottledError`` and otherwise ``StorageError`` if the store fails; each says where.
     A failing store is never mistaken for an empty one.
 
-    A new kind of store implements the methods that begin with an underscore; its arguments have
+    A new kind of store implements the methods that begin with an underscore; their arguments have
     been checked. ``dtruntime.testing.StorageConformance`` tests every promise made here.
     """
 
     kind: ClassVar[str]
-    """What it is made of: ``local``, ``s3``, ``gcs``, ``azure`` or ``memory``."""
+    """The kind of store: ``local``, ``s3``, ``gcs``, ``azure`` or ``memory``."""
     url: str
     """Where it is, as :func:`open_backend` takes it; without credentials."""
 
@@ -164,7 +158,7 @@ class StorageBackend(abc.ABC):
         """Where a file is, for people to read; without credentials."""
 
     def read(self, name: str) -> bytes:
-        """Return a whole file. A large one is better read by :meth:`read_into`."""
+        """Return a whole file; prefer :meth:`read_into` for a large one."""
         return self._read(check_name(name))
 
     def read_range(self, name: str, offset: int, length: int) -> bytes:
@@ -174,7 +168,7 @@ class StorageBackend(abc.ABC):
     def read_ranges(self, name: str, ranges: Sequence[Range]) -> Pieces:
         """Return the bytes of each ``(offset, length)``, all from the same version of the file.
 
-        Ranges that lie near each other are read together, the others side by side.
+        Ranges near each other are read together, the others in parallel.
         """
         spans = [(int(offset), int(length)) for offset, length in ranges]
         if any(offset < 0 or length < 0 for offset, length in spans):
@@ -184,44 +178,44 @@ class StorageBackend(abc.ABC):
     def read_into(self, name: str, offset: int, buffer: Data) -> None:
         """Fill a writable buffer, or a list of them in turn, with the bytes from ``offset`` on.
 
-        ``StorageError`` when the file ends before the buffer does; its content is undefined then.
+        ``StorageError`` if the file ends before the buffer does, whose content is undefined then.
         """
         if offset < 0:
             raise ValueError(f"offset must not be negative: {offset}")
         self._read_into(check_name(name), int(offset), writable_views_of(buffer))
 
     def write(self, name: str, data: Data) -> None:
-        """Store a file, in place of one that may be there.
+        """Store a file, replacing any other of the name.
 
         ``data`` is bytes-like, or a sequence of bytes-like pieces, which are not joined in memory.
         """
         self._write(check_name(name), views_of(data))
 
     def create(self, name: str, data: Data) -> bool:
-        """Store a file unless there is one; False when there is.
+        """Store a file unless there is one already; False if there is.
 
         Of several that create the same name at the same time exactly one gets True.
         """
         return self._create(check_name(name), views_of(data))
 
     def writer(self, name: str) -> StreamWriter:
-        """Begin a file whose length is not known; in place of one that may be there."""
+        """Begin a file of unknown length, replacing any other of the name."""
         return self._writer(check_name(name))
 
     def delete(self, name: str) -> None:
-        """Delete a file; it is no error when it is not there."""
+        """Delete a file; it need not exist."""
         self._delete(check_name(name))
 
     def delete_many(self, names: Iterable[str]) -> Failures:
-        """Delete files in any order; return those that could not be, each with the reason."""
+        """Delete files in any order; return those that could not be deleted, with the reason."""
         return self._delete_many([check_name(name) for name in names])
 
     def stat(self, name: str) -> StoredFile:
-        """Return a file's size and time; ``StorageNotFoundError`` when it is not there."""
+        """Return a file's size and time; ``StorageNotFoundError`` if it does not exist."""
         return self._stat(check_name(name))
 
     def exists(self, name: str) -> bool:
-        """Whether a file is there."""
+        """Whether a file exists."""
         try:
             self.stat(name)
         except StorageNotFoundError:
@@ -229,21 +223,22 @@ class StorageBackend(abc.ABC):
         return True
 
     def size(self, name: str) -> int:
-        """How many bytes a file has; ``StorageNotFoundError`` when it is not there."""
+        """A file's size in bytes; ``StorageNotFoundError`` if it does not exist."""
         return self.stat(name).size
 
     def list(self, prefix: str = "") -> Iterator[StoredFile]:
         """Yield the files under a folder, to any depth and in no particular order.
 
         ``prefix`` counts in whole parts: ``a/b`` yields ``a/b/c``, but neither ``a/b`` nor
-        ``a/bc``; a slash at its end changes nothing. Files that come or go meanwhile may be missed.
+        ``a/bc``; a slash at its end changes nothing. Files that come or go meanwhile may be
+        missed.
         """
         return self._list(check_prefix(prefix))
 
     def sweep(self, older_than: float = 3600.0) -> int:
-        """Remove what writers left that died, untouched for ``older_than`` seconds; how many.
+        """Remove what dead writers left, untouched for ``older_than`` seconds; returns how many.
 
-        What is proved to be of a dead writer goes at once. Stores that clean up by themselves
+        What provably belongs to a dead writer goes at once. Stores that clean up by themselves
         remove nothing.
         """
         if older_than < 0:
@@ -251,7 +246,7 @@ class StorageBackend(abc.ABC):
         return self._sweep(older_than)
 
     def close(self) -> None:  # noqa: B027 - most backends hold nothing
-        """Release what is held; what was stored stays."""
+        """Release memory and connections; what was stored stays."""
 
     @abc.abstractmethod
     def _read(self, name: str) -> bytes: ...
@@ -295,12 +290,7 @@ class StorageBackend(abc.ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -308,15 +298,15 @@ class StorageBackend(abc.ABC):
 
 
 MAX_BYTES = 768
-"""Of a name in UTF-8. Stores allow 1024 for the name and the prefix it lies under."""
+"""The longest name in UTF-8. Stores allow 1024 for the name and its prefix together."""
 MAX_PART_BYTES = 255
-"""Of each part of it: what file systems allow."""
+"""The longest part of a name: what file systems allow."""
 PARTIAL = ".strata-partial-"
-"""Files in a local folder that begin so are being written, or were by a process that died."""
+"""Local files with this prefix are being written, or were by a process that died."""
 
 
 def check_name(name: str) -> str:
-    """Return ``name`` if every backend can store a file under it; ``ValueError`` if not."""
+    """Return ``name`` if every backend can store a file under it; ``ValueError`` otherwise."""
     if not isinstance(name, str):
         raise TypeError(f"a name in storage is a str, not {type(name).__name__}")
     fault = _fault_of(name)
@@ -339,7 +329,7 @@ def _fault_of(name: str) -> str:
     try:
         parts = [part.encode() for part in name.split("/")]
     except UnicodeEncodeError:
-        return "it has characters that UTF-8 does not know"
+        return "it has characters that UTF-8 cannot encode"
     if not all(parts):
         return "it is empty, begins or ends with a slash, or has two in a row"
     if b"." in parts or b".." in parts:
@@ -355,6 +345,7 @@ def _fault_of(name: str) -> str:
 
 
 STORE_VARIABLES = ("AWS_", "GOOGLE_", "AZURE_")
+"""The environment variables of object stores begin so."""
 _SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|KEY$|SAS|CREDENTIAL", re.IGNORECASE)
 _URL = re.compile(r"(\w[\w+.-]*://)(?:[^\s/?#]*@)?([^\s?#\"'<>()]*)(?:[?#][^\s\"'<>()]*)?")
 _MESSAGE_LIMIT = 600
@@ -377,88 +368,38 @@ _THROTTLED = re.compile(r"<Code>(SlowDown|ServerBusy)</Code>")
 
 
 @contextmanager
-def storage_errors(doing: str, where: str, secrets: tuple[str, ...] = ()) -> Iterator[None]:
-    """Turn errors of the file system and of obstore into ``StorageError`` and its kin.
+def storage_errors(
+    doing: str, where: str, secrets: tuple[str, ...] = (), *, data: bool = False
+) -> Iterator[None]:
+    """Turn errors of the file system and of obstore into ``StorageError`` and its subclasses.
 
-    The message says what was being done to ``where``, what the store said, and the remedy.
+    The message says what was being done to ``where``, what the store said, and the remedy. With
+    ``data``, of training data, a file that is missing, forbidden or changed is a ``ShardError``.
     """
     try:
         yield
     except StrataError:
         raise
-    except OSError as exc:
-        raise _of_system(exc, f"cannot {doing} {where}", secrets) from exc
     except Exception as exc:
-        if not type(exc).__module__.startswith("obstore"):
+        if not isinstance(exc, OSError) and not type(exc).__module__.startswith("obstore"):
             raise
-        raise _of_store(exc, f"cannot {doing} {where}", secrets) from exc
-
-
-def _of_system(exc: OSError, what: str, secrets: tuple[str, ...]) -> StorageError:
-    # obstore raises FileNotFoundError and its like too, with what the store said and no number.
-    said = exc.strerror or message_of(exc, secrets)
-    error: StorageError
-    if isinstance(exc, FileNotFoundError):
-        error = StorageNotFoundError(f"{what}: it does not exist ({said})")
-    elif isinstance(exc, PermissionError):
-        error = _no_permission(what, said)
-    else:
-        error = StorageError(f"{what}: {_REMEDIES.get(exc.errno or 0, said)}")
-    error.errno = exc.errno
-    return error
-
-
-def _no_permission(what: str, said: str) -> StoragePermissionError:
-    return StoragePermissionError(
-        f"{what}: it is not permitted; change the permissions, or use credentials or a user that "
-        f"have them ({said})"
-    )
-
-
-def _of_store(exc: Exception, what: str, secrets: tuple[str, ...]) -> StorageError:
-    said = message_of(exc, secrets)
-    # Only some calls of obstore tell the kinds of errors apart by their class.
-    status = found[1] if (found := _STATUS.search(str(exc))) else ""
-    if status == "404":
-        return StorageNotFoundError(f"{what}: it does not exist ({said})")
-    if _EXPIRED.search(str(exc)):
-        return StoragePermissionError(
-            f"{what}: the credentials have expired, or this machine's clock is wrong; renew them "
-            f"and start again, or use a role, whose credentials are renewed by themselves ({said})"
-        )
-    if status in ("401", "403"):
-        return _no_permission(what, said)
-    if status in ("429", "503") or (status == "200" and _THROTTLED.search(str(exc))):
-        return StorageThrottledError(
-            f"{what}: the store is overloaded or away, also after retries; ask it less, or "
-            f"raise its limits ({said})"
-        )
-    return StorageError(f"{what}: {said}")
-
-
-@contextmanager
-def data_errors(doing: str, what: str) -> Iterator[None]:
-    """Turn errors of a store or of the file system into Strata's, naming ``what``."""
-    try:
-        yield
-    except (ShardError, StorageError):
-        raise
-    except FileNotFoundError as exc:
-        name = exc.filename or what
-        raise ShardNotFoundError(f"cannot {doing} {name}: it does not exist") from exc
-    except PermissionError as exc:
-        raise ShardError(
-            f"cannot {doing} {exc.filename or what}: this user has no permission to; change the "
-            "permissions, or run as a user who has them"
+        raise (
+            data_error(exc, doing, where) if data else _error(exc, doing, where, secrets)
         ) from exc
-    except OSError as exc:
-        raise StorageError(f"cannot {doing} {exc.filename or what}: {exc.strerror or exc}") from exc
-    except Exception as exc:
-        if not type(exc).__module__.startswith("obstore"):
-            raise
-        if type(exc).__name__ == "PreconditionError":
-            raise changed(what) from exc
-        raise StorageError(f"cannot {doing} {what}: {message_of(exc)}") from exc
+
+
+def data_error(exc: Exception, doing: str, where: str) -> StrataError:
+    """The error for training data that could not be read or written."""
+    where = getattr(exc, "filename", None) or where
+    if isinstance(exc, FileNotFoundError):
+        return ShardNotFoundError(f"cannot {doing} {where}: it does not exist")
+    if isinstance(exc, PermissionError):
+        return ShardError(
+            f"cannot {doing} {where}: this user has no permission to; change the permissions, or "
+            "run as a user who has them"
+        )
+    is_changed = type(exc).__name__ == "PreconditionError"
+    return changed(where) if is_changed else _error(exc, doing, where, ())
 
 
 def changed(what: str) -> ShardError:
@@ -468,11 +409,43 @@ def changed(what: str) -> ShardError:
     )
 
 
+def _error(exc: Exception, doing: str, where: str, secrets: tuple[str, ...]) -> StorageError:
+    what, text = f"cannot {doing} {where}", str(exc)
+    reason = getattr(exc, "strerror", None) or message_of(exc, secrets)
+    # obstore raises FileNotFoundError and the like too, but only some of its calls do.
+    match = None if isinstance(exc, OSError) else _STATUS.search(text)
+    status = match[1] if match else ""
+    error = StorageError(f"{what}: {reason}")
+    if isinstance(exc, FileNotFoundError) or status == "404":
+        error = StorageNotFoundError(f"{what}: it does not exist ({reason})")
+    elif not isinstance(exc, OSError) and _EXPIRED.search(text):
+        error = StoragePermissionError(
+            f"{what}: the credentials have expired, or this machine's clock is wrong; renew them "
+            "and start again, or use a role, whose credentials are renewed automatically "
+            f"({reason})"
+        )
+    elif isinstance(exc, PermissionError) or status in ("401", "403"):
+        error = StoragePermissionError(
+            f"{what}: it is not permitted; change the permissions, or use credentials or a user "
+            f"that have them ({reason})"
+        )
+    elif status in ("429", "503") or (status == "200" and _THROTTLED.search(text)):
+        error = StorageThrottledError(
+            f"{what}: the store is overloaded or unavailable, also after retries; send fewer "
+            f"requests, or raise its limits ({reason})"
+        )
+    if isinstance(exc, OSError):
+        if type(error) is StorageError and exc.errno in _REMEDIES:
+            error = StorageError(f"{what}: {_REMEDIES[exc.errno]}")
+        error.errno = exc.errno
+    return error
+
+
 def message_of(error: Exception, secrets: Iterable[str] = ()) -> str:
     """What a store said, on one line, without its debug output and without credentials.
 
-    ``secrets`` are to be left out besides those in the environment. URLs lose their queries, which
-    may be signatures.
+    ``secrets`` are left out besides those in the environment. URLs lose their queries, which may be
+    signatures.
     """
     text = _URL.sub(r"\1\2", " ".join(str(error).partition("\n\nDebug source")[0].split()))
     for secret in {*secrets, *secrets_in(os.environ)}:
@@ -481,7 +454,7 @@ def message_of(error: Exception, secrets: Iterable[str] = ()) -> str:
 
 
 def secrets_in(settings: Mapping[str, str]) -> set[str]:
-    """The values that nobody may see among environment variables of stores."""
+    """The secret values among environment variables of stores."""
     return {
         value
         for name, value in settings.items()
@@ -490,5 +463,5 @@ def secrets_in(settings: Mapping[str, str]) -> set[str]:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether nobody may see the value of a setting."""
+    """Whether a setting must not be shown."""
     return bool(_SECRET.search(name)) and len(value) > 3

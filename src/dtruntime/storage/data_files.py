@@ -1,4 +1,7 @@
-"""One way to name data: local paths, folders, globs, ``file://`` and URLs of object stores."""
+"""Training data: the files that a path, folder, glob or URL names, and reading them.
+
+Every read notices a file that is not the one that was indexed.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
-from .._background import ThreadPool
+from .._background import Ahead, side_by_side
 from ..errors import ShardError, ShardNotFoundError
-from .backend import changed, data_errors
+from .backend import changed, data_error, storage_errors
 from .object_client import (
     IMPATIENT,
     Listing,
@@ -38,17 +41,17 @@ _NAMES_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class FileStat:
-    """One file or object, as it was when it was looked at."""
+    """One file or object, as it was when it was listed."""
 
     url: str
     """An absolute local path, or the URL of an object."""
     size: int
     fingerprint: str
-    """Changes with the content: an object's etag, a local file's size and modification time."""
+    """Changes with the content: an object's ETag, a local file's size and modification time."""
 
     @property
     def is_local(self) -> bool:
-        """Whether this machine's file system holds it."""
+        """Whether it is in this machine's file system."""
         return "://" not in self.url
 
 
@@ -61,11 +64,10 @@ def expand(path: str | os.PathLike[str], suffixes: Sequence[str] = ()) -> list[F
     among them when they fit any. Names that start with ``.`` or ``_`` are left out. Numbers in
     names are ordered by value: ``part-2`` comes before ``part-10``.
 
-    Raises ``ShardNotFoundError`` when nothing is there, and ``StorageError`` when the store fails.
+    Raises ``ShardNotFoundError`` if nothing is there, and ``StorageError`` if the store fails.
     """
     place = absolute(path)
-    remote = is_remote(place)
-    found = _find_objects(parse_object_url(place)) if remote else _find_files(place)
+    found = _find_objects(parse_object_url(place)) if is_remote(place) else _find_files(place)
     if isinstance(found, FileStat):
         return [found]
     named_by_glob = _WILDCARD.search(place) is not None
@@ -77,7 +79,7 @@ def expand(path: str | os.PathLike[str], suffixes: Sequence[str] = ()) -> list[F
 
 
 def look(path: str | os.PathLike[str]) -> FileStat:
-    """Return some file that ``path`` names: whether anything is there, and can be seen from here.
+    """Return any file that ``path`` names, to see whether something is there and can be reached.
 
     Raises as :func:`expand` does, and does not wait long for a store that does not answer.
     """
@@ -110,17 +112,15 @@ def local_stat(path: str, info: os.stat_result | None = None) -> FileStat:
 
 def _find_files(place: str) -> FileStat | dict[str, FileStat]:
     """A local file itself, or the files under a folder or glob by name relative to its root."""
-    with data_errors("read", place):
+    with storage_errors("read", place, data=True):
         if os.path.isfile(place):
             return local_stat(place)
         if os.path.isdir(place):
             return {os.path.relpath(file, place): local_stat(file) for file in _walk(place)}
         if not _WILDCARD.search(place):
             raise _missing(place, _local_names)
-        root = os.path.dirname(place[: _first_wildcard(place)]) or "/"
-        matches = glob.glob(place, recursive=True)
-        files = {file for match in matches for file in _walk(match)}
-        return {os.path.relpath(file, root): local_stat(file) for file in files}
+        files = {file for match in glob.glob(place, recursive=True) for file in _walk(match)}
+        return {os.path.relpath(file, _glob_root(place)): local_stat(file) for file in files}
 
 
 def _walk(path: str) -> Iterator[str]:
@@ -164,7 +164,7 @@ def _head(url: ObjectUrl, *, patient: bool = True) -> FileStat | None:
     import obstore
 
     store = store_for(url, patient=patient)
-    with data_errors("read", str(url)):
+    with storage_errors("read", str(url), data=True):
         try:
             return _object_stat(url, obstore.head(store, url.key))
         except FileNotFoundError:
@@ -176,7 +176,7 @@ def _objects_under(
 ) -> Iterator[tuple[str, FileStat]]:
     store = store_for(url, patient=patient)
     options = StoreOptions() if patient else IMPATIENT
-    with data_errors("list", f"{url.base}{prefix}"):
+    with storage_errors("list", f"{url.base}{prefix}", data=True):
         for page in Listing(store, prefix, options.retry_seconds).pages():
             for meta in page:
                 yield meta["path"][len(prefix) :].lstrip("/"), _object_stat(url, meta)
@@ -195,7 +195,7 @@ def _fingerprint(meta: ObjectMeta) -> str:
 
 
 def glob_pattern(text: str) -> re.Pattern[str]:
-    """What a glob matches among relative names, together with what lies under a match."""
+    """A pattern for the relative names that a glob matches, or that lie under a match."""
     pieces: list[str] = []
     parts = text.split("/")
     for number, part in enumerate(parts):
@@ -222,9 +222,9 @@ def _segment_pattern(part: str) -> str:
     return re.sub(r"\*+|\?|\[!?[^\]]+\]|.", convert, part, flags=re.DOTALL)
 
 
-def _first_wildcard(place: str) -> int:
-    match = _WILDCARD.search(place)
-    return match.start() if match else len(place)
+def _glob_root(place: str) -> str:
+    """The folder that holds everything a glob can match."""
+    return os.path.dirname(_WILDCARD.split(place, maxsplit=1)[0]) or "/"
 
 
 def _is_hidden(name: str) -> bool:
@@ -232,7 +232,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _choose(names: Iterable[str], suffixes: Sequence[str], named_by_glob: bool) -> list[str]:
-    """The names that fit; numbered parts (``train-00001-of-00128``) often have no ending."""
+    """The names that fit; numbered parts (``train-00001-of-00128``) often have no suffix."""
     names = list(names)
     ending = re.compile(f"(?:{'|'.join(map(re.escape, suffixes))})(?:-\\d+-of-\\d+)?$", re.I)
     fitting = [name for name in names if ending.search(name)]
@@ -245,14 +245,14 @@ def _nothing(
     place: str, files: dict[str, FileStat], suffixes: Sequence[str], named_by_glob: bool
 ) -> ShardNotFoundError:
     if named_by_glob:
-        root = os.path.dirname(place[: _first_wildcard(place)])
+        root = _glob_root(place)
         return ShardNotFoundError(f"no file matches {place!r}: check the pattern under {root!r}")
     if not files:
         return ShardNotFoundError(f"{place!r} has no files in it")
     others = ", ".join(sorted(files, key=natural_order)[:_NAMES_SHOWN])
     return ShardNotFoundError(
         f"{place!r} has no file that ends in {' or '.join(suffixes)}, only {len(files)} others "
-        f"({others}): name the files by a glob if theirs are called otherwise"
+        f"({others}): name the files by a glob if they have another ending"
     )
 
 
@@ -261,7 +261,7 @@ def _no_objects(url: ObjectUrl) -> dict[str, FileStat]:
         import obstore
 
         prefix = parse_object_url(place).key
-        with data_errors("list", place):
+        with storage_errors("list", place, data=True):
             listing = obstore.list_with_delimiter(store_for(url), prefix or None)
         found = [*listing["common_prefixes"], *(meta["path"] for meta in listing["objects"])]
         return [path.rpartition("/")[2] for path in found]
@@ -277,12 +277,12 @@ def _local_names(place: str) -> list[str]:
 
 def _missing(place: str, names_in: Callable[[str], list[str]]) -> ShardNotFoundError:
     """The error for a place that is not there, with what is nearby."""
-    wanted, parent = place, place
+    name, parent = place, place
     names: list[str] = []
     while not names and parent.rstrip("/").count("/") > (2 if is_remote(place) else 0):
-        parent, _, wanted = parent.rstrip("/").rpartition("/")
+        parent, _, name = parent.rstrip("/").rpartition("/")
         names = names_in(parent or "/")
-    close = difflib.get_close_matches(wanted, names, _NAMES_SHOWN, 0.5) or names[:_NAMES_SHOWN]
+    close = difflib.get_close_matches(name, names, _NAMES_SHOWN, 0.5) or names[:_NAMES_SHOWN]
     nearby = f"; {parent or '/'} has {', '.join(close)}" if close else ""
     rest = len(names) - len(close)
     more = f" and {rest} more" if close and rest > 0 else ""
@@ -290,13 +290,13 @@ def _missing(place: str, names_in: Callable[[str], list[str]]) -> ShardNotFoundE
 
 
 PART = 16 * 2**20
-"""Longer ranges of an object are fetched in parts of this size, side by side."""
+"""Longer ranges of an object are fetched in parallel, in parts of this size."""
 PARALLEL_PARTS = 8
 CHUNK = 8 * 2**20
 
 
 class ByteSource(Protocol):
-    """What readers get bytes from: this module, or a cache in front of it."""
+    """Where readers get bytes from: this module, or a cache in front of it."""
 
     def read_range(self, file: FileStat, offset: int, length: int) -> bytes:
         """Return ``length`` bytes of a file from ``offset`` on."""
@@ -311,7 +311,7 @@ class ByteSource(Protocol):
 def read_range(file: FileStat, offset: int, length: int) -> bytes:
     """Return ``length`` bytes of a file from ``offset`` on.
 
-    ``ShardError`` when the file is shorter, or is not the one that ``file`` describes.
+    ``ShardError`` if the file is shorter, or is not the one that ``file`` describes.
     """
     check_range(file, offset, length)
     if length == 0:
@@ -323,7 +323,7 @@ def read_range(file: FileStat, offset: int, length: int) -> bytes:
 
 
 def check_range(file: FileStat, offset: int, length: int) -> None:
-    """Raise ``ShardError`` when a file is too short to have a range."""
+    """Raise ``ShardError`` if a file is too short to have a range."""
     if length and offset + length > file.size:
         raise ShardError(
             f"{file.url} has {file.size} bytes, and {length} at {offset} were asked for: "
@@ -332,18 +332,20 @@ def check_range(file: FileStat, offset: int, length: int) -> None:
 
 
 def read_ranges(file: FileStat, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-    """Return the bytes of each ``(offset, length)``, of an object side by side."""
+    """Return the bytes of each ``(offset, length)``, of an object in parallel."""
     if file.is_local:
         return [read_range(file, offset, length) for offset, length in ranges]
     parts = [list(_parts(*span)) for span in ranges]
-    fetched = iter(_fetch_all(file, [part for span in parts for part in span]))
+    every = [part for span in parts for part in span]
+    lanes = max(1, min(PARALLEL_PARTS, len(every)))
+    fetched = iter(side_by_side(every, lambda part: _fetch(file, *part), lanes))
     return [b"".join(next(fetched) for _ in span) for span in parts]
 
 
 def stream(file: FileStat, chunk: int = CHUNK) -> Iterator[bytes]:
     """Yield a file's bytes from first to last; an object's next chunk is fetched meanwhile."""
     if file.is_local:
-        with open_local(file) as source, data_errors("read", file.url):
+        with open_local(file) as source, storage_errors("read", file.url, data=True):
             while data := source.read(chunk):
                 yield data
         return
@@ -354,23 +356,18 @@ def read_ahead(
     file: FileStat, chunk: int, read: Callable[[FileStat, int, int], bytes]
 ) -> Iterator[bytes]:
     """Yield a file in chunks; while one is used, the next is read by another thread."""
-    offsets = range(0, file.size, chunk)
-    with ThreadPool(1, thread_name_prefix="strata-read-ahead") as ahead:
-        pending = None
-        for offset in offsets:
-            length = min(chunk, file.size - offset)
-            following = ahead.submit(read, file, offset, length)
-            if pending is not None:
-                yield pending.result()
-            pending = following
-        if pending is not None:
-            yield pending.result()
+    chunks = (read(file, at, min(chunk, file.size - at)) for at in range(0, file.size, chunk))
+    ahead = Ahead(chunks, 1, "strata-read-ahead")
+    try:
+        yield from ahead
+    finally:
+        ahead.close()
 
 
 def download(file: FileStat, destination: str | os.PathLike[str]) -> None:
-    """Copy a file to a local path, which appears only when it is complete."""
+    """Copy a file to a local path, where it appears only when it is complete."""
     target = os.path.abspath(os.fspath(destination))
-    with data_errors("write", target):
+    with storage_errors("write", target, data=True):
         os.makedirs(os.path.dirname(target), exist_ok=True)
         handle, partial = tempfile.mkstemp(dir=os.path.dirname(target), prefix=".download-")
         try:
@@ -384,9 +381,11 @@ def download(file: FileStat, destination: str | os.PathLike[str]) -> None:
 
 
 def open_local(file: FileStat) -> BinaryIO:
-    """Open a local file; ``ShardError`` when it is not the one that ``file`` describes."""
-    with data_errors("read", file.url):
+    """Open a local file; ``ShardError`` if it is not the one that ``file`` describes."""
+    try:
         source = open(file.url, "rb", buffering=0)  # noqa: SIM115 - the caller closes it
+    except OSError as exc:
+        raise data_error(exc, "read", file.url) from exc
     if local_stat(file.url, os.fstat(source.fileno())).fingerprint != file.fingerprint:
         source.close()
         raise changed(file.url)
@@ -394,15 +393,17 @@ def open_local(file: FileStat) -> BinaryIO:
 
 
 def check_unchanged(file: FileStat) -> None:
-    """Raise ``ShardError`` when a local file is not the one that ``file`` describes."""
-    with data_errors("read", file.url):
+    """Raise ``ShardError`` if a local file is not the one that ``file`` describes."""
+    try:
         now = local_stat(file.url)
+    except OSError as exc:
+        raise data_error(exc, "read", file.url) from exc
     if now.fingerprint != file.fingerprint:
         raise changed(file.url)
 
 
 def _read_exactly(source: BinaryIO, offset: int, length: int, name: str) -> bytes:
-    with data_errors("read", name):
+    with storage_errors("read", name, data=True):
         data = os.pread(source.fileno(), length, offset)
         while len(data) < length:
             more = os.pread(source.fileno(), length - len(data), offset + len(data))
@@ -417,14 +418,6 @@ def _parts(offset: int, length: int) -> Iterator[tuple[int, int]]:
     return ((at, min(PART, end - at)) for at in range(offset, end, PART))
 
 
-def _fetch_all(file: FileStat, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-    if len(ranges) < 2:
-        return [_fetch(file, *part) for part in ranges]
-    workers = min(PARALLEL_PARTS, len(ranges))
-    with ThreadPool(workers, thread_name_prefix="strata-fetch") as pool:
-        return list(pool.map(lambda part: _fetch(file, *part), ranges))
-
-
 def _fetch(file: FileStat, offset: int, length: int) -> bytes:
     """Fetch one range of an object, on the condition that it is the object that was indexed."""
     import obstore
@@ -434,7 +427,7 @@ def _fetch(file: FileStat, offset: int, length: int) -> bytes:
     if file.fingerprint.startswith('"'):
         options["if_match"] = file.fingerprint
     store = store_for(url)
-    with data_errors("read", file.url):
+    with storage_errors("read", file.url, data=True):
         data = bytes(obstore.get(store, url.key, options=options).bytes())
     if len(data) != length:
         raise changed(file.url)

@@ -1,4 +1,9 @@
-"""A cache on local disk for what is read from object stores."""
+"""A disk cache for data that is read from object stores.
+
+``FOLDER/strata-shards-v1/`` has everything: ``tally``, whose length is the number of blocks in use,
+and entries under ``00/`` to ``ff/``, each with its key and checksum in front. A file with another
+name, or that does not begin as an entry does, is neither counted nor touched.
+"""
 
 from __future__ import annotations
 
@@ -25,29 +30,40 @@ log = EventLog("storage.cache")
 
 DEFAULT_LIMIT_BYTES = 64 * 2**30
 REST_SECONDS = 60.0
-"""After a failed write nothing is kept for so long."""
+"""How long nothing is cached after a failed write."""
+LAYOUT = "strata-shards-v1"
+PARTIAL_SECONDS = 600
+"""A partial entry that has not grown for so long was left by a process that died."""
+RECOUNT_SHARE = 20
+"""A process that has written this part of the limit recounts, whatever the tally says."""
+ROOM_SHARE = 10
+"""Eviction makes room for this part of the limit, so that not every write has to evict."""
+UNIT = 4096
+"""Sizes are counted in blocks of the file system."""
+MAGIC = b"STRATA-1"
+
+_SHELF = re.compile(r"[0-9a-f]{2}")
+_NAME = re.compile(r"[0-9a-f]{64}\.range(\.[0-9a-f]{16}\.partial)?")
+_HEADER = struct.Struct("<8s32sQI")
+HEADER_BYTES = _HEADER.size
+# Neither follow a link nor wait for the writer of a pipe that lies where an entry should.
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_TALLY_MAGIC = b"STRATA-TALLY\n"
+_TALLY_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 @dataclass(frozen=True, slots=True)
 class CacheUsage:
-    """What a cache holds, and how often this process found in it what it read."""
+    """What a cache holds, and how often this process found there what it read."""
 
     bytes: int
-    """How much of the disk is taken by what all processes together keep in the folder."""
+    """The disk space that all processes together use in the folder."""
     entries: int
     limit_bytes: int
     hits: int
     misses: int
     hit_bytes: int
     missed_bytes: int
-
-
-@dataclass(slots=True)
-class _Counts:
-    hits: int = 0
-    misses: int = 0
-    hit_bytes: int = 0
-    missed_bytes: int = 0
 
 
 def default_folder() -> Path:
@@ -57,14 +73,14 @@ def default_folder() -> Path:
 
 
 class DiskCache:
-    """Keeps ranges of objects on disk, so that they are fetched once; local files are not kept.
+    """Keeps ranges of objects on disk, so that they are fetched once; local files are not cached.
 
     A range is found again by the same offset and length of the same content: an object that
-    changed is never mistaken for what it was. Entries are checked when they are read, and fetched
-    again when they are damaged. When the limit is reached, the least recently used ones go.
+    changed is never mistaken for its former self. Entries are checked when they are read, and
+    fetched again if they are damaged. When the limit is reached, the least recently used ones go.
     Nothing else in the folder is ever touched.
 
-    Threads and processes may share a folder; a cache can be pickled and survives a fork. Where the
+    Threads and processes may share a folder; a cache can be pickled and survives a fork. If the
     folder cannot be used (full, read-only, gone) reading goes on without it, after one warning.
     """
 
@@ -83,20 +99,24 @@ class DiskCache:
         self._kept = CacheFolder(self.folder)
         self._warned = False
         self._rests_until = 0.0
-        self._counts = _Counts()
+        self._forget_counts()
 
     @classmethod
     def configured(cls, config: DatasetConfig) -> DiskCache | None:
-        """Return the cache that the configuration asks for; None when it asks for none."""
+        """Return the cache that the configuration asks for; None if it asks for none."""
         if not config.cache_limit_bytes:
             return None
         return cls(config.cache_dir or None, config.cache_limit_bytes)
 
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_counts": _Counts()}
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._forget_counts()
 
     def __repr__(self) -> str:
         return f"DiskCache({self.folder!r}, limit_bytes={self.limit_bytes})"
+
+    def _forget_counts(self) -> None:
+        self._hits = self._misses = self._hit_bytes = self._missed_bytes = 0
 
     def read_range(self, file: FileStat, offset: int, length: int) -> bytes:
         """Return ``length`` bytes from ``offset`` on, as :func:`storage.read_range` does."""
@@ -104,7 +124,7 @@ class DiskCache:
         return self.read_ranges(file, [(offset, length)])[0]
 
     def read_ranges(self, file: FileStat, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of each ``(offset, length)``; missing ones are fetched side by side."""
+        """Return the bytes of each ``(offset, length)``; missing ones are fetched in parallel."""
         if file.is_local or not self.limit_bytes:
             return data_files.read_ranges(file, ranges)
         held = {span: self._load(file, *span) for span in dict.fromkeys(ranges)}
@@ -115,26 +135,26 @@ class DiskCache:
         return [held[span] or b"" for span in ranges]
 
     def stream(self, file: FileStat, chunk: int = data_files.CHUNK) -> Iterator[bytes]:
-        """Yield a file's bytes from first to last; chunks are kept like any other range."""
+        """Yield a file's bytes from first to last; chunks are cached like any other range."""
         if file.is_local or not self.limit_bytes:
             return data_files.stream(file, chunk)
         return data_files.read_ahead(file, chunk, self.read_range)
 
     def usage(self) -> CacheUsage:
-        """Count what is in the folder, which takes a look at every entry."""
-        found = [file for file in self._kept.scan() if is_entry(file.path)]
+        """Count what is in the folder, which opens every entry."""
+        files = [file for file in self._kept.scan() if is_entry(file.path)]
         return CacheUsage(
-            bytes=sum(file.size for file in found),
-            entries=sum(not file.partial for file in found),
+            bytes=sum(file.size for file in files),
+            entries=sum(not file.partial for file in files),
             limit_bytes=self.limit_bytes,
-            hits=self._counts.hits,
-            misses=self._counts.misses,
-            hit_bytes=self._counts.hit_bytes,
-            missed_bytes=self._counts.missed_bytes,
+            hits=self._hits,
+            misses=self._misses,
+            hit_bytes=self._hit_bytes,
+            missed_bytes=self._missed_bytes,
         )
 
     def clear(self) -> None:
-        """Delete all entries, but those that are just being written; ``OSError`` if it cannot."""
+        """Delete all entries except those being written; ``OSError`` if it cannot."""
         for file in self._kept.scan():
             if file.may_go:
                 delete_entry(file.path)
@@ -142,17 +162,17 @@ class DiskCache:
     def _load(self, file: FileStat, offset: int, length: int) -> bytes | None:
         if not length:
             return b""
+        data = None
         try:
             data = self._kept.load(key_of(file, offset, length), length)
         except OSError as exc:
             self._rest(exc)
-            data = None
         if data is None:
-            self._counts.misses += 1
-            self._counts.missed_bytes += length
+            self._misses += 1
+            self._missed_bytes += length
         else:
-            self._counts.hits += 1
-            self._counts.hit_bytes += length
+            self._hits += 1
+            self._hit_bytes += length
         return data
 
     def _keep(self, key: bytes, data: bytes) -> None:
@@ -166,31 +186,17 @@ class DiskCache:
             self._rest(exc)
 
     def _rest(self, error: OSError) -> None:
-        """Keep nothing for a while: what failed once will mostly fail again at once."""
+        """Cache nothing for a while: what failed once will usually fail again at once."""
         self._rests_until = time.monotonic() + REST_SECONDS
-        tell = log.debug if self._warned else log.warning
+        write = log.debug if self._warned else log.warning
         self._warned = True
-        tell(
+        write(
             "cache.unusable",
             folder=self.folder,
             reason=str(error),
-            remedy="data are read from the store meanwhile; make room or give permission there, "
+            remedy="data is read from the store meanwhile; make room or give permission there, "
             "choose another folder (cache_dir), or switch the cache off (cache_limit_bytes = 0)",
         )
-
-
-log = EventLog("storage.cache")
-
-LAYOUT = "strata-shards-v1"
-PARTIAL_SECONDS = 600
-"""A partial entry that has not grown for so long is of a process that died."""
-RECOUNT_SHARE = 20
-"""A process that has written this part of the limit recounts, whatever the tally says."""
-ROOM_SHARE = 10
-"""Eviction makes room for this part of the limit, so that not every write has to evict."""
-
-_SHELF = re.compile(r"[0-9a-f]{2}")
-_NAME = re.compile(r"[0-9a-f]{64}\.range(\.[0-9a-f]{16}\.partial)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +205,7 @@ class CacheFile:
 
     path: str
     size: int
-    """How much of the disk it takes."""
+    """The disk space that it takes."""
     used: float
     """When it was last read or written, in seconds of the wall clock."""
     partial: bool
@@ -211,7 +217,7 @@ class CacheFile:
 
 
 class CacheFolder:
-    """Entries by key. Its methods raise ``OSError`` when the folder cannot be used."""
+    """Entries by key. Methods raise ``OSError`` if the folder cannot be used."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -220,34 +226,65 @@ class CacheFolder:
         self._written = 0
 
     def load(self, key: bytes, length: int) -> bytes | None:
-        """Return what is kept under a key; None when there is nothing, or nothing whole."""
-        return read_entry(self._path(key), key, length)
+        """Return an entry's data, and mark it as used; None if it is missing or damaged.
+
+        A damaged entry is deleted if it is ours.
+        """
+        path = self._path(key)
+        try:
+            handle = os.open(path, _READ)
+        except FileNotFoundError:
+            return None
+        try:
+            head = os.read(handle, HEADER_BYTES)
+            data = _read_rest(handle, length)
+            if head == _header(key, data) and len(data) == length:
+                with suppress(OSError):  # the folder may be read-only
+                    os.utime(handle)
+                return data
+        finally:
+            os.close(handle)
+        log.debug("cache.damaged", file=path)
+        delete_entry(path)
+        return None
 
     def store(self, key: bytes, data: bytes) -> None:
-        """Keep data under a key; there has to be room."""
+        """Keep data under a key; there has to be room. A file that is not ours stays."""
         path = self._path(key)
         with suppress(FileExistsError):
             os.mkdir(os.path.dirname(path), 0o700)
-        write_entry(path, key, data)
+        with suppress(FileNotFoundError):
+            if not _is_ours(path):
+                return
+        partial = f"{path}.{os.urandom(8).hex()}.partial"
+        try:
+            with open(partial, "xb", opener=_private) as sink:
+                sink.write(_header(key, data))
+                sink.write(data)
+            os.replace(partial, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(partial)
+            raise
 
     def make_room(self, size: int, limit: int) -> bool:
-        """Take ``size`` of ``limit`` bytes, evicting if need be.
+        """Take ``size`` of ``limit`` bytes, evicting entries if necessary.
 
-        False when there is no room, or when another process is just making some.
+        False if there is no room, or if another process is making some.
         """
         self._make()
         with CacheTally.opened(os.path.join(self._root, "tally")) as tally:
-            known = tally.read()
+            before = tally.read()
             tally.add(size)
             self._written += size
-            due = not known or self._written > limit // RECOUNT_SHARE
+            due = not before or self._written > limit // RECOUNT_SHARE
             if not due and tally.read() <= limit:
                 return True
             with tally.locked() as mine:
                 return mine and self._recount(tally, size, limit)
 
     def scan(self) -> Iterator[CacheFile]:
-        """Find every file with the name of an entry."""
+        """Yield every file with the name of an entry."""
         for shelf in _scandir(self._root):
             if _SHELF.fullmatch(shelf.name) and shelf.is_dir(follow_symlinks=False):
                 for file in _scandir(shelf.path):
@@ -262,20 +299,23 @@ class CacheFolder:
         before = tally.read()
         total = self._evict(size, limit)
         fits = total + size <= limit
-        # What others wrote during the scan may not have been seen by it.
+        # The scan may have missed what others wrote during it.
         tally.reset(total + fits * size + tally.read() - before)
         self._written = 0
         return fits
 
     def _evict(self, size: int, limit: int) -> int:
-        """Delete remains of dead processes, then least recently used entries; return the rest."""
-        found = list(self.scan())
-        remains = [file for file in found if file.partial and file.may_go]
-        total = sum(file.size for file in found) - _deleted(remains)
+        """Delete what dead processes left, then the least recently used; returns what remains."""
+        files = list(self.scan())
+        total = sum(file.size for file in files)
+        for file in files:
+            if file.partial and file.may_go:
+                delete_entry(file.path)
+                total -= file.size
         if total + size <= limit:
             return total
         enough = limit - max(size, limit // ROOM_SHARE)
-        entries = sorted((f for f in found if not f.partial), key=attrgetter("used"))
+        entries = sorted((file for file in files if not file.partial), key=attrgetter("used"))
         for number, entry in enumerate(entries):
             if total <= enough:
                 log.debug("cache.evicted", folder=self._folder, entries=number, bytes_left=total)
@@ -297,12 +337,6 @@ class CacheFolder:
         return os.path.join(self._root, name[:2], f"{name}.range")
 
 
-def _deleted(files: list[CacheFile]) -> int:
-    for file in files:
-        delete_entry(file.path)
-    return sum(file.size for file in files)
-
-
 def _scandir(path: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(path) as entries:
@@ -311,61 +345,14 @@ def _scandir(path: str) -> list[os.DirEntry[str]]:
         return []
 
 
-MAGIC = b"STRATA-1"
-_HEADER = struct.Struct("<8s32sQI")
-HEADER_BYTES = _HEADER.size
-# Neither follow a link nor wait for the writer of a pipe that lies where an entry should.
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-
-
 def key_of(file: FileStat, offset: int, length: int) -> bytes:
-    """What a range is kept under: another one for other content."""
-    told = file.url, file.size, file.fingerprint, offset, length
-    return hashlib.sha256(repr(told).encode()).digest()
-
-
-def read_entry(path: str, key: bytes, length: int) -> bytes | None:
-    """Return what was kept, and mark it as used; None when it is not there or is not whole.
-
-    What is not whole is deleted if it is ours.
-    """
-    try:
-        handle = os.open(path, _READ)
-    except FileNotFoundError:
-        return None
-    try:
-        head = os.read(handle, HEADER_BYTES)
-        data = _read_rest(handle, length)
-        if head == _header(key, data) and len(data) == length:
-            with suppress(OSError):  # the folder may be read-only
-                os.utime(handle)
-            return data
-    finally:
-        os.close(handle)
-    log.debug("cache.damaged", file=path)
-    delete_entry(path)
-    return None
-
-
-def write_entry(path: str, key: bytes, data: bytes) -> None:
-    """Keep data; others see the whole entry or none. A file that is not ours stays."""
-    with suppress(FileNotFoundError):
-        if not _is_ours(path):
-            return
-    partial = f"{path}.{os.urandom(8).hex()}.partial"
-    try:
-        with open(partial, "xb", opener=_private) as sink:
-            sink.write(_header(key, data))
-            sink.write(data)
-        os.replace(partial, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(partial)
-        raise
+    """The key of a range: other content has another one."""
+    identity = file.url, file.size, file.fingerprint, offset, length
+    return hashlib.sha256(repr(identity).encode()).digest()
 
 
 def delete_entry(path: str) -> bool:
-    """Delete an entry, complete or partial; False when the file is not ours and stays."""
+    """Delete an entry, complete or partial; False if the file is not ours and stays."""
     with suppress(FileNotFoundError):
         if not _is_ours(path):
             return False
@@ -373,22 +360,22 @@ def delete_entry(path: str) -> bool:
     return True
 
 
+def is_entry(path: str) -> bool:
+    """Whether a file exists and begins as an entry does."""
+    try:
+        return _is_ours(path)
+    except OSError:
+        return False
+
+
 def _is_ours(path: str) -> bool:
-    """Whether a file begins as an entry does, or as one does that a crash left unwritten."""
+    """Whether a file begins as an entry does, or as one that a crash left unwritten."""
     handle = os.open(path, _READ)
     try:
         head = os.read(handle, len(MAGIC))
     finally:
         os.close(handle)
     return MAGIC.startswith(head) or not head.strip(b"\0")
-
-
-def is_entry(path: str) -> bool:
-    """Whether a file is there and begins as an entry does."""
-    try:
-        return _is_ours(path)
-    except OSError:
-        return False
 
 
 def _header(key: bytes, data: bytes) -> bytes:
@@ -410,17 +397,11 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-UNIT = 4096
-"""Sizes are counted in blocks of the file system."""
-_TALLY_MAGIC = b"STRATA-TALLY\n"
-_TALLY_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-
-
 class CacheTally:
-    """A file whose length is the number of units that a cache takes.
+    """A file whose length is the number of blocks that a cache takes.
 
     Appending is atomic, so processes add to it without a lock. The one that recounts holds the
-    file's lock, which the system takes back from a process that dies.
+    file's lock, which the system releases if that process dies.
     """
 
     def __init__(self, handle: int) -> None:
@@ -429,7 +410,7 @@ class CacheTally:
     @classmethod
     @contextmanager
     def opened(cls, path: str) -> Iterator[CacheTally]:
-        """Open the file, which is made when it is missing; ``OSError`` when it is not a tally."""
+        """Open the file, creating it if it is missing; ``OSError`` if it is not a tally."""
         handle = os.open(path, _TALLY_FLAGS, 0o600)
         try:
             if not os.fstat(handle).st_size:
@@ -442,20 +423,20 @@ class CacheTally:
 
     def add(self, size: int) -> None:
         """Count ``size`` more bytes."""
-        os.write(self._handle, bytes(_units(size)))
+        os.write(self._handle, bytes(taken(size) // UNIT))
 
     def read(self) -> int:
-        """Return how many bytes are counted; 0 when nobody has counted yet."""
+        """Return how many bytes are counted; 0 if nobody has counted yet."""
         return (os.fstat(self._handle).st_size - len(_TALLY_MAGIC)) * UNIT
 
     def reset(self, size: int) -> None:
-        """Count ``size`` bytes and no others; the file becomes sparse and takes no room."""
+        """Set the count to ``size`` bytes; the file becomes sparse and takes no room."""
         os.ftruncate(self._handle, len(_TALLY_MAGIC))
-        os.ftruncate(self._handle, len(_TALLY_MAGIC) + max(1, _units(size)))
+        os.ftruncate(self._handle, len(_TALLY_MAGIC) + max(1, taken(size) // UNIT))
 
     @contextmanager
     def locked(self) -> Iterator[bool]:
-        """Hold the lock, without waiting; False when another one holds it."""
+        """Hold the lock, without waiting; False if another process holds it."""
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -469,9 +450,5 @@ class CacheTally:
 
 
 def taken(size: int) -> int:
-    """How much of the disk a file of ``size`` bytes takes."""
-    return _units(size) * UNIT
-
-
-def _units(size: int) -> int:
-    return -(-size // UNIT)
+    """The disk space that a file of ``size`` bytes takes."""
+    return -(-size // UNIT) * UNIT

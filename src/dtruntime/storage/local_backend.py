@@ -1,4 +1,4 @@
-"""Files in a folder of this machine, or of a file system that it has mounted."""
+"""Files in a folder of this machine, or of a file system that it mounts."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class LocalBackend(StorageBackend):
 
     A file is written beside its place, flushed to the disk and renamed; then the folder is flushed.
     What a killed process leaves is named ``.strata-partial-*``, is never listed, and is deleted by
-    whoever writes into the same folder, or by :meth:`sweep`: at once when a lock proves that its
-    writer, on this machine, is dead, otherwise an hour later. Symbolic links under
-    the folder are neither followed nor listed. Folders that become empty are removed.
+    the next writer to the same folder, or by :meth:`sweep`: at once if a lock proves that its
+    writer, on this machine, is dead, otherwise after an hour. Symbolic links under the folder are
+    neither followed nor listed. Folders that become empty are removed.
 
-    Files of 1 MiB and more are written directly, past the page cache, where the file system can
+    Files of 1 MiB and more are written directly, past the page cache, if the file system can
     (``direct=False`` never does). That is as fast as the disk, and leaves the cache to the data.
     """
 
@@ -85,17 +85,12 @@ class LocalBackend(StorageBackend):
             return _read_exactly(handle, 0, size)
 
     def _read_ranges(self, name: str, ranges: Sequence[Range]) -> Pieces:
-        with self._opened(name) as (handle, size):
-            for offset, length in ranges:
-                if offset + length > size:
-                    raise self._too_short(name, size, offset, length)
+        with self._opened(name, ranges) as (handle, _):
             return [_read_exactly(handle, offset, length) for offset, length in ranges]
 
     def _read_into(self, name: str, offset: int, views: Views) -> None:
         length = size_of(views)
-        with self._opened(name) as (handle, size):
-            if offset + length > size:
-                raise self._too_short(name, size, offset, length)
+        with self._opened(name, [(offset, length)]) as (handle, _):
 
             def fill(part: tuple[int, Views]) -> None:
                 _fill(handle, *part)
@@ -164,15 +159,15 @@ class LocalBackend(StorageBackend):
             pending += [n for n, info in self._entries(folder) if stat.S_ISDIR(info.st_mode)]
             with storage_errors("sweep", self.location(folder)), suppress(FileNotFoundError):
                 with self._folders.opened(_parts(folder)) as handle:
-                    found = sweep_folder(handle, older_than)
-                if found:
+                    removed = sweep_folder(handle, older_than)
+                if removed:
                     self._folders.prune(_parts(folder))
-                swept += found
+                swept += removed
         return swept
 
     def _entries(self, folder: str) -> Entries:
-        """What is in a folder, partial files aside; nothing when it is not there."""
-        found: Entries = []
+        """What is in a folder, except partial files; nothing if it does not exist."""
+        infos: Entries = []
         with (
             storage_errors("list", self.location(folder)),
             suppress(FileNotFoundError),
@@ -183,11 +178,12 @@ class LocalBackend(StorageBackend):
                 if not entry.name.startswith(PARTIAL):
                     name = f"{folder}/{entry.name}" if folder else entry.name
                     with suppress(FileNotFoundError):
-                        found.append((name, entry.stat(follow_symlinks=False)))
-        return found
+                        infos.append((name, entry.stat(follow_symlinks=False)))
+        return infos
 
     @contextmanager
-    def _opened(self, name: str) -> Iterator[tuple[int, int]]:
+    def _opened(self, name: str, ranges: Sequence[Range] = ()) -> Iterator[tuple[int, int]]:
+        """The open file and its size; ``StorageError`` if it is too short for the ranges."""
         folder, _, last = name.rpartition("/")
         with storage_errors("read", self.location(name)):
             with self._folders.opened(_parts(folder)) as above:
@@ -196,6 +192,9 @@ class LocalBackend(StorageBackend):
                 info = os.fstat(handle)
                 if not stat.S_ISREG(info.st_mode):
                     raise StorageNotFoundError(f"{self.location(name)} is not a file")
+                for offset, length in ranges:
+                    if offset + length > info.st_size:
+                        raise self._too_short(name, info.st_size, offset, length)
                 yield handle, info.st_size
             finally:
                 os.close(handle)
@@ -227,7 +226,7 @@ class LocalBackend(StorageBackend):
         return self._direct and os.fstat(handle).st_dev not in self._buffered_devices
 
     def _sweep_once(self, name: str) -> None:
-        """Look for remains when a folder is first written to."""
+        """Sweep a folder before it is first written to."""
         folder = name.rpartition("/")[0]
         if folder not in self._swept:
             self._swept.add(folder)
@@ -273,20 +272,17 @@ def _read_exactly(handle: int, offset: int, length: int) -> bytes:
 def _fill(handle: int, offset: int, views: Views) -> None:
     for some in in_pieces(views):
         while some:
-            found = os.preadv(handle, some, offset)
-            if not found:
-                raise OSError(f"the file was cut off at {offset} bytes while it was read")
-            offset, some = offset + found, cut(some, found, size_of(some))
+            size = os.preadv(handle, some, offset)
+            if not size:
+                raise OSError(f"the file was truncated to {offset} bytes while it was read")
+            offset, some = offset + size, cut(some, size, size_of(some))
 
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Folders:
-    """Opens folders by their parts relative to a root; symbolic links below it are refused.
-
-    Methods raise ``OSError``.
-    """
+    """Opens folders below a root, by their parts; refuses symbolic links. Raises ``OSError``."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -294,7 +290,7 @@ class Folders:
 
     @contextmanager
     def opened(self, parts: Sequence[str]) -> Iterator[int]:
-        """A folder that is there; ``FileNotFoundError`` otherwise."""
+        """An existing folder; ``FileNotFoundError`` otherwise."""
         handle = self._walk(parts, make=False)
         try:
             yield handle
@@ -302,11 +298,11 @@ class Folders:
             os.close(handle)
 
     def make(self, parts: Sequence[str]) -> int:
-        """Open a folder, which is made, durably, when it is missing. The caller closes it."""
+        """Open a folder, which is created durably if it is missing. The caller closes it."""
         return self._walk(parts, make=True)
 
     def prune(self, parts: Sequence[str]) -> None:
-        """Remove a folder and those above it while they are empty; the root stays."""
+        """Remove a folder and its parents while they are empty; the root stays."""
         with suppress(OSError):
             for depth in range(len(parts), 0, -1):
                 with self.opened(parts[: depth - 1]) as parent:
@@ -320,7 +316,7 @@ class Folders:
             except NotADirectoryError as exc:
                 if make:
                     raise
-                # What would lie under a file is not there.
+                # Nothing can lie under a file.
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from exc
             finally:
                 os.close(handle)
@@ -351,14 +347,14 @@ class Folders:
         return handle
 
     def _keep(self, above: int, folder: tuple[int, int], made: bool) -> None:
-        """Make a folder's entry durable, once: whoever made it may not have come so far."""
+        """Make a folder's entry durable, once: its maker may have died before that."""
         if made or folder not in self._durable:
             os.fsync(above)
             self._durable.add(folder)
 
 
 def refuse_link(info: os.stat_result) -> None:
-    """Raise ``OSError`` when something is a symbolic link."""
+    """Raise ``OSError`` for a symbolic link."""
     if stat.S_ISLNK(info.st_mode):
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 

@@ -17,7 +17,7 @@ _lock = threading.Lock()
 
 
 class MemoryBackend(StorageBackend):
-    """Files by name; all backends of one ``space`` in this process share them."""
+    """Files by name, shared by all backends of one ``space`` in this process."""
 
     kind = "memory"
 

@@ -1,4 +1,4 @@
-"""Object stores by URL: S3 and what speaks its protocol, Google Cloud Storage, Azure.
+"""Clients of object stores by URL: S3 and compatible stores, Google Cloud Storage, Azure.
 
 Credentials, regions and endpoints come from the environment: ``AWS_*`` (an S3-compatible server
 is named by ``AWS_ENDPOINT_URL``), ``GOOGLE_*`` and ``AZURE_*``.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ShardError, StorageError
 from ..retry import Backoff
 from ..telemetry import EventLog
-from .backend import STORE_VARIABLES, data_errors, is_secret
+from .backend import STORE_VARIABLES, is_secret, storage_errors
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 SCHEMES = ("s3", "gs", "az")
 RETRIES = 8
 RETRY_SECONDS = 60
-"""A store that throttles or restarts is asked again for this long before the error is raised."""
+"""For so long requests are repeated to a store that throttles or restarts."""
 BACKOFF = Backoff(first=0.1, longest=15.0)
-"""Between attempts, whoever makes them: obstore, or a listing."""
+"""Between attempts, of obstore and of listings."""
 IMPATIENT_SECONDS = 4
-"""How long a store may take when it is only asked whether it is there."""
+"""How long a store may take to answer whether it is there."""
 
 _ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
@@ -43,12 +43,12 @@ _SIGNATURE = re.compile(
     r"|[\w-]*(?:sig|signature|token|secret|password|credential|accesskeyid|accessid))=",
     re.IGNORECASE,
 )
-"""What the query of a URL that grants access has."""
+"""Marks the query of a URL that grants access."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """How a store is reached, where that differs from what the environment says."""
+    """How to reach a store, where that differs from the environment."""
 
     endpoint: str = ""
     region: str = ""
@@ -59,11 +59,11 @@ class StoreOptions:
     retry_seconds: float = RETRY_SECONDS
     request_seconds: float = 60.0
     config: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """Further settings, by the names that obstore gives them; they may be credentials."""
+    """Further settings under obstore's names; they may be credentials."""
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The values that nobody may see."""
+        """The values that must not be shown."""
         return tuple(value for name, value in self.config if is_secret(name, value))
 
 
@@ -90,7 +90,7 @@ class ObjectUrl:
 
 
 def parse_object_url(text: str) -> ObjectUrl:
-    """Split an object's URL; ``ShardError`` when it names no bucket or a foreign scheme."""
+    """Split an object's URL; ``ShardError`` if it names no bucket or an unknown scheme."""
     scheme, _, rest = text.partition("://")
     bucket, _, key = rest.partition("/")
     if "@" in bucket or _SIGNATURE.search(rest):
@@ -108,7 +108,7 @@ def parse_object_url(text: str) -> ObjectUrl:
 
 
 def shown(place: str) -> str:
-    """A path or URL as messages repeat it: without user, password, query and fragment."""
+    """A path or URL for messages: without user, password, query and fragment."""
     scheme, separator, rest = place.partition("://")
     if not separator:
         return place
@@ -119,20 +119,19 @@ def shown(place: str) -> str:
 
 
 def store_for(url: ObjectUrl, *, patient: bool = True) -> ObjectStore:
-    """Return the client of the bucket that ``url`` lies in, as the environment describes it.
+    """Return the client of a URL's bucket, configured by the environment.
 
-    One that is not ``patient`` asks once, and not for long.
-
-    ``StorageError`` in a process forked from one that had used a store: the client's threads do
-    not survive a fork, and every call would hang.
+    One that is not ``patient`` asks once, and not for long. ``StorageError`` in a process forked
+    from one that had used a store: the client's threads do not survive a fork, and every call would
+    hang.
     """
     check_process(url)
-    with data_errors("open", url.base):
+    with storage_errors("open", url.base, data=True):
         return open_store(url, StoreOptions() if patient else IMPATIENT)
 
 
 def check_process(url: ObjectUrl) -> None:
-    """Raise ``StorageError`` in a process in which stores cannot be used, as in `store_for`."""
+    """Raise ``StorageError`` in a process that cannot use stores, as in `store_for`."""
     if _first_user() != os.getpid():
         raise StorageError(
             f"{url.base} cannot be reached from this process: it was forked from process "
@@ -144,12 +143,12 @@ def check_process(url: ObjectUrl) -> None:
 
 @functools.cache
 def _first_user() -> int:
-    """The process in which the clients' threads run."""
+    """The process that the clients' threads run in."""
     return os.getpid()
 
 
 def open_store(url: ObjectUrl, options: StoreOptions) -> ObjectStore:
-    """Return the client of a bucket; errors are obstore's own."""
+    """Return the client of a bucket; raises obstore's errors."""
     settings = tuple(
         sorted(item for item in os.environ.items() if item[0].upper().startswith(STORE_VARIABLES))
     )
@@ -212,14 +211,14 @@ log = EventLog("storage")
 
 PAGE = 1000
 _BROKE_OFF = "list response body"
-"""In messages of obstore about an answer that had begun: it does not repeat such a request."""
+"""In obstore's message if a response breaks off: it does not repeat such a request."""
 
 
 class Listing:
-    """The objects under a prefix; after an answer that breaks off, from the last name on."""
+    """The objects under a prefix; resumed from the last name if a response breaks off."""
 
     def __init__(self, store: ObjectStore, under: str, retry_seconds: float) -> None:
-        """``retry_seconds``: for how long answers may break off before anything comes."""
+        """``retry_seconds``: how long responses may keep breaking off without any progress."""
         self._store = store
         self._under = under
         self._retry_seconds = retry_seconds
@@ -227,21 +226,21 @@ class Listing:
         self._in_order = True
 
     def pages(self) -> Iterator[Sequence[ObjectMeta]]:
-        """Objects by the page, each of them once. Raises obstore's errors."""
+        """Yield pages of objects, each object once. Raises obstore's errors."""
         import obstore
 
-        pages, delays, deadline = self._ask(), BACKOFF.delays(), 0.0
+        pages, delays, deadline = self._request(), BACKOFF.delays(), 0.0
         while True:
             try:
                 page = next(pages, None)
             except obstore.exceptions.BaseError as exc:
                 delay, now = next(delays), time.monotonic()
                 deadline = deadline or now + self._retry_seconds
-                if now + delay > deadline or not self._can_go_on(exc):
+                if now + delay > deadline or not self._can_resume(exc):
                     raise
                 log.info("storage.listing_broke_off", under=self._under, after=self._last)
                 time.sleep(delay)
-                pages = self._ask()
+                pages = self._request()
                 continue
             if page is None:
                 return
@@ -249,13 +248,13 @@ class Listing:
             delays, deadline = BACKOFF.delays(), 0.0
             yield page
 
-    def _ask(self) -> Iterator[Sequence[ObjectMeta]]:
+    def _request(self) -> Iterator[Sequence[ObjectMeta]]:
         import obstore
 
         under, offset = self._under or None, self._last or None
         return iter(obstore.list(self._store, under, offset=offset, chunk_size=PAGE))
 
-    def _can_go_on(self, error: Exception) -> bool:
+    def _can_resume(self, error: Exception) -> bool:
         # Where names do not come in order, what comes after the last one is not the rest.
         return self._in_order and _BROKE_OFF in str(error)
 

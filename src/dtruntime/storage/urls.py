@@ -1,4 +1,4 @@
-"""From what a user names to the backend that stores there."""
+"""Paths and URLs of storage, and the backends behind them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _KINDS: dict[str, type[StorageBackend]] = {
 _SLIP = re.compile(
     r"(s3a?|gs|gcs|az|azure|abfss?|file|memory|hdfs|https?)(?::(?!//)/?|//)", re.IGNORECASE
 )
-"""A scheme without all of ``://`` behind it."""
+"""A scheme that is not followed by ``://``."""
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
@@ -47,7 +47,7 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """The same place in the one spelling that does not depend on the working directory."""
+    """The same place in a spelling that does not depend on the working directory."""
     text = os.fspath(path)
     if is_remote(text):
         return str(parse_object_url(text))
@@ -60,11 +60,11 @@ def absolute(path: str | os.PathLike[str]) -> str:
 
 
 def open_backend(place: str | os.PathLike[str], **options: Any) -> StorageBackend:
-    """Return the backend for a path or URL; nothing is touched before something is stored.
+    """Return the backend for a path or URL; nothing is touched before it is used.
 
     ``s3://bucket/prefix``, ``gs://``, ``az://container/prefix``, ``file:///folder``,
     ``memory://name`` or a local path. ``options`` are those of the backend's class.
-    ``ConfigError`` when the place cannot be one.
+    ``ConfigError`` if there can be no such place.
     """
     text = os.fspath(place)
     scheme = _scheme_of(text)
@@ -76,9 +76,9 @@ def open_backend(place: str | os.PathLike[str], **options: Any) -> StorageBacken
 
 
 def backend_options(place: str) -> set[str]:
-    """The names of the options of a place's backend; nothing is opened.
+    """The names of the options that a place's backend takes; nothing is opened.
 
-    ``ConfigError`` when the place cannot be one, or needs a package that is not installed.
+    ``ConfigError`` if there can be no such place, or it needs a package that is not installed.
     """
     scheme = _scheme_of(place)
     if scheme == "file":
@@ -96,7 +96,7 @@ def backend_options(place: str) -> set[str]:
 def resolve_url(
     path: str | os.PathLike[str], backend: str | None, config: StorageConfig | None = None
 ) -> str:
-    """The place that a path and the name of a backend mean together, for :func:`open_backend`.
+    """Combine a path and the name of a backend into a place for :func:`open_backend`.
 
     A URL stands for itself. A plain path is a local folder for ``local``, and the prefix in the
     configured bucket for ``s3``, ``gcs`` and ``azure``; None takes the configured backend.
@@ -122,13 +122,13 @@ def resolve_url(
 
 
 def with_region(url: str, options: dict[str, Any], config: StorageConfig) -> dict[str, Any]:
-    """The options of a place, with the configured region where it is in S3 and they have none."""
+    """Add the configured region to the options of a place in S3 that have none."""
     is_s3 = url.partition("://")[0].lower() == "s3"
     return {"region": config.region, **options} if is_s3 and config.region else options
 
 
 def _scheme_of(text: str) -> str:
-    """What kind of place a path or URL is: one of `_KINDS`."""
+    """The scheme of a path or URL: one of `_KINDS`."""
     scheme, separator, _ = text.partition("://")
     if not separator:
         _check_spelling(text)
@@ -144,7 +144,7 @@ def _check_spelling(path: str) -> None:
     slip = _SLIP.match(path)
     if slip is not None:
         raise ConfigError(
-            f"a place that begins with {slip[0]!r} looks like a URL and is none: write "
+            f"a place that begins with {slip[0]!r} looks like a URL but is none: write "
             f"{slip[1]}://... as text (pathlib drops a slash), or ./{slip[0]}... for a folder"
         )
 
@@ -153,7 +153,7 @@ def _check_agreement(url: str, backend: str | None) -> None:
     scheme = url.partition("://")[0].lower()
     if backend in _SCHEME_OF and scheme != _SCHEME_OF[backend]:
         raise ConfigError(
-            f"{shown(url)!r} does not lie in backend {backend!r}: leave the backend out, or write "
+            f"{shown(url)!r} is not in backend {backend!r}: leave the backend out, or write "
             f"a {_SCHEME_OF[backend]}:// URL"
         )
 

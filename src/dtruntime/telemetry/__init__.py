@@ -1,7 +1,7 @@
-"""What the process says of itself; read ``logs`` first.
+"""Logs, metrics and traces of the process; read ``logs`` first.
 
-An *event* is a line of the structured log (``logs``), a *histogram* counts what the hot paths
-measure (``histogram``), a *span* is a traced operation (``tracing``; ``otlp`` sends them).
+An *event* is a line of the structured log (``logs``), a *histogram* counts measurements
+(``histogram``), a *span* is a traced operation (``tracing``; ``otlp`` sends them).
 """
 
 from .histogram import LATENCY_BOUNDS, Histogram, MethodStats, quantile

@@ -1,4 +1,4 @@
-"""Measurements that the hot paths can afford."""
+"""Histograms that are cheap enough for hot paths."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Iterable
 LATENCY_BOUNDS = tuple(base * 10.0**exponent for exponent in range(-5, 2) for base in (1, 2, 5))
 """Bucket bounds in seconds: 10 µs to 50 s, three per decade."""
 NEWEST_KEPT = 1024
-"""So many values of a histogram are kept as they are; quantiles are of these."""
+"""How many of the newest values a histogram keeps; quantiles are taken from these."""
 
 
 class Histogram:
     """Counts of values in fixed buckets, and the newest values themselves; for use by one thread.
 
-    The buckets are for those who add up histograms. Quantiles are taken from values that were
-    observed: a bucket does not tell where in it they lie.
+    The buckets allow histograms to be added up. Quantiles come from observed values: a bucket does
+    not say where in it they lie.
     """
 
     __slots__ = ("bounds", "counts", "newest", "total")
@@ -27,7 +27,7 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
         self.newest: deque[float] = deque(maxlen=NEWEST_KEPT)
-        """The values that were observed last, oldest first."""
+        """The newest values, oldest first."""
 
     def observe(self, value: float) -> None:
         """Count one value."""
@@ -41,18 +41,18 @@ class Histogram:
         return sum(self.counts)
 
     def quantile(self, q: float) -> float:
-        """The value that the share ``q`` of the newest ones does not exceed; 0 without any."""
+        """The ``q``-quantile of the newest values; 0 if there are none."""
         return quantile(self.newest, q) if self.newest else 0.0
 
 
 def quantile(values: Iterable[float], q: float) -> float:
-    """The smallest of some values that the share ``q`` of them does not exceed."""
+    """The smallest value that the share ``q`` of all does not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
 
 
 class MethodStats:
-    """What one remote method was asked, and how it answered."""
+    """The errors and latencies of one remote method."""
 
     __slots__ = ("errors", "latency")
 

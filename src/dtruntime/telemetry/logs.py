@@ -1,12 +1,12 @@
 """Structured logging.
 
 A log record is an event name plus fields: ``log.info("worker.registered", rank=3)``. Its message
-has both; a formatter of one's own finds them as ``record.event`` and ``record.fields``. The level
-comes from ``STRATA_LOG`` (or its old name ``RUST_LOG``); ``STRATA_LOG_FORMAT=json`` writes one JSON
-object per line.
+has both; a custom formatter finds them as ``record.event`` and ``record.fields``. The level comes
+from ``STRATA_LOG`` (or its old name ``RUST_LOG``); ``STRATA_LOG_FORMAT=json`` writes a JSON object
+per line.
 
-A program that sets up Python's logging gets the records as of any library. In one that does not,
-they are written to stderr. Without ``STRATA_LOG`` those are warnings and errors.
+A program that sets up Python's logging gets the records like those of any library. Otherwise they
+go to stderr; without ``STRATA_LOG``, only warnings and errors do.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LEVELS = {
 
 
 class _Tail:
-    """Fields as text, made only when somebody writes them."""
+    """Fields as text, formatted only if the record is written."""
 
     __slots__ = ("_fields",)
 
@@ -52,8 +52,8 @@ class EventLog:
 
     def _write(self, level: int, event: str, fields: dict[str, Any]) -> None:
         if self._logger.isEnabledFor(level):
-            told = {"event": event, "fields": fields}
-            self._logger.log(level, "%s%s", event, _Tail(fields), extra=told, stacklevel=3)
+            extra = {"event": event, "fields": fields}
+            self._logger.log(level, "%s%s", event, _Tail(fields), extra=extra, stacklevel=3)
 
     def debug(self, event: str, **fields: Any) -> None:
         """Log detail for someone following one problem."""
@@ -75,23 +75,22 @@ class EventLog:
 def level_from_environment() -> int:
     """The level that ``STRATA_LOG`` or ``RUST_LOG`` asks for.
 
-    Both ``debug`` and the old form ``coordinator=debug,info`` are read; of the latter the
-    part without a target counts.
+    Of the old form ``coordinator=debug,info`` the part without a target counts.
     """
-    return _LEVELS.get(_wanted_level(), logging.INFO)
+    return _LEVELS.get(_level_name(), logging.INFO)
 
 
 def is_debugging() -> bool:
-    """Whether everything is to be shown, also what concerns Strata's own code only."""
+    """Whether everything is to be shown, including what concerns only Strata's own code."""
     return level_from_environment() <= logging.DEBUG
 
 
-def _wanted_level() -> str:
-    plain = [part for part in (_asked() or "info").lower().split(",") if "=" not in part]
+def _level_name() -> str:
+    plain = [part for part in (_level_setting() or "info").lower().split(",") if "=" not in part]
     return plain[-1].strip() if plain else "info"
 
 
-def _asked() -> str:
+def _level_setting() -> str:
     return os.environ.get("STRATA_LOG") or os.environ.get("RUST_LOG") or ""
 
 
@@ -127,8 +126,8 @@ def _short(value: object) -> str:
 def configure_logging(stream: TextIO | None = None) -> None:
     """Send Strata's log to ``stream``, stderr by default; without ``STRATA_LOG`` from ``info`` on.
 
-    Command-line programs call this, and programs that want to see what is normal too. Python's root
-    logger gets nothing then.
+    For command-line programs, and programs that want to see normal events too. Python's root logger
+    then gets nothing.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_formatter())
@@ -136,8 +135,10 @@ def configure_logging(stream: TextIO | None = None) -> None:
     logger.handlers[:] = [handler]
     logger.setLevel(level_from_environment())
     logger.propagate = False
-    if _wanted_level() not in _LEVELS:
-        EventLog("telemetry").warning("log.level_unknown", asked=_asked(), known=", ".join(_LEVELS))
+    if _level_name() not in _LEVELS:
+        EventLog("telemetry").warning(
+            "log.level_unknown", asked=_level_setting(), known=", ".join(_LEVELS)
+        )
 
 
 def _formatter() -> logging.Formatter:
@@ -146,7 +147,7 @@ def _formatter() -> logging.Formatter:
 
 
 class _LastResort(logging.Handler):
-    """Writes to stderr as long as the program has not said where its log goes."""
+    """Writes to stderr unless the program has set up logging."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers:
@@ -154,11 +155,11 @@ class _LastResort(logging.Handler):
             print(self.format(record), file=sys.stderr)
 
 
-def _be_a_library() -> None:
+def _set_up_library() -> None:
     logger = logging.getLogger(ROOT)
     logger.addHandler(_LastResort())
-    if _asked():
+    if _level_setting():
         logger.setLevel(level_from_environment())
 
 
-_be_a_library()
+_set_up_library()

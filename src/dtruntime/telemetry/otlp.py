@@ -1,7 +1,7 @@
-"""Spans by OpenTelemetry's SDK, sent by OTLP over HTTP in the background.
+"""Spans recorded by OpenTelemetry's SDK and sent by OTLP over HTTP in the background.
 
-A provider of its own: what the program itself does with OpenTelemetry stays as it is. Its current
-span is the parent of ours all the same.
+They have a provider of their own, so that the program's use of OpenTelemetry is not affected. The
+program's current span is still the parent of ours.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -35,23 +34,23 @@ from .tracing import Metadata, Recorder, Span
 log = EventLog("telemetry")
 
 EXPORT_SECONDS = 5.0
-"""How long one attempt to send may take, with its repetitions."""
+"""How long one attempt to send may take, including retries."""
 EXIT_SECONDS = 3.0
-"""How long the end of the process may be held up by what is still to be sent."""
+"""How long the process's exit may wait for what is still to be sent."""
 DELAY_MS = 2000
 _KEYS = frozenset({"traceparent", "tracestate"})
 _EXPORTERS = "opentelemetry.exporter.otlp.proto.http"
 _RANDOM = random.SystemRandom()
-"""Python's global generator is the program's own, and is not drawn from."""
+"""Not Python's global generator, which the program may have seeded."""
 _NOT_RECORDED = trace.NonRecordingSpan(trace.SpanContext(1, 1, is_remote=False))
-"""Stands for every span that is not sampled: its children are not either. Never sent."""
+"""Stands for every span that is not sampled, and whose children are not either. Never sent."""
 
 
 def open_recorder(service: str, endpoint: str, ratio: float) -> Recorder | None:
-    """A recorder that sends to the collector at ``endpoint``; None if that cannot be."""
+    """A recorder that sends to the collector at ``endpoint``; None if it cannot be used."""
     if not is_usable(endpoint):
         return None
-    exporter = _LoudOnce(OTLPSpanExporter(signal_url(endpoint, "traces"), timeout=EXPORT_SECONDS))
+    exporter = _SpanSender(OTLPSpanExporter(signal_url(endpoint, "traces"), timeout=EXPORT_SECONDS))
     # Which traces begin is decided in `OtlpRecorder`, without making a span first.
     provider = TracerProvider(
         sampler=DEFAULT_ON,
@@ -60,13 +59,13 @@ def open_recorder(service: str, endpoint: str, ratio: float) -> Recorder | None:
         id_generator=_Ids(),
     )
     provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=DELAY_MS))
-    atexit.register(_end_soon, provider.shutdown)
+    atexit.register(_shut_down_soon, provider.shutdown)
     log.info("telemetry.tracing", service=service, collector=_shown(endpoint), ratio=ratio)
     return OtlpRecorder(provider.get_tracer("dtruntime", __version__), ratio)
 
 
 def is_usable(endpoint: str) -> bool:
-    """Whether traces and metrics can be sent there; says why not."""
+    """Whether traces and metrics can be sent there; logs why not."""
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
@@ -82,13 +81,13 @@ def is_usable(endpoint: str) -> bool:
 
 
 def signal_url(endpoint: str, signal: str) -> str:
-    """Where traces or metrics go: the variable for this signal, else a path of the endpoint."""
+    """Where a signal goes: its own variable if that is set, else a path of the endpoint."""
     own = os.environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT")
     return own or f"{endpoint.rstrip('/')}/v1/{signal}"
 
 
 def resource(service: str) -> Resource:
-    """This process, as it is named in all that is sent; ``OTEL_SERVICE_NAME`` beats ``service``."""
+    """The process in everything that is sent; ``OTEL_SERVICE_NAME`` overrides ``service``."""
     return Resource.create(
         {
             "service.name": os.environ.get("OTEL_SERVICE_NAME") or service,
@@ -101,7 +100,7 @@ def resource(service: str) -> Resource:
 
 
 class _Ids(RandomIdGenerator):
-    """Ids that no seed of the program decides, and whose making it does not notice."""
+    """Ids that are independent of the program's random state."""
 
     def generate_span_id(self) -> int:
         return _RANDOM.randrange(1, 2**64)
@@ -111,7 +110,7 @@ class _Ids(RandomIdGenerator):
 
 
 class OtlpRecorder:
-    """Makes spans."""
+    """Makes spans that are recorded."""
 
     def __init__(self, tracer: trace.Tracer, ratio: float) -> None:
         self._tracer = tracer
@@ -121,16 +120,16 @@ class OtlpRecorder:
     def begin(self, name: str, attributes: dict[str, Any], *, calls: bool = False) -> Span:
         """Begin a child of the current span, or a trace."""
         parent = trace.get_current_span().get_span_context()
-        begins = not parent.is_valid and _RANDOM.random() < self._ratio
-        if not begins and not parent.trace_flags.sampled:
+        sampled = not parent.is_valid and _RANDOM.random() < self._ratio
+        if not sampled and not parent.trace_flags.sampled:
             return OtlpSpan(_NOT_RECORDED)
         kind = trace.SpanKind.CLIENT if calls else trace.SpanKind.INTERNAL
-        made = OtlpSpan(self._tracer.start_span(name, kind=kind))
-        made.set(**attributes)
-        return made
+        span = OtlpSpan(self._tracer.start_span(name, kind=kind))
+        span.set(**attributes)
+        return span
 
     def serve(self, name: str, metadata: Iterable[tuple[str, str | bytes]]) -> Span | None:
-        """Begin a span for a call whose caller records one; else None."""
+        """Begin a span for a call whose caller records one; None otherwise."""
         carrier = {key: value for key, value in metadata if key in _KEYS and type(value) is str}
         if not carrier:
             return None
@@ -140,7 +139,7 @@ class OtlpRecorder:
         return OtlpSpan(self._tracer.start_span(name, parent, trace.SpanKind.SERVER))
 
     def outgoing(self) -> Metadata | None:
-        """What tells the called side of the current span; None if it is not recorded."""
+        """Metadata that passes on the current span; None if it is not recorded."""
         if not trace.get_current_span().get_span_context().trace_flags.sampled:
             return None
         carrier: dict[str, str] = {}
@@ -149,7 +148,7 @@ class OtlpRecorder:
 
 
 class OtlpSpan(Span):
-    """A span of the SDK; one that is not sampled takes part, and records nothing."""
+    """A span of the SDK; one that is not sampled records nothing."""
 
     __slots__ = ("_ended", "_span", "_token")
 
@@ -166,21 +165,21 @@ class OtlpSpan(Span):
                     self._span.set_attribute(f"strata.{name}", value)
 
     def fail(self, error: BaseException | str) -> None:
-        """Note that it failed."""
+        """Mark it as failed."""
         if self._span.is_recording():
             self._span.set_status(trace.StatusCode.ERROR, str(error))
             if isinstance(error, BaseException):
                 self._span.record_exception(error)
 
     def end(self) -> None:
-        """End it; once is enough."""
+        """End it; may be called more than once."""
         if not self._ended:
             self._ended = True
             self._span.end()
 
     @contextmanager
     def current(self) -> Iterator[object]:
-        """Makes it the current span of a block, without ending it there."""
+        """Make it the current span of a block, without ending it there."""
         token = contexts.attach(trace.set_span_in_context(self._span))
         try:
             yield self
@@ -192,10 +191,7 @@ class OtlpSpan(Span):
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
     ) -> None:
         contexts.detach(self._token)
         if error is not None:
@@ -204,9 +200,9 @@ class OtlpSpan(Span):
 
 
 class Sending:
-    """Says once that the collector cannot be reached, and once that it is reached again.
+    """Logs once that the collector cannot be reached, and once that it can be again.
 
-    The exporters' own log, a few lines for every attempt, is kept quiet meanwhile.
+    The exporters' own log, a few lines for every attempt, is suppressed meanwhile.
     """
 
     _own = threading.local()
@@ -228,7 +224,7 @@ class Sending:
         return False
 
     def attempt(self, send: Callable[[], bool], size: int) -> bool:
-        """Send; whether that went well. Never raises."""
+        """Send; returns whether that succeeded. Never raises."""
         own = Sending._own
         own.sending, own.reason = True, ""
         try:
@@ -248,8 +244,8 @@ class Sending:
         return sent
 
 
-class _LoudOnce(SpanExporter):
-    """Sends spans; what cannot be sent is dropped."""
+class _SpanSender(SpanExporter):
+    """Sends spans; those that cannot be sent are dropped."""
 
     def __init__(self, exporter: OTLPSpanExporter) -> None:
         self._exporter = exporter
@@ -269,8 +265,8 @@ class _LoudOnce(SpanExporter):
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
 
-def _end_soon(end: Callable[[], None]) -> None:
-    """Send what is left, without holding up the end of the process for long."""
+def _shut_down_soon(end: Callable[[], None]) -> None:
+    """Send what is left, without delaying the exit of the process for long."""
     thread = threading.Thread(target=end, name="strata-telemetry-end", daemon=True)
     thread.start()
     thread.join(EXIT_SECONDS)

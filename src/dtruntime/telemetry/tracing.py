@@ -1,7 +1,7 @@
 """Spans of saves, barriers and calls, for OpenTelemetry.
 
-Off until `turn_on` is called with an endpoint: every function below then does nothing, and no
-package of OpenTelemetry is imported. What records is in `dtruntime.telemetry.otlp`::
+Off until `turn_on` is called with an endpoint: until then every function below does nothing, and no
+package of OpenTelemetry is imported. Recording is in `dtruntime.telemetry.otlp`::
 
     with tracing.span("save.commit", step=7):       # a child of the current span, if there is one
         ...
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from .logs import EventLog
@@ -24,9 +23,9 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 class Span:
-    """A span that nobody records.
+    """A span that is not recorded.
 
-    In a ``with`` block it is the current one, and it ends with the block: failed, if that raises.
+    In a ``with`` block it is the current span. It ends with the block, as failed if that raises.
     """
 
     __slots__ = ()
@@ -35,54 +34,51 @@ class Span:
         """Add attributes."""
 
     def fail(self, error: BaseException | str) -> None:
-        """Note that it failed."""
+        """Mark it as failed."""
 
     def end(self) -> None:
-        """End it; once is enough."""
+        """End it; may be called more than once."""
 
     def current(self) -> AbstractContextManager[object]:
-        """Makes it the current span of a block, without ending it there."""
+        """Make it the current span of a block, without ending it there."""
         return nullcontext()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
     ) -> None:
         return None
 
 
 class Recorder(Protocol):
-    """What makes spans that are recorded."""
+    """Makes spans that are recorded."""
 
     def begin(self, name: str, attributes: dict[str, Any], *, calls: bool = False) -> Span:
         """Begin a child of the current span, or a trace."""
         ...
 
     def serve(self, name: str, metadata: Iterable[tuple[str, str | bytes]]) -> Span | None:
-        """Begin a span for a call whose caller records one; else None."""
+        """Begin a span for a call whose caller records one; None otherwise."""
         ...
 
     def outgoing(self) -> Metadata | None:
-        """What tells the called side of the current span; None if it is not recorded."""
+        """Metadata that passes on the current span; None if it is not recorded."""
         ...
 
 
 NO_SPAN = Span()
 _recorder: Recorder | None = None
 _asked = False
-"""The one recorder of this process, and whether somebody has asked for it."""
+"""The one recorder of this process, and whether it has been asked for."""
 
 
 def turn_on(service: str, endpoint: str, ratio: float) -> None:
     """Record the share ``ratio`` of all traces and send them to ``endpoint``, if there is one.
 
-    The first call with an endpoint counts. Where OpenTelemetry is not installed, or the endpoint
-    cannot be used, that is logged and everything goes on without spans.
+    The first call with an endpoint counts. If OpenTelemetry is not installed, or the endpoint is
+    unusable, that is logged and there are no spans.
     """
     global _recorder, _asked
     if not endpoint or _asked:
@@ -106,17 +102,17 @@ def is_on() -> bool:
 
 
 def span(name: str, /, *, calls: bool = False, **attributes: Any) -> Span:
-    """Begin a span under the current one; ``calls``: it stands for a call to another process."""
+    """Begin a child of the current span; ``calls``: it is a call to another process."""
     if _recorder is None:
         return NO_SPAN
     return _recorder.begin(name, attributes, calls=calls)
 
 
 def serve(name: str, metadata: Iterable[tuple[str, str | bytes]]) -> Span | None:
-    """Begin the span of a call that came in; None when its caller records none."""
+    """Begin the span of an incoming call; None if its caller records none."""
     return None if _recorder is None else _recorder.serve(name, metadata)
 
 
 def outgoing() -> Metadata | None:
-    """Metadata for a call made now, so that the called side continues the trace."""
+    """Metadata for a call made now, with which the called side continues the trace."""
     return None if _recorder is None else _recorder.outgoing()
