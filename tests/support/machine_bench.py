@@ -13,7 +13,7 @@ from dtruntime.coordinator.state import commands as c
 from dtruntime.coordinator.state.effects import Delete, DeleteJob, Effect, Emit, Put, Release
 from dtruntime.coordinator.state.records import READ_ON_DEMAND, Event
 from dtruntime.sharding.coverage_digest import Digest
-from dtruntime.testing.machine_invariants import Rows, durable_rows, snapshot, violations
+from tests.support.machine_invariants import Rows, durable_rows, snapshot, violations
 
 TIMEOUT = 3.0
 TICK = 0.25

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from ..client import DatasetRegistry, Observer
-from ..client.dataset_descriptions import DatasetLayout
+from ..client.dataset_registration import DatasetLayout
 from ..errors import ConnectionError, ShardError, StrataError
 from ..sharding import Membership, SlotTable
 from ..sharding.coverage_digest import Counted

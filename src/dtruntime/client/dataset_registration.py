@@ -1,4 +1,4 @@
-"""Registration of datasets: argument checks, and the index and layout of their files.
+"""Registration of datasets: argument checks, and the index and layout of their files as messages.
 
 A dataset to be registered is a `pb.DatasetInfo` without layout and index; ``total_samples`` 0 means
 that the samples are to be counted.
@@ -11,18 +11,20 @@ import difflib
 import os
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from .._background import abandonable
 from ..config import Config
 from ..errors import ShardError, ShardValueError, StorageError, install_command
 from ..rpc.gen import coordinator_pb2 as pb
+from ..sharding import Membership, MovePlan, SlotTable, lowest_free_slots, plan_change
 from ..storage.data_files import look
 from ..storage.object_client import SCHEMES
 from ..storage.urls import absolute, is_remote
@@ -354,6 +356,60 @@ def _column_names(index: DatasetIndex) -> list[str]:
     """``name: type`` of each column, printable and of bounded length."""
     texts = (f"{column.name}: {column.type}" for column in index.columns[:COLUMNS])
     return ["".join(c if c.isprintable() else "?" for c in text)[:COLUMN_LENGTH] for text in texts]
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetLayout:
+    """Where a dataset's samples are; without files when nobody has seen them."""
+
+    shard_samples: NDArray[np.int64]
+    """How many samples each shard has."""
+    shard_bytes: NDArray[np.int64] | None
+    """How much has to be read for each shard."""
+    files: tuple[str, ...]
+    """Paths or URLs."""
+    file_samples: NDArray[np.int64]
+
+
+def layout_of(info: pb.DatasetInfo) -> DatasetLayout:
+    """The layout in a full description."""
+    if not info.HasField("layout"):
+        sizes = np.full(info.shard_count, info.shard_size, dtype=np.int64)
+        sizes[-1] = info.total_samples - info.shard_size * (info.shard_count - 1)
+        return DatasetLayout(sizes, None, (), np.zeros(0, np.int64))
+    layout = info.layout
+    return DatasetLayout(
+        np.fromiter(layout.shard_samples, np.int64),
+        np.fromiter(layout.shard_bytes, np.int64),
+        tuple(layout.root + name for name in layout.files),
+        np.fromiter(layout.file_samples, np.int64),
+    )
+
+
+def move_plan(
+    description: pb.DatasetDescription,
+    join: int | Collection[int],
+    leave: Collection[int],
+    world_size: int | None,
+) -> MovePlan:
+    """What would move; without members, a world of ``world_size`` (1 by default) is assumed."""
+    info = description.dataset
+    layout = layout_of(info)
+    now = Membership(world_size or 1, frozenset())
+    if description.slot_count:
+        now = Membership(description.slot_count, frozenset(description.dead_slots))
+    if isinstance(join, Collection):
+        joining: Collection[int] = [check_whole("join", rank) for rank in join]
+    else:
+        joining = lowest_free_slots(now, check_whole("join", join))
+    return plan_change(
+        SlotTable(info.shard_count, seed=info.seed),
+        now,
+        join=joining,
+        leave=[check_whole("leave", rank) for rank in leave],
+        samples=layout.shard_samples,
+        size_bytes=layout.shard_bytes,
+    )
 
 
 # Checks

@@ -29,8 +29,8 @@ from ..storage.urls import is_remote
 from ..telemetry import EventLog
 from ..types import FORMATS, DatasetSummary, EpochCoverage, ShardInfo, check_id, check_whole
 from . import current_orchestrator
-from .dataset_descriptions import DatasetLayout, coverage_of, layout_of, move_plan
 from .dataset_registration import (
+    DatasetLayout,
     Progress,
     RegisteredDataset,
     add_layout,
@@ -40,6 +40,8 @@ from .dataset_registration import (
     index_files,
     index_in,
     index_registered_files,
+    layout_of,
+    move_plan,
     new_dataset,
     with_total,
 )
@@ -396,6 +398,8 @@ class DatasetRegistry:
         Takes about a second for a hundred million samples; ``progress`` is called from another
         thread with how many of how many have been counted.
         """
+        from .loaders import coverage_of
+
         total = (await self._described(dataset_id)).dataset.total_samples
         epochs = await self._consumption(dataset_id, epoch)
         return await asyncio.to_thread(coverage_of, total, epochs, progress)

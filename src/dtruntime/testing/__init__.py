@@ -2,7 +2,7 @@
 
 Read ``processes`` first: a coordinator, workers, and waits that replace sleeps. ``proxy`` breaks
 connections, ``backends`` records and breaks storage, ``conformance`` tests a storage backend (and
-needs pytest). ``machine_invariants`` checks a state of the coordinator's machine.
+needs pytest).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from dtruntime.coordinator.state import Refused
 from dtruntime.coordinator.state import commands as c
 from dtruntime.coordinator.state.effects import Delete, Put
 from dtruntime.coordinator.state.records import AskRecord, AttemptRecord, CheckpointRecord
-from dtruntime.testing.machine_invariants import Rows
+from tests.support.machine_invariants import Rows
 from tests.support.promises.promise_model import Applied, demand
 
 

@@ -14,7 +14,7 @@ from dtruntime.coordinator.state import Machine
 from dtruntime.coordinator.state.effects import Delete, Put
 from dtruntime.coordinator.state.records import EpochRecord, ReaderRecord, SegmentRecord
 from dtruntime.sharding.coverage_digest import whole
-from dtruntime.testing.machine_invariants import Rows, durable_rows
+from tests.support.machine_invariants import Rows, durable_rows
 from tests.support.promises.promise_model import JobModel, demand
 from tests.support.simulation.lanes_model import lanes_of
 

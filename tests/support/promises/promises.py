@@ -21,7 +21,7 @@ from dtruntime.coordinator.state.records import (
     JobRecord,
     RoundRecord,
 )
-from dtruntime.testing.machine_invariants import Rows, durable_rows, snapshot, violations
+from tests.support.machine_invariants import Rows, durable_rows, snapshot, violations
 from tests.support.promises import report_promises
 from tests.support.promises.action_promises import ActionPromises
 from tests.support.promises.attempt_promises import AttemptPromises

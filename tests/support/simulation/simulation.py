@@ -26,7 +26,7 @@ from dtruntime.coordinator.state.effects import (
     Release,
 )
 from dtruntime.coordinator.state.records import CRASH_SAFE_KINDS, Event
-from dtruntime.testing.machine_invariants import Rows, durable_rows
+from tests.support.machine_invariants import Rows, durable_rows
 from tests.support.promises.promises import PromiseBroken, Promises
 from tests.support.simulation.simulated_removal import PassingJobs
 from tests.support.simulation.simulated_worker import Attempt, Launcher, Process

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dtruntime.client.dataset_descriptions import coverage_of
+from dtruntime.client.loaders import coverage_of
 from dtruntime.rpc.gen import coordinator_pb2 as pb
 from dtruntime.sharding import coverage_digest
 from dtruntime.sharding.coverage_digest import _STRETCH as CHUNK

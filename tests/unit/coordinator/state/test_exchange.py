@@ -77,7 +77,7 @@ def test_loss_takes_the_value_of_the_lost_out_of_the_round(bench: Bench) -> None
 
 def test_values_are_kept_within_a_bound(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "VALUES_KEPT", 100)
-    monkeypatch.setattr("dtruntime.testing.machine_invariants.VALUES_KEPT", 100)
+    monkeypatch.setattr("tests.support.machine_invariants.VALUES_KEPT", 100)
     a = bench.register()
     for n in range(4):
         bench.arrive(a, f"b{n}", payload=bytes(40), ticket=n + 1)

@@ -24,8 +24,8 @@ from dtruntime.coordinator.state.records import (
     Event,
     JobRecord,
 )
-from dtruntime.testing.machine_invariants import durable_rows, snapshot, violations
 from tests.support.machine_bench import DATASET, JOB, SAMPLES, TIMEOUT, Bench, digest_of, refusal
+from tests.support.machine_invariants import durable_rows, snapshot, violations
 
 
 def eventful() -> Bench:

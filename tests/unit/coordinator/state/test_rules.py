@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dtruntime.coordinator.state import Machine, Refused
 from dtruntime.coordinator.state import commands as c
 from dtruntime.coordinator.state.effects import Put
-from dtruntime.testing.machine_invariants import durable_rows
 from tests.support.machine_bench import DATASET, JOB, SAMPLES, TIMEOUT, Bench, Call, digest_of
+from tests.support.machine_invariants import durable_rows
 
 IDS = st.sampled_from(["", "", "x", "y", "worker-1"])
 RANKS = st.sampled_from([None, None, 0, 1, 2])

@@ -11,8 +11,14 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
-from ..coordinator.state.barriers import OPEN_LIMIT, ROUNDS_KEPT, VALUES_KEPT, Barriers, Round
-from ..coordinator.state.checkpoints.attempts import (
+from dtruntime.coordinator.state.barriers import (
+    OPEN_LIMIT,
+    ROUNDS_KEPT,
+    VALUES_KEPT,
+    Barriers,
+    Round,
+)
+from dtruntime.coordinator.state.checkpoints.attempts import (
     ATTEMPTS_KEPT,
     PENDING_LIMIT,
     RANKS_KEPT,
@@ -21,10 +27,10 @@ from ..coordinator.state.checkpoints.attempts import (
     attempt_id,
     part_key,
 )
-from ..coordinator.state.checkpoints.commits import Checkpoints
-from ..coordinator.state.checkpoints.history import CHECKPOINTS_KEPT
-from ..coordinator.state.epochs.epoch_coverage import coverage_key, share_key
-from ..coordinator.state.epochs.epochs import (
+from dtruntime.coordinator.state.checkpoints.commits import Checkpoints
+from dtruntime.coordinator.state.checkpoints.history import CHECKPOINTS_KEPT
+from dtruntime.coordinator.state.epochs.epoch_coverage import coverage_key, share_key
+from dtruntime.coordinator.state.epochs.epochs import (
     EPOCHS_KEPT,
     SEGMENT_SLOTS_LIMIT,
     SEGMENTS_LIMIT,
@@ -33,13 +39,13 @@ from ..coordinator.state.epochs.epochs import (
     reader_key,
     segment_key,
 )
-from ..coordinator.state.epochs.ledger import Ledger
-from ..coordinator.state.machine import JOBS_LIMIT, Job, Machine
-from ..coordinator.state.members import LOSSES_KEPT, TIMES_KEPT, Member
-from ..coordinator.state.operator_requests import ACTIONS_LIMIT, action_id
-from ..coordinator.state.records import AskRecord, ReaderRecord, Record, TakenBack
-from ..coordinator.state.roster import Roster
-from ..types import Membership
+from dtruntime.coordinator.state.epochs.ledger import Ledger
+from dtruntime.coordinator.state.machine import JOBS_LIMIT, Job, Machine
+from dtruntime.coordinator.state.members import LOSSES_KEPT, TIMES_KEPT, Member
+from dtruntime.coordinator.state.operator_requests import ACTIONS_LIMIT, action_id
+from dtruntime.coordinator.state.records import AskRecord, ReaderRecord, Record, TakenBack
+from dtruntime.coordinator.state.roster import Roster
+from dtruntime.types import Membership
 
 Rows = dict[tuple[str, str, str], Record]
 
