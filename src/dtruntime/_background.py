@@ -250,52 +250,37 @@ def _emptied(items: queue.Queue[Any]) -> None:
             items.get_nowait()
 
 
-class _Lanes(Generic[T, R]):
-    def __init__(self, items: Iterator[T], work: Callable[[T], R]) -> None:
-        self._items = enumerate(items)
-        self._work = work
-        self._lock = threading.Lock()
-        self.results: dict[int, R] = {}
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        """Take items until there are none, or until any lane has failed."""
-        try:
-            for number, item in self._taken():
-                self.results[number] = self._work(item)
-        except BaseException as exc:
-            self.error = self.error or exc
-
-    def _taken(self) -> Iterator[tuple[int, T]]:
-        while self.error is None:
-            with self._lock:
-                try:
-                    item = next(self._items)
-                except StopIteration:
-                    return
-            yield item
-
-
 def side_by_side(items: Iterable[T], work: Callable[[T], R], lanes: int) -> list[R]:
     """Call ``work`` on every item, on this thread and ``lanes - 1`` others; return the results.
 
     When a call fails no further items are taken, and the error is raised once all have ended.
     """
-    shared = _Lanes(iter(items), work)
-    others = [threading.Thread(target=shared.run, name="strata-lane") for _ in range(lanes - 1)]
+    numbered = enumerate(items)
+    lock = threading.Lock()
+    results: dict[int, R] = {}
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            while not errors:
+                with lock:
+                    number, item = next(numbered, (-1, _END))
+                if item is _END:
+                    return
+                results[number] = work(item)
+        except BaseException as exc:
+            errors.append(exc)
+
+    others = [threading.Thread(target=run, name="strata-lane") for _ in range(lanes - 1)]
     for thread in others:
         thread.start()
-    shared.run()
-    try:
-        _join(others)
-    except BaseException as exc:  # nobody is at work any more when an interrupt gets through
-        shared.error = shared.error or exc
-        _join(others)
-    if shared.error is not None:
-        raise shared.error
-    return [shared.results[number] for number in range(len(shared.results))]
-
-
-def _join(threads: list[threading.Thread]) -> None:
-    for thread in threads:
-        thread.join()
+    run()
+    for _ in range(2):  # nobody is at work any more when an interrupt gets through
+        try:
+            for thread in others:
+                thread.join()
+        except BaseException as exc:
+            errors.append(exc)
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(len(results))]

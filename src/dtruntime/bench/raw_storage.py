@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._background import side_by_side
+from .._buffers import BlockPool
 from ..display import size as readable
 from ..errors import ConfigError, StorageError, StorageNotFoundError
 from ..storage import LocalBackend, local_writer, open_backend
@@ -165,7 +166,7 @@ def write_file(path: Path, memory: memoryview, *, direct: bool) -> None:
     """Write aligned memory to a new file, in blocks by several threads if ``direct``, and fsync."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        local_writer.write_views(handle, [memory], local_writer.bounce_blocks(), direct=direct)
+        local_writer.write_views(handle, [memory], BlockPool(BLOCK, 2 * LANES), direct=direct)
         flush(handle)
     finally:
         os.close(handle)

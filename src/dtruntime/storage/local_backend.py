@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from .._background import side_by_side
-from .._buffers import Views, blocks_of, cut, in_pieces, size_of
+from .._buffers import BlockPool, Views, blocks_of, cut, in_pieces, size_of
 from ..errors import StorageError, StorageNotFoundError
 from ..telemetry import EventLog
 from .backend import (
@@ -27,11 +27,12 @@ from .backend import (
     storage_errors,
 )
 from .local_writer import (
+    BLOCK,
     DIRECT_FROM,
+    LANES,
     DirectRefusedError,
     LocalStreamWriter,
     PartialFile,
-    bounce_blocks,
     set_direct,
     sweep_folder,
     write_views,
@@ -67,7 +68,7 @@ class LocalBackend(StorageBackend):
         self.root = os.path.abspath(os.path.expanduser(os.fspath(path)))
         self.url = Path(self.root).as_uri()
         self._folders = Folders(self.root)
-        self._bounce = bounce_blocks()
+        self._bounce = BlockPool(BLOCK, 2 * LANES)
         self._direct = direct
         self._buffered_devices: set[int] = set()
         self._swept: set[str] = set()

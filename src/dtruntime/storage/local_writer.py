@@ -171,13 +171,8 @@ class DirectRefusedError(Exception):
     """The file system takes no direct writes."""
 
 
-def bounce_blocks() -> BlockPool:
-    """Aligned blocks, for data that is not aligned."""
-    return BlockPool(BLOCK, 2 * LANES)
-
-
 def write_views(handle: int, views: Views, bounce: BlockPool, *, direct: bool) -> None:
-    """Write data from the beginning of a file on.
+    """Write data from the beginning of a file on; ``bounce`` has aligned blocks for copies.
 
     ``OSError`` if it fails; ``DirectRefusedError`` if it should be ``direct`` and cannot.
     """

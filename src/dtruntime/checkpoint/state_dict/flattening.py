@@ -93,7 +93,7 @@ class _Walk:
             bytearray: self._bytes,
             dict: self._dict,
             defaultdict: self._dict,
-            OrderedDict: self._ordered_dict,
+            OrderedDict: self._dict,
             list: self._sequence,
             tuple: self._sequence,
             set: self._set,
@@ -170,17 +170,14 @@ class _Walk:
 
     def _dict(self, value: dict[Any, Any], parent: KeyPath | None, key: Key) -> Node:
         path = self._enter(value, parent, key)
-        keys = _keys(value)
+        kind, keys = "dict", _keys(value)
+        if type(value) is OrderedDict:
+            metadata = getattr(value, "_metadata", None)
+            kind = "ordered dict" if metadata is None else "state dict"
+            if metadata is not None:
+                self._todo.append((metadata, path, "_metadata"))
         self._todo.extend([(item, path, key) for key, item in reversed(value.items())])
-        return ["dict", keys]
-
-    def _ordered_dict(self, value: OrderedDict[Any, Any], parent: KeyPath | None, key: Key) -> Node:
-        path = self._enter(value, parent, key)
-        metadata = getattr(value, "_metadata", None)
-        if metadata is not None:
-            self._todo.append((metadata, path, "_metadata"))
-        self._todo.extend([(item, path, key) for key, item in reversed(value.items())])
-        return ["ordered dict" if metadata is None else "state dict", _keys(value)]
+        return [kind, keys]
 
     def _sequence(
         self, value: list[Any] | tuple[Any, ...], parent: KeyPath | None, key: Key
