@@ -339,7 +339,7 @@ class AffinityOrder:
         begun: Begun = []
         past: list[Lanes] = []
         for segment in history:
-            lanes = self._deal(pool, begun + _again(past, segment), segment)
+            lanes = self._assign(pool, begun + _windows_taken_back(past, segment), segment)
             past.append(lanes)
             pool = np.zeros_like(pool)
             begun = []
@@ -348,9 +348,9 @@ class AffinityOrder:
                 windows, untouched = lane.rest(segment.consumed_by(slot, len(lane)))
                 pool[untouched] = True
                 begun += [(slot, window) for window in windows]
-        return self._deal(pool, begun + _again(past, current), current)
+        return self._assign(pool, begun + _windows_taken_back(past, current), current)
 
-    def _deal(self, pool: NDArray[np.bool_], begun: Begun, segment: Segment) -> Lanes:
+    def _assign(self, pool: NDArray[np.bool_], begun: Begun, segment: Segment) -> Lanes:
         shares = self._shares(pool, segment)
         load = shares.loads(self._starts)
         windows: dict[int, list[Window]] = {slot: [] for slot in segment.live}
@@ -372,16 +372,13 @@ class AffinityOrder:
         owned = {slot: shares.of(slot) for slot in segment.live}
         spare = np.concatenate([own[quota[slot] :] for slot, own in owned.items()])
         spare = spare[np.argsort(self._place[spare], kind="stable")]
-        kept = []
+        shards_of = []
         for slot, own in owned.items():
             room = max(0, int(quota[slot]) - len(own))
-            mine = np.concatenate((own[: quota[slot]], spare[:room]))
-            kept.append((np.full(len(mine), slot), mine))
+            shards_of.append(np.concatenate((own[: quota[slot]], spare[:room])))
             spare = spare[room:]
-        owners = np.concatenate([slots for slots, _ in kept])
-        return _Shares(
-            np.concatenate([mine for _, mine in kept]), owners, self._place, segment.slot_count
-        )
+        owners = np.repeat(segment.live, [len(shards) for shards in shards_of])
+        return _Shares(np.concatenate(shards_of), owners, self._place, segment.slot_count)
 
 
 class Lanes:
@@ -431,7 +428,7 @@ class _Shares:
         return loads
 
 
-def _again(past: list[Lanes], segment: Segment) -> Begun:
+def _windows_taken_back(past: list[Lanes], segment: Segment) -> Begun:
     """The windows that are read again when a segment begins."""
     return [
         (-1, window)

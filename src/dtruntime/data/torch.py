@@ -39,7 +39,7 @@ class StrataDataset(IterableDataset):
         self._given = 0
         self._inside = 0
         self._start = loader.state_dict()
-        self._asked = torch.zeros(2, dtype=torch.int64).share_memory_()
+        self._requested = torch.zeros(2, dtype=torch.int64).share_memory_()
         """For persistent loader processes: how often `set_epoch` was called, and the last epoch."""
         self._followed = 0
         """The last of these calls that this process has followed."""
@@ -48,9 +48,9 @@ class StrataDataset(IterableDataset):
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch, unless the loader is already in it."""
-        asked = self._followed + 1, check_whole("epoch", epoch)
-        self._asked.copy_(torch.tensor(asked))
-        self._followed = asked[0]
+        epoch = check_whole("epoch", epoch)
+        self._followed += 1
+        self._requested.copy_(torch.tensor((self._followed, epoch)))
         if epoch != self.loader.epoch:
             self.loader.set_epoch(epoch)
             self._begin()
@@ -86,7 +86,7 @@ class StrataDataset(IterableDataset):
 
     def _follow(self) -> None:
         """In a persistent loader process: go to the epoch of the training process."""
-        calls, epoch = self._asked.tolist()
+        calls, epoch = self._requested.tolist()
         if calls != self._followed:
             self._followed = calls
             self.loader.set_epoch(epoch)
@@ -170,13 +170,13 @@ class TorchLoader:
         return self._batches()
 
     def _batches(self) -> Iterator[Any]:
-        made = DataLoader(
+        steps = DataLoader(
             _Deliveries(self.loader),
             batch_size=None,
             num_workers=self._num_workers,
             **self._options,
         )
-        for item in self.loader.through(made) if self._num_workers else made:
+        for item in self.loader.through(steps) if self._num_workers else steps:
             step = Delivery(*item)
             self.loader.accept(step)
             if step.batch is not None:

@@ -23,6 +23,14 @@ Slots = NDArray[np.int32]
 Hashes = NDArray[np.uint64]
 
 MAX_COUNT = (1 << 31) - 1
+_REMEMBERED = 4
+_LARGE = 1 << 20
+"""A table with more shards remembers only the last membership, and no lists."""
+_FEW_SLOTS = 32
+SLICE = 1 << 17
+"""How many shards are gathered in one numpy call, during which other threads wait."""
+_FREE_ROUNDS = 8
+_STEP = 0xD1342543DE82EF95
 
 
 class Membership(NamedTuple):
@@ -88,11 +96,7 @@ def _checked_weights(weights: Sequence[int], slot_count: int) -> tuple[int, ...]
     return checked
 
 
-_FREE_ROUNDS = 8
-_STEP = 0xD1342543DE82EF95
-
-
-def deal(hashes: Hashes, loads: Ints, least: Ints, most: Ints) -> Ints:
+def assign_with_room(hashes: Hashes, loads: Ints, least: Ints, most: Ints) -> Ints:
     """Return a slot for each hash: slots fill up to ``least`` first, then up to ``most``.
 
     ``loads`` is what each slot already holds. Together the slots must have enough room.
@@ -160,11 +164,6 @@ def winners(choices: Ints, room: Ints) -> Ints:
     first = np.flatnonzero(np.diff(slots, prepend=-1))
     rank = np.arange(bids.size) - np.repeat(first, np.diff(first, append=bids.size))
     return bids[rank < room[slots]]
-
-
-_REMEMBERED = 4
-_LARGE = 1 << 20
-"""A table with more shards remembers only the last membership, and no lists."""
 
 
 T = TypeVar("T")
@@ -300,7 +299,7 @@ class SlotTable:
         keep = _kept(sizes, least, most)
         shards = self._chain.tails(keep, sizes)
         hashes = mix_array(shards.astype(np.uint64) ^ self._bid_key)
-        owners[shards] = deal(hashes, keep, least, most)
+        owners[shards] = assign_with_room(hashes, keep, least, most)
         return owners
 
 
@@ -347,11 +346,6 @@ def _kept(sizes: Ints, least: Ints, most: Ints) -> Ints:
     if missing > 0:
         keep[np.flatnonzero(keep > least)[-missing:]] -= 1
     return keep
-
-
-_FEW_SLOTS = 32
-SLICE = 1 << 17
-"""How many shards are gathered in one numpy call, during which other threads wait."""
 
 
 class Chain:
@@ -444,9 +438,9 @@ class Chain:
         """Let slots join while each only takes extra shards, one per slot; return how many."""
         each, extra = divmod(self.shard_count, k)
         joining = min(goal, self.shard_count // each) - k
-        taken = self._rows(extra - joining * each, extra, each, 1)
+        extras = self._rows(extra - joining * each, extra, each, 1)
         born, end = self._births[k], self._births[k + joining]
-        self._pool[born:end] = taken.reshape(joining, each)[::-1].reshape(-1)
+        self._pool[born:end] = extras.reshape(joining, each)[::-1].reshape(-1)
         return joining
 
     def _join_one(self, k: int) -> None:
@@ -522,7 +516,7 @@ class FileTable:
         slots = range(key.slot_count)
         if not key.dead:
             owners = np.empty(len(self._rows), dtype=np.int32)
-            self._deal(owners, self._order, [(0, 0, slot) for slot in slots])
+            self._assign(owners, self._order, [(0, 0, slot) for slot in slots])
             return owners
         owners = self._recall(Membership(key.slot_count, frozenset())).copy()
         files = np.bincount(owners, minlength=key.slot_count).tolist()
@@ -530,16 +524,16 @@ class FileTable:
         np.add.at(rows, owners, self._rows)
         lost = np.isin(owners, list(key.dead))
         live = [(int(rows[slot]), files[slot], slot) for slot in slots if slot not in key.dead]
-        self._deal(owners, self._order[lost[self._order]], live)
+        self._assign(owners, self._order[lost[self._order]], live)
         return owners
 
-    def _deal(self, owners: Slots, files: Ints, heap: list[tuple[int, int, int]]) -> None:
+    def _assign(self, owners: Slots, files: Ints, heap: list[tuple[int, int, int]]) -> None:
         """Give each file to the slot with the fewest rows; among those, the fewest files.
 
         ``heap`` has the rows, files and number of each slot.
         """
         heapq.heapify(heap)
         for file, rows in zip(files.tolist(), self._rows[files].tolist(), strict=True):
-            load, held, slot = heap[0]
+            load, count, slot = heap[0]
             owners[file] = slot
-            heapq.heapreplace(heap, (load + rows, held + 1, slot))
+            heapq.heapreplace(heap, (load + rows, count + 1, slot))

@@ -104,10 +104,10 @@ class ConsistentHash:
         ends = np.cumsum(np.bincount(owners, minlength=len(self)))
         return dict(zip(ring.nodes, np.split(shards, ends[:-1]), strict=True))
 
-    def _built(self, wanted: str) -> _Ring:
+    def _built(self, what: str) -> _Ring:
         if not self._points:
             raise ShardError(
-                f"the ring is empty, so no node can own {wanted}: add a node with add_node"
+                f"the ring is empty, so no node can own {what}: add a node with add_node"
             )
         if self._ring is None:
             self._ring = _Ring(self._points)
@@ -139,10 +139,10 @@ class _Ring:
         room = np.full(len(self.nodes), limit, dtype=np.int64)
         asking = np.arange(places.size)
         while asking.size:
-            wanted = self.owners[self._next_open(room)[places[asking]]]
-            served = winners(wanted, room)
-            owners[asking[served]] = wanted[served]
-            room -= np.bincount(wanted[served], minlength=room.size)
+            choices = self.owners[self._next_open(room)[places[asking]]]
+            served = winners(choices, room)
+            owners[asking[served]] = choices[served]
+            room -= np.bincount(choices[served], minlength=room.size)
             asking = np.delete(asking, served)
         return owners
 

@@ -135,10 +135,10 @@ class ShardManager:
         """
         _identifier(dataset_id, "dataset_id")
         params = DatasetParams(total_samples, shard_size, shuffle, seed)
-        known = self._datasets.setdefault(dataset_id, params)
-        if known != params:
+        registered = self._datasets.setdefault(dataset_id, params)
+        if registered != params:
             raise ShardError(
-                f"dataset {dataset_id!r} is registered as {known}, not as {params}: "
+                f"dataset {dataset_id!r} is registered as {registered}, not as {params}: "
                 "register the other under another id"
             )
 

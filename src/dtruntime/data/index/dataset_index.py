@@ -20,6 +20,11 @@ from ...storage import FileStat
 from ...types import check_flag, check_whole
 from ..readers import CsvOptions, IndexedFile, Options, ParquetOptions, RowBlocks, TfrecordOptions
 
+VERSION = 1
+"""The version of the stored form."""
+ENOUGH_SHARDS = 512
+"""Row groups and compressed files are kept whole while there are at least this many shards."""
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -131,9 +136,6 @@ def common_root(urls: Sequence[str]) -> str:
     return shared[: shared.rfind("/") + 1]
 
 
-VERSION = 1
-
-
 class StoredIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The stored form of an index: one list or packed array per attribute, for all files."""
 
@@ -235,10 +237,6 @@ def _pack_schema(schema: pa.Schema) -> bytes:
 
 def _unpack_schema(data: bytes) -> pa.Schema:
     return pa.ipc.read_schema(pa.BufferReader(data))
-
-
-ENOUGH_SHARDS = 512
-"""Row groups and compressed files are kept whole while there are at least this many shards."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,12 @@ from .format_reader import (
     wrong_format,
 )
 
+BOM = b"\xef\xbb\xbf"
+TEXT = pa.string()
 MAX_RECORD = 64 * 2**20
 """A longer record is treated as one with a quote that is never closed."""
+_PARSER_BLOCK = 2**20
+_ENDINGS = ("", ".gz", ".bz2", ".zst")
 _LF, _CR, _QUOTE = b'\n\r"'
 
 
@@ -166,10 +170,6 @@ def _unterminated(name: str, record: int, offset: int, lines: Lines) -> ShardErr
         f"{name}: the record after {record} others, at byte {start}, has a quoted field that does "
         "not end: close its quote, or leave the file out"
     )
-
-
-BOM = b"\xef\xbb\xbf"
-_PARSER_BLOCK = 2**20
 
 
 class CsvParser:
@@ -319,9 +319,6 @@ def _names(record: bytes, delimiter: str, header: bool) -> list[str]:
     return names
 
 
-TEXT = pa.string()
-
-
 def merge_schemas(left: pa.Schema, right: pa.Schema) -> pa.Schema:
     """Return types that may fit both parts, in the order of ``left``."""
     if left.equals(right):
@@ -368,9 +365,6 @@ def widened(before: pa.Schema, after: pa.Schema) -> list[str]:
 def is_text(kind: pa.DataType) -> bool:
     """Whether every value fits the type."""
     return bool(kind == TEXT or pa.types.is_binary(kind))
-
-
-_ENDINGS = ("", ".gz", ".bz2", ".zst")
 
 
 class CsvReader(RecordReader):

@@ -25,6 +25,12 @@ BLOCK_BYTES = 256 * 1024
 BATCH_BYTES = 64 * 2**20
 """About how much of a file is held as bytes while it is parsed."""
 
+HEAD = 512
+"""How much of a file is read to detect its format."""
+MASK_OFFSET = 0xA282EAD8
+"""Added to TFRecord checksums."""
+_TEXT_CONTROLS = b"\t\n\r\f"
+
 Advance = Callable[[int], None]
 """Called with how many more bytes of a file are indexed; raises to stop indexing."""
 
@@ -286,11 +292,6 @@ class TfrecordOptions(msgspec.Struct, frozen=True, tag="tfrecord", forbid_unknow
 
 
 Options = ParquetOptions | CsvOptions | TfrecordOptions
-
-
-HEAD = 512
-MASK_OFFSET = 0xA282EAD8
-_TEXT_CONTROLS = b"\t\n\r\f"
 
 
 def head_of(file: FileStat, source: ByteSource) -> bytes:

@@ -33,6 +33,9 @@ FILES_OPEN = 16
 GROUPS_KEPT_BYTES = 256 * 2**20
 FOOTER_GUESS = 256 * 1024
 """How much of an object's end is fetched, which usually contains the footer."""
+NEAR = 1024 * 1024
+"""Ranges less than this apart are fetched together."""
+READ_AHEAD = 64 * 1024
 
 
 class ParquetReader(Reader):
@@ -218,11 +221,6 @@ def _corruption(file: IndexedFile, numbers: list[int]) -> Iterator[None]:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
-
-
-NEAR = 1024 * 1024
-"""Ranges less than this apart are fetched together."""
-READ_AHEAD = 64 * 1024
 
 
 class _RemoteFile(io.RawIOBase):

@@ -7,8 +7,8 @@ checksums are CRC-32C, rotated and offset.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -40,12 +40,23 @@ from .tfrecord_examples import (
     PADDING,
     Array,
     Feature,
-    FeatureCounts,
     MalformedExample,
     Wire,
     count_values,
     parse_examples,
 )
+
+HEADER = 12
+FRAME = 16
+"""What a record takes besides its data."""
+PARSED_BYTES = 2**20
+PARSED_RECORDS = 1000
+"""How much is parsed at once, or how many large records.
+
+The result should fit into the processor's cache, and each call costs a millisecond.
+"""
+_LENGTH = struct.Struct("<Q")
+_RAW = pa.schema([("record", pa.binary())])
 
 
 def masked_crcs(pieces: list[bytes]) -> NDArray[np.uint32]:
@@ -79,18 +90,6 @@ def _tables() -> NDArray[np.uint32]:
 
 def _mask(crcs: NDArray[np.uint32]) -> NDArray[np.uint32]:
     return ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + np.uint32(MASK_OFFSET)
-
-
-HEADER = 12
-FRAME = 16
-"""What a record takes besides its data."""
-PARSED_BYTES = 2**20
-PARSED_RECORDS = 1000
-"""How much is parsed at once, or how many large records.
-
-The result should fit into the processor's cache, and each call costs a millisecond.
-"""
-_LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +130,8 @@ class Frames:
 
     def part(self, start: int, stop: int) -> Frames:
         """Records ``start`` to ``stop``."""
-        return Frames(
-            self.data,
-            self.starts[start:stop],
-            self.stops[start:stop],
-            self.first + start,
-            self.offset,
-        )
+        starts, stops = self.starts[start:stop], self.stops[start:stop]
+        return replace(self, starts=starts, stops=stops, first=self.first + start)
 
     def pieces(self) -> Iterator[Frames]:
         """The records in parts to be parsed at once, each followed by ``PADDING``."""
@@ -146,14 +140,9 @@ class Frames:
         size = max(PARSED_BYTES, PARSED_RECORDS * (len(self.data) // len(self)))
         for last in block_ends(self.ends - origin, size).tolist():
             low, high = int(self.starts[begin]) - HEADER, int(self.ends[last])
-            chosen = slice(begin, last + 1)
-            yield Frames(
-                b"".join((view[low:high], PADDING)),
-                self.starts[chosen] - low,
-                self.stops[chosen] - low,
-                self.first + begin,
-                self.offset + low,
-            )
+            data = b"".join((view[low:high], PADDING))
+            part = self.part(begin, last + 1)
+            yield Frames(data, part.starts - low, part.stops - low, part.first, self.offset + low)
             begin = last + 1
 
     def verify(self, file: FileStat) -> None:
@@ -168,7 +157,11 @@ class Frames:
         if wrong.size:
             number = int(wrong[0])
             what = "length" if wrong_length[number] else "data"
-            raise self._corrupt(file, number, f"the checksum of its {what} does not match")
+            raise ShardError(
+                f"{file.url}: record {self.first + number} at byte {self._place(number)} is "
+                f"corrupt: the checksum of its {what} does not match; write the file again, or "
+                "leave it out"
+            )
 
     def malformed(self, file: FileStat, error: MalformedExample) -> ShardError:
         """The error for a record that is not an Example like the others."""
@@ -184,29 +177,23 @@ class Frames:
     def _place(self, number: int) -> int:
         return self.offset + int(self.starts[number]) - HEADER
 
-    def _corrupt(self, file: FileStat, number: int, what: str) -> ShardError:
-        return ShardError(
-            f"{file.url}: record {self.first + number} at byte {self._place(number)} is corrupt: "
-            f"{what}; write the file again, or leave it out"
-        )
-
 
 def read_frames(chunks: Iterable[bytes], file: FileStat) -> Iterator[Frames]:
     """Divide a file's bytes into runs of complete records."""
     first = offset = needed = 0
-    held: list[bytes] = []
+    rest: list[bytes] = []
     for chunk in chunks:
-        held.append(chunk)
-        if sum(map(len, held)) < needed:
+        rest.append(chunk)
+        if sum(map(len, rest)) < needed:
             continue
-        data = b"".join(held)
+        data = b"".join(rest)
         frames = Frames.parse(data, first, offset)
         used = int(frames.ends[-1]) if len(frames) else 0
         if used:
             yield frames
-        first, offset, held = first + len(frames), offset + used, [data[used:]]
-        needed = _size_of_next(held[0], first, offset, file)
-    if held and held[0]:
+        first, offset, rest = first + len(frames), offset + used, [data[used:]]
+        needed = _size_of_next(rest[0], first, offset, file)
+    if rest and rest[0]:
         raise ShardError(
             f"{file.url} ends within record {first}, which starts at byte {offset}: the file was "
             "cut off while being written; write it again, or leave it out"
@@ -223,9 +210,6 @@ def _size_of_next(data: bytes, first: int, offset: int, file: FileStat) -> int:
             "does not match; write the file again, or leave it out"
         )
     return int(_LENGTH.unpack_from(data)[0]) + FRAME
-
-
-_RAW = pa.schema([("record", pa.binary())])
 
 
 class TfrecordReader(RecordReader):
@@ -271,10 +255,15 @@ class TfrecordReader(RecordReader):
         return merge_schemas(left, right)
 
     def _learn(self, file: FileStat, frames: Frames, earlier: pa.Schema | None) -> pa.Schema:
-        """Return a schema that also fits these records."""
+        """Return a schema that also fits these records: scalars where possible, or lists."""
         try:
             features = count_values(frames.data, frames.starts, frames.stops)
-            schema = schema_of(features, len(frames))
+            schema = pa.schema(
+                [
+                    (name, one.type if one.is_scalar(len(frames)) else pa.list_(one.type))
+                    for name, one in sorted(features.items())
+                ]
+            )
             return schema if earlier is None else merge_schemas(earlier, schema)
         except MalformedExample as exc:
             raise frames.malformed(file, exc) from exc
@@ -331,16 +320,6 @@ class TfrecordReader(RecordReader):
             detail = "it does not start with a record's length and checksum"
             raise wrong_format(file, "tfrecord", detail, self._source)
         return compression
-
-
-def schema_of(features: Mapping[str, FeatureCounts], records: int) -> pa.Schema:
-    """The columns of features in ``records`` records, by name: scalars where possible, or lists."""
-    return pa.schema(
-        [
-            (name, feature.type if feature.is_scalar(records) else pa.list_(feature.type))
-            for name, feature in sorted(features.items())
-        ]
-    )
 
 
 def merge_schemas(left: pa.Schema, right: pa.Schema) -> pa.Schema:
