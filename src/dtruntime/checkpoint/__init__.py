@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     from .manager import CheckpointWriter as CheckpointWriter
     from .save.handle import Saved as Saved
     from .save.handle import SaveHandle as SaveHandle
-    from .save.timing import SavePolicy as SavePolicy
+    from .save.handle import SavePolicy as SavePolicy
 else:
     __getattr__, __dir__, __all__ = _lazy.exports(
         __name__,
         {
             "..retention": "Retention",
             ".manager": "CheckpointManager CheckpointWriter",
-            ".save.handle": "SaveHandle Saved",
-            ".save.timing": "SavePolicy",
+            ".save.handle": "SaveHandle SavePolicy Saved",
         },
     )

@@ -12,14 +12,13 @@ from ..errors import CheckpointDamagedError
 from ..types import check_whole
 from .file_format.chunks import Compressor
 from .file_format.manifest import Manifest, Part, PartFile
-from .load.checkpoint_loader import CheckpointLoader
+from .load.checkpoint_loader import CheckpointCopy, CheckpointLoader
 from .manager import CheckpointManager
 from .save.commit import FindCoordinator, SaveRequest, SharedCommitter, announce
 from .save.handle import SaveHandle
 from .save.staging import StagingPool
 from .state_dict import Buffer
 from .store.checkpoint_store import CheckpointStore
-from .store.tiers import CheckpointCopy
 
 R = TypeVar("R")
 

@@ -26,13 +26,13 @@ from ..errors import CheckpointDamagedError
 from .access import access
 from .file_format.manifest import Part
 from .load.array_slices import ByteRun, SliceReader, byte_runs
+from .load.checkpoint_loader import CheckpointCopy
 from .load.pack_reader import PartReader
 from .manager import CheckpointManager
 from .save.handle import SaveHandle
 from .state_dict import describe, rebuild
 from .state_dict.jax_arrays import as_key, with_64_bits
 from .state_dict.skeleton import decode_dtype, encode_dtype
-from .store.tiers import CheckpointCopy
 
 
 def save_sharded(

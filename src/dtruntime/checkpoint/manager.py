@@ -23,24 +23,21 @@ from ..storage import StorageBackend, open_backend, resolve_url
 from ..storage.object_client import SCHEMES, shown
 from ..storage.urls import backend_options, with_region
 from ..types import CheckpointInfo, check_id, check_whole
+from .engine import Pipeline
 from .file_format.chunks import Compressor
-from .load.checkpoint_loader import CheckpointLoader, ranks_of
+from .load.checkpoint_loader import CheckpointCopy, CheckpointLoader, Tiers, ranks_of
 from .save.commit import (
     CheckpointCoordinator,
+    ConditionReporter,
     FindCoordinator,
     SaveRequest,
     SharedCommitter,
     SingleCommitter,
 )
-from .save.handle import Saved, SaveHandle
-from .save.pipeline import Pipeline
+from .save.handle import Saved, SaveHandle, SavePolicy
 from .save.staging import SLAB, StagingPool
-from .save.timing import SavePolicy
 from .state_dict.rebuilding import shaped_like
-from .store.checkpoint_store import CheckpointStore
-from .store.cleanup import Cleanup
-from .store.condition_reports import ConditionReporter
-from .store.tiers import CheckpointCopy, Tiers
+from .store.checkpoint_store import CheckpointStore, Cleanup
 from .store.writer_lock import WriterLock
 from .upload.uploader import Uploader
 
@@ -104,7 +101,7 @@ class CheckpointManager:
     the next `save`, `wait` or `close`. Only committed checkpoints are listed and loaded.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         storage_path: str | os.PathLike[str] | StorageBackend | None = None,
         backend: str | None = None,
@@ -179,8 +176,8 @@ class CheckpointManager:
         )
         witness = ConditionReporter(find)
         # With two tiers a checkpoint that one of them drops may be in the other.
-        told = witness if local_tier is None else None
-        upkeep = Cleanup(self._main, retention, witness=told)
+        told = witness.removed if local_tier is None else lambda ids: None
+        upkeep = Cleanup(self._main, retention, on_removed=told)
         self._uploads: Uploader | None = None
         if local_tier is not None:
             self._place = CheckpointStore(local_path(local_tier, self._main), {})

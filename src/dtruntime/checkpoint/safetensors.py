@@ -19,6 +19,7 @@ from ..storage.backend import StreamWriter
 from ..telemetry import EventLog
 from .access import Access, access, is_kind
 from .file_format.manifest import Manifest, Part
+from .load.checkpoint_loader import CheckpointCopy
 from .load.pack_reader import PartReader
 from .manager import CheckpointManager
 from .safetensors_format import (
@@ -45,7 +46,6 @@ from .state_dict.skeleton import (
     parts_of,
     readable,
 )
-from .store.tiers import CheckpointCopy
 
 log = EventLog("checkpoint")
 

@@ -16,7 +16,7 @@ import pytest
 
 from dtruntime import TrainingOrchestrator
 from dtruntime.checkpoint.manager import CheckpointManager
-from dtruntime.checkpoint.upload import upload_queue
+from dtruntime.checkpoint.upload import uploader
 from dtruntime.errors import StorageError
 from dtruntime.retry import Backoff
 from dtruntime.testing import LocalCoordinator
@@ -53,7 +53,7 @@ def test_bucket_that_fails_for_a_while_gets_everything_later(
 ) -> None:
     for name, value in s3_server.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(upload_queue, "BACKOFF", Backoff(0.01, 0.05))
+    monkeypatch.setattr(uploader, "BACKOFF", Backoff(0.01, 0.05))
     url = "s3://ready/tiers/failing"
     with (
         HttpFaults(s3_server["AWS_ENDPOINT_URL"]) as faults,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dtruntime.checkpoint import CheckpointManager
-from dtruntime.checkpoint.upload import upload_queue
+from dtruntime.checkpoint.upload import uploader
 from dtruntime.retry import Backoff
 from dtruntime.storage import open_backend
 from tests.support.checkpoint_tiers import Gate, Run
@@ -21,7 +21,7 @@ def manager(tmp_path: Path) -> Iterator[CheckpointManager]:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Its uploads are soon tried again."""
-    monkeypatch.setattr(upload_queue, "BACKOFF", Backoff(first=0.005, longest=0.01))
+    monkeypatch.setattr(uploader, "BACKOFF", Backoff(first=0.005, longest=0.01))
     return Run(tmp_path, monkeypatch)
 
 

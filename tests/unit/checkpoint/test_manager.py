@@ -211,7 +211,7 @@ def test_changed_buffer_is_noticed_and_not_committed(manager, monkeypatch):
 
 def test_tensor_changed_while_it_is_copied_is_named(manager, monkeypatch):
     torch = pytest.importorskip("torch")
-    from dtruntime.checkpoint.save import pipeline as module
+    from dtruntime.checkpoint import engine as module
 
     tensor = torch.zeros(1000)
     staged = vars(module)["staged"]

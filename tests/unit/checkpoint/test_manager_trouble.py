@@ -10,7 +10,7 @@ import pytest
 
 from dtruntime.checkpoint.file_format.manifest import PACKS, digest_of
 from dtruntime.checkpoint.manager import CheckpointManager
-from dtruntime.checkpoint.store.cleanup import Cleanup
+from dtruntime.checkpoint.store.checkpoint_store import Cleanup
 from dtruntime.errors import StorageError
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from dtruntime import CheckpointManager
-from dtruntime.checkpoint.save.timing import SavePolicy
+from dtruntime.checkpoint.save.handle import SavePolicy
 
 
 def due(policy, steps):

@@ -20,9 +20,9 @@ from ...types import check_whole
 from ..access import access, is_kind, manager_of, part_of_rank
 from ..file_format.manifest import Extent, Manifest, Part
 from ..load.array_slices import ByteRun, SliceReader, byte_runs
+from ..load.checkpoint_loader import CheckpointCopy
 from ..load.pack_reader import PartReader
 from ..manager import CheckpointManager
-from ..store.tiers import CheckpointCopy
 from .metadata import decode
 from .writer import KIND, step_of
 

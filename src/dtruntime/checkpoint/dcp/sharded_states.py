@@ -17,10 +17,9 @@ from ..access import access
 from ..manager import CheckpointManager
 from ..save.handle import SaveHandle
 from ..state_dict import Buffer
-from .items import buffer_of, check_item
 from .metadata import Location, encode
 from .reader import StrataReader
-from .writer import KIND
+from .writer import KIND, buffer_of, check_item
 
 
 @dataclass(frozen=True, slots=True)

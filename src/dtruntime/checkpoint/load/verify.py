@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ...errors import CheckpointDamagedError
 from ..file_format.manifest import Chunk, Manifest, Part
+from ..load.checkpoint_loader import title
 from ..store.catalog import Catalog, CatalogEntry
-from ..store.tiers import title
 from .pack_reader import PartReader
 
 _Place = tuple[str, int, str]

@@ -1,4 +1,4 @@
 """A save: staged in host memory, written as a pack in the background, committed.
 
-Read ``pipeline`` first; ``handle`` is what the caller gets.
+Read ``commit`` first; ``handle`` is what the caller gets.
 """

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import secrets
 import threading
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from ...errors import StorageError, StorageNotFoundError
+from ...errors import CheckpointDamagedError, StorageError, StorageNotFoundError
+from ...retention import Retention
 from ...storage import StorageBackend, open_backend
+from ...telemetry import EventLog
 from ..file_format.manifest import IDENTITY
-from .catalog import Catalog
+from .catalog import Catalog, CatalogEntry
 from .writer_lock import WriterLock
+
+log = EventLog("checkpoint")
 
 _IDENTITY = re.compile(r"[0-9a-f]{32}")
 
@@ -108,3 +114,55 @@ class CheckpointStore:
         if self._catalog is None:
             self._catalog = Catalog(self._given or open_backend(self.url, **self._options))
         return self._catalog
+
+
+class Cleanup:
+    """Drops the checkpoints of a place that retention does not keep, and files nobody needs."""
+
+    def __init__(
+        self,
+        place: CheckpointStore,
+        retention: Retention,
+        spares: Callable[[CatalogEntry], bool] = lambda entry: False,
+        on_removed: Callable[[Iterable[str]], None] = lambda ids: None,
+    ) -> None:
+        """``spares`` says which checkpoints stay whatever retention says.
+
+        ``on_removed`` is called with the ids of checkpoints that were dropped.
+        """
+        self._place = place
+        self._retention = retention
+        self._spares = spares
+        self._on_removed = on_removed
+
+    def clean(self, *, for_good: bool = False) -> None:
+        """Drop both; a failure is logged, since the next time does it as well.
+
+        What a dropped checkpoint had stays for a save under way until the next time; ``for_good``
+        says that there will be none, and no save either.
+        """
+        try:
+            self.retain()
+            self.sweep()
+            if for_good:
+                self.sweep()
+        except StorageError as exc:
+            log.warning("checkpoint.not_cleaned", place=self._place.url, reason=str(exc))
+
+    def retain(self) -> None:
+        """Drop checkpoints that retention does not keep."""
+        catalog, ids = self._place.catalog, dict[CatalogEntry, str]()
+
+        def spares(entry: CatalogEntry) -> bool:
+            # The id of one that is damaged is known to nobody any more.
+            with contextlib.suppress(CheckpointDamagedError):
+                ids[entry] = catalog.manifest(entry).checkpoint_id
+            return self._spares(entry)
+
+        dropped = catalog.retain(self._retention, spares)
+        self._on_removed(ids[entry] for entry in dropped if entry in ids)
+
+    def sweep(self) -> None:
+        """Drop files that no checkpoint needs, and what dead writers have left."""
+        self._place.catalog.sweep(self._place.session.is_dead)
+        self._place.session.forget_dead()

@@ -14,10 +14,10 @@ from ..._background import Ahead
 from ..._shutdown import shutdown
 from ...errors import CheckpointDamagedError, StorageError, StorageNotFoundError
 from ..file_format.manifest import PACKS, Chunk, Manifest, Part, PartFile
+from ..load.checkpoint_loader import CheckpointCopy
 from ..load.pack_reader import PartReader
 from ..store.catalog import CatalogEntry
 from ..store.checkpoint_store import CheckpointStore
-from ..store.tiers import CheckpointCopy
 
 BLOCK = 16 * 2**20
 """So much of a pack is read and written at a time."""

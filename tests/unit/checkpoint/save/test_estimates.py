@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dtruntime.checkpoint.manager import CheckpointManager
-from dtruntime.checkpoint.save.timing import SaveEstimates
+from dtruntime.checkpoint.save.handle import SaveEstimates
 
 
 def test_nothing_is_known_before_the_first_save():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dtruntime import CheckpointManager
-from dtruntime.checkpoint.save import pipeline
+from dtruntime.checkpoint import engine
 from dtruntime.checkpoint.save.handle import SaveHandle
 from dtruntime.checkpoint.save.staging import SLAB, DeviceSource, StagingPool
 from dtruntime.errors import StorageError
@@ -136,7 +136,7 @@ def test_save_leaves_memory_to_one_that_is_still_being_fetched(
             buffer.copy_into(memoryview(copy))
         return [_Held(memoryview(copy), fetched) for copy in copies], True
 
-    monkeypatch.setattr(pipeline.Pipeline, "_sources", sources)
+    monkeypatch.setattr(engine.Pipeline, "_sources", sources)
     manager.save(states[0], 0)
     second = threading.Thread(target=manager.save, args=(states[1], 1), daemon=True)
     second.start()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dtruntime.checkpoint.manager import CheckpointManager
-from dtruntime.checkpoint.upload import upload_queue
+from dtruntime.checkpoint.upload import uploader
 from dtruntime.errors import (
     CheckpointDamagedError,
     StorageError,
@@ -138,7 +138,7 @@ RATES = FaultRates(throttle=0.05, disconnect=0.05, lost_reply=0.08, partial_writ
 def test_main_storage_that_fails_now_and_then_gets_everything_in_order(
     run: Run, seed: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upload_queue, "ATTEMPTS", 50)
+    monkeypatch.setattr(uploader, "ATTEMPTS", 50)
     made = faulty(run, seed=seed, rates=RATES)
     with run.manager(keep_count=20, **options) as manager:
         manager.save(state(1), 1).wait_uploaded(30)

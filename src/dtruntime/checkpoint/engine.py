@@ -14,24 +14,31 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from ..._background import deadline_after, time_left
-from ..._shutdown import shutdown
-from ...client import TrainingOrchestrator, current_orchestrator
-from ...errors import CheckpointAbortedError, CheckpointDamagedError, StorageError, StrataError
-from ...telemetry import EventLog, tracing
-from ...types import WorkerState
-from ..file_format.chunks import ChunkIndex, Compressor, lay_out
-from ..file_format.manifest import PACKS, Extent, Manifest, Part, is_stored_in_full
-from ..state_dict import Buffer, flatten
-from ..store.catalog import files_removed
-from ..store.checkpoint_store import CheckpointStore
-from ..store.cleanup import Cleanup
-from ..upload.uploader import Uploader
-from .commit import Committer, SaveRequest
-from .handle import GroupQueue, JobThread, LentGroups, Saved, SaveHandle, groups_of, watched
-from .pack_writer import DeltaEncoder, Group, PartWriter
-from .staging import StagingPool, StagingTurn, staged
-from .timing import SaveEstimates
+from .._background import deadline_after, time_left
+from .._shutdown import shutdown
+from ..client import TrainingOrchestrator, current_orchestrator
+from ..errors import CheckpointAbortedError, CheckpointDamagedError, StorageError, StrataError
+from ..telemetry import EventLog, tracing
+from ..types import WorkerState
+from .file_format.chunks import ChunkIndex, Compressor, lay_out
+from .file_format.manifest import PACKS, Extent, Manifest, Part, is_stored_in_full
+from .save.commit import Committer, SaveRequest
+from .save.handle import (
+    GroupQueue,
+    JobThread,
+    LentGroups,
+    Saved,
+    SaveEstimates,
+    SaveHandle,
+    groups_of,
+    watched,
+)
+from .save.pack_writer import DeltaEncoder, Group, PartWriter
+from .save.staging import StagingPool, StagingTurn, staged
+from .state_dict import Buffer, flatten
+from .store.catalog import files_removed
+from .store.checkpoint_store import CheckpointStore, Cleanup
+from .upload.uploader import Uploader
 
 log = EventLog("checkpoint")
 
@@ -247,7 +254,7 @@ class Pipeline:
         """What to copy from, and whether it stays as it is when the caller goes on."""
         if not any(buffer.device.startswith("cuda") for buffer in buffers):
             return buffers, False
-        from . import cuda
+        from .save import cuda
 
         self.pool.pin = cuda.pin
         snapshot = cuda.snapshot(buffers)
