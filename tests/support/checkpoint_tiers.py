@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from dtruntime.checkpoint.manager import CheckpointManager
-from dtruntime.checkpoint.store import checkpoint_store
 from dtruntime.storage import StorageBackend, open_backend
 from dtruntime.testing import RecordingBackend
 
@@ -30,26 +28,22 @@ def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
 class Run:
     """The two folders of a run."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path) -> None:
         self.main = folder / "main"
         self.local = folder / "local"
-        self._monkeypatch = monkeypatch
+        self._make: Make | None = None
 
     def manager(self, **options: Any) -> CheckpointManager:
-        return CheckpointManager(self.main, local_tier=self.local, **options)
+        main = self.main if self._make is None else self._make(open_backend(self.main))
+        return CheckpointManager(main, local_tier=self.local, **options)
 
     def wrap_main(self, make: Make) -> None:
         """Put something in front of the main storage of managers that are made from here on."""
-
-        def opened(url: str, **options: Any) -> StorageBackend:
-            backend = open_backend(url, **options)
-            return make(backend) if str(url) == str(self.main) else backend
-
-        self._monkeypatch.setattr(checkpoint_store, "open_backend", opened)
+        self._make = make
 
     def unwrap_main(self) -> None:
         """Put nothing in front of it any more."""
-        self._monkeypatch.setattr(checkpoint_store, "open_backend", open_backend)
+        self._make = None
 
     def steps(self, where: Path) -> list[int]:
         """What is in one of the places; everything that is listed loads and is right."""

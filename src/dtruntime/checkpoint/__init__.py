@@ -1,9 +1,10 @@
 """Checkpoints: saved without stalling training, committed whole, checked when loaded.
 
-Read ``manager`` first, then ``save`` and ``load``. A checkpoint consists of one part for each rank
-(``file_format``), whose state dict is a skeleton and buffers (``state_dict``); ``store`` knows
-which are committed, ``upload`` copies them from a local tier, and ``dcp``, ``jax`` and
-``safetensors`` are the other ways in and out.
+Read ``manager`` first, then ``engine``, which every way in and out goes through: the manager's
+state dicts and bytes, ``dcp``, ``jax`` and ``safetensors``. It stages and writes with ``save``,
+reads with ``load``, and learns from ``store`` what is committed; ``upload`` copies checkpoints from
+a local tier. A checkpoint has one part for each rank (``file_format``), and the state dict of a
+part is a skeleton and buffers (``state_dict``).
 """
 
 from __future__ import annotations

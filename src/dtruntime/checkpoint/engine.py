@@ -1,248 +1,214 @@
-"""Saves in the background: from a state in memory to a committed checkpoint."""
+"""`CheckpointEngine`: saves, commits, loads and lists checkpoints for every way in and out.
+
+`CheckpointManager`, torch's distributed checkpoint, sharded arrays of JAX, safetensors and
+Lightning all go through it. Saves are copied in the caller's thread, and written and committed in
+one background thread, one after the other.
+"""
 
 from __future__ import annotations
 
-import array
-import mmap
 import os
 import threading
 import time
 import weakref
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from .._background import deadline_after, time_left
 from .._shutdown import shutdown
-from ..client import TrainingOrchestrator, current_orchestrator
-from ..errors import CheckpointAbortedError, CheckpointDamagedError, StorageError, StrataError
+from ..client import TrainingOrchestrator
+from ..errors import CheckpointAbortedError, StorageError
+from ..retention import Retention
 from ..telemetry import EventLog, tracing
-from ..types import WorkerState
+from ..types import check_whole
 from .file_format.chunks import ChunkIndex, Compressor, lay_out
-from .file_format.manifest import PACKS, Extent, Manifest, Part, is_stored_in_full
-from .save.commit import Committer, SaveRequest
+from .file_format.manifest import Manifest, Part, PartFile, is_stored_in_full
+from .load.checkpoint_loader import CheckpointCopy, CheckpointLoader, is_kind
+from .save.commit import (
+    CommittedParts,
+    ConditionReporter,
+    FindCoordinator,
+    SharedCommitter,
+    SingleCommitter,
+    new_id,
+)
 from .save.handle import (
-    GroupQueue,
-    JobThread,
-    LentGroups,
     Saved,
     SaveEstimates,
     SaveHandle,
+    SaveQueue,
+    SaveRequest,
+    check_named,
+)
+from .save.pack_writer import DeltaEncoder, PartWriter
+from .save.staging import (
+    Content,
+    GroupQueue,
+    Memory,
+    StagingPool,
+    StagingTurn,
+    check_versions,
+    extents_of,
     groups_of,
+    staged,
     watched,
 )
-from .save.pack_writer import DeltaEncoder, Group, PartWriter
-from .save.staging import StagingPool, StagingTurn, staged
-from .state_dict import Buffer, flatten
+from .state_dict import Buffer
 from .store.catalog import files_removed
 from .store.checkpoint_store import CheckpointStore, Cleanup
+from .store.writer_lock import WriterLock
 from .upload.uploader import Uploader
 
 log = EventLog("checkpoint")
 
-
-LEFTOVER_SECONDS = 60.0
-"""What a dead process has left of unfinished files is removed when it is older."""
+C = TypeVar("C")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class _Content:
-    """A stream on its way."""
+class EngineOptions:
+    """How an engine saves."""
 
-    groups: Iterator[Group]
-    kind: str
-    extents: tuple[Extent, ...] = ()
-    skeleton: Any = None
-    lent: LentGroups = field(default_factory=LentGroups)
+    retention: Retention
+    pool: StagingPool
+    compressor: Compressor
+    sharded: bool = False
+    """Every rank saves its part of each checkpoint."""
+    incremental: bool = False
+    """Chunks of earlier checkpoints are never stored again."""
+    delta: bool = False
+    exit_seconds: float = 600.0
+    local_keep: int = 2
+    upload_every: int = 1
 
 
-class Pipeline:
-    """Takes states in, and commits them one after the other.
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """A rank's part that is stored, and what it took."""
 
-    While saves are under way, or have failed untold, it is held as work that has to be finished
-    before the process ends (`shutdown`), whether or not anybody else has it.
-    """
+    part: Part
+    written: int
+    began: float
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all its chunks were stored with it."""
+        return is_stored_in_full(self.part, self.written)
+
+
+class CheckpointEngine:
+    """Saves to one store, or to a local tier whose checkpoints are uploaded to the main one."""
 
     def __init__(
         self,
-        place: CheckpointStore,
-        commits: Committer,
-        *,
-        pool: StagingPool,
-        compressor: Compressor,
-        upkeep: Cleanup,
-        delta: bool,
-        uploads: Uploader | None = None,
-        exit_seconds: float = 600.0,
+        main: CheckpointStore,
+        find: FindCoordinator,
+        options: EngineOptions,
+        local: CheckpointStore | None = None,
     ) -> None:
-        self._place = place
-        self._commits = commits
-        self.pool = pool
-        self.compressor = compressor
-        self.upkeep = upkeep
+        self.main = main
+        self.store = local or main
+        """Where saves go."""
+        self.options = options
         self.estimates = SaveEstimates()
-        self.exit_seconds = exit_seconds
-        self._uploads = uploads
-        if uploads is not None:
-            uploads.queue.on_busy = _holding(self)
-        self._not_uploaded: list[str] = []
-        self._differ = DeltaEncoder() if delta else None
-        self._saver = JobThread("strata-save")
-        self._handles: list[SaveHandle] = []
-        self._lock = threading.Lock()
+        reporter = ConditionReporter(find)
+        committer = (SharedCommitter if options.sharded else SingleCommitter)(self.store, find)
+        self.committer = committer
+        self.uploads: Uploader | None = None
+        if local is None:
+            committer.retention = options.retention
+            self.cleanup = Cleanup(
+                main, options.retention, on_removed=reporter.removed, heal=committer.heal
+            )
+        else:
+            # A checkpoint that one tier drops may be in the other, so nothing is reported.
+            self.uploads = Uploader(
+                local,
+                main,
+                Cleanup(main, options.retention),
+                every=options.upload_every,
+                is_first=lambda: committer.leads,
+            )
+            self.cleanup = Cleanup(
+                local, Retention(options.local_keep), self.uploads.spares, heal=committer.heal
+            )
+        stores = [main] if local is None else [local, main]
+        self.loader = CheckpointLoader(stores, lambda: committer.rank, reporter)
+        self._differ = DeltaEncoder() if options.delta else None
+        self.saves = SaveQueue(self.store.url, self.uploads, options.exit_seconds)
         self._order = threading.Lock()
-        self._known: tuple[str, ChunkIndex] | None = None
+        self._closing = threading.Lock()
         self._untidy: bool | None = None
         """Whether there may be something to collect before the next save; None: if it leads."""
         self._cleans = False
-        """Whether there may be something that is not kept any more after this one."""
-        self.has_committed = False
+        """Whether retention may have something to delete after this save."""
+        self._has_committed = False
 
-    def take(self, state: Any, wanted: SaveRequest) -> SaveHandle:
-        """Begin a save; returns when the state is not needed any more."""
-        self._check_accepted(wanted)
-        handle = self._handle(wanted)
-        with _staging(handle):
-            view = _bytes_like(state)
-            if view is None:
-                tree = flatten(state)
-                self._take_buffers("state", tree.skeleton, tree.buffers, wanted, handle)
-            else:
-                groups = groups_of(view, steady=isinstance(state, bytes))
-                if not view.readonly:
-                    groups = watched(view, groups, f"the buffer saved at step {wanted.step}")
-                handle.stall_seconds = time.perf_counter() - handle.started
-                self._submit(handle, wanted, _Content(groups, "bytes"))
-        return handle
+    # Saving, in the caller's thread
 
-    def take_planned(
-        self, kind: str, plan: Callable[[], tuple[Any, list[Buffer]]], wanted: SaveRequest
-    ) -> SaveHandle:
-        """As `take`, of a part of some kind, whose skeleton and memory ``plan`` tells."""
-        self._check_accepted(wanted)
-        handle = self._handle(wanted)
-        with _staging(handle):
-            skeleton, buffers = plan()
-            self._take_buffers(kind, skeleton, buffers, wanted, handle)
-        return handle
-
-    def wait_for_saves(self, timeout: float | None = None) -> bool:
-        """Wait until no save is under way; whether that is so."""
-        with current_orchestrator.doing(WorkerState.CHECKPOINTING):
-            return self._saver.wait(timeout)
-
-    def close(self) -> None:
-        """Wait, and end the thread."""
-        self._saver.close()
-
-    def raise_failure(self) -> None:
-        """Raise the error of a save that failed and that nobody looked at."""
-        for handle in self._untold():
-            handle.wait()
-
-    def _untold(self) -> list[SaveHandle]:
-        """Saves that failed, and nobody looked at."""
-        with self._lock:
-            ended = [handle for handle in self._handles if handle.done and not handle.looked_at]
-        return [handle for handle in ended if handle.future.exception() is not None]
-
-    # At the end of the process
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a save or an upload is under way."""
-        return self._saver.is_busy or (self._uploads is not None and self._uploads.queue.is_busy)
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether something is under way, has failed untold, or is to be uploaded at the end."""
-        left = self._uploads is not None and self._uploads.is_needed
-        return left or self.is_busy or bool(self._untold())
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is under way; whether that is so."""
-        deadline = deadline_after(timeout)
-        if not self._saver.wait(timeout):
-            return False
-        return self._uploads is None or self._uploads.queue.idle(time_left(deadline))
-
-    def finish(self) -> None:
-        """Wait for the saves, and bring the newest checkpoint to the main storage."""
-        self._saver.wait()
-        if self._uploads is None or not self._uploads.is_needed:
-            return
-        try:
-            self._uploads.flush()
-        except Exception as exc:
-            self._not_uploaded.append(str(exc))
-            log.error("checkpoint.not_uploaded", place=self._place.url, reason=str(exc))
-            self._uploads.queue.give_up()
-
-    def unfinished(self) -> list[str]:
-        """What is under way."""
-        with self._lock:
-            saves = [handle.step for handle in self._handles if not handle.done]
-        uploads = self._uploads.queue.steps() if self._uploads is not None else []
-        return [f"the checkpoint of step {step} in {self._place.url}" for step in saves] + [
-            f"the upload of the checkpoint of step {step}" for step in uploads
-        ]
-
-    def failures(self) -> list[str]:
-        """What has failed, and nobody was told before."""
-        told = []
-        for handle in self._untold():
-            handle.looked_at = True
-            told.append(_not_stored(handle.step, self._place.url, handle.future.exception()))
-        uploads, self._not_uploaded = self._not_uploaded, []
-        return told + uploads
-
-    def _check_accepted(self, wanted: SaveRequest) -> None:
-        if why := shutdown.refusal():
-            self._refuse(wanted, why)
-
-    def _refuse(self, wanted: SaveRequest, why: str) -> NoReturn:
-        sentence = _not_stored(wanted.step, self._place.url, why)
-        shutdown.lose(sentence)
-        raise StorageError(sentence)
-
-    # Staging, in the caller's thread
-
-    def _handle(self, wanted: SaveRequest) -> SaveHandle:
-        span = _span(wanted) if tracing.is_on() else tracing.NO_SPAN
-        return SaveHandle(wanted.step, self._commits.new_id(wanted.step), self._uploads, span)
-
-    def _take_buffers(
+    def request(
         self,
-        kind: str,
-        skeleton: Any,
-        buffers: list[Buffer],
-        wanted: SaveRequest,
-        handle: SaveHandle,
-    ) -> None:
-        layout = lay_out([buffer.nbytes for buffer in buffers])
-        extents = tuple(
-            Extent(offset, buffer.nbytes, buffer.dtype, buffer.key)
-            for offset, buffer in zip(layout.offsets, buffers, strict=True)
+        step: int,
+        epoch: int = 0,
+        is_full: bool = True,
+        metrics: Mapping[str, float] | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> SaveRequest:
+        """Check the arguments of a save; raises what an earlier save failed with."""
+        self.store.check_usable()
+        self.saves.raise_failure()
+        request = SaveRequest(
+            check_whole("step", step),
+            check_whole("epoch", epoch),
+            is_full and not self.options.incremental,
+            check_named("metrics", metrics, float),
+            check_named("metadata", metadata, str),
+            self.committer.find(),
         )
+        self.committer.check(request)
+        return request
+
+    def save(self, request: SaveRequest, prepare: Callable[[], Memory]) -> SaveHandle:
+        """Begin a save of what ``prepare`` returns; returns when that memory may be changed."""
+        handle = self._begin(request, self.committer.new_id(request.step))
+        with handle.staging():
+            self._stage(prepare(), handle)
+        return handle
+
+    def _begin(self, request: SaveRequest, checkpoint_id: str) -> SaveHandle:
+        self.saves.check_accepted(request.step)
+        wait_for_upload = None if self.uploads is None else self.uploads.wait_for
+        return SaveHandle(request, checkpoint_id, wait_for_upload)
+
+    def _stage(self, memory: Memory, handle: SaveHandle) -> None:
+        if memory.view is not None:
+            groups = groups_of(memory.view, steady=memory.steady)
+            if not memory.view.readonly:
+                groups = watched(memory.view, groups, f"the buffer saved at step {handle.step}")
+            handle.stall_seconds = time.perf_counter() - handle.started
+            self._submit(handle, Content(memory.kind, groups))
+            return
+        buffers = memory.buffers
+        layout = lay_out([buffer.nbytes for buffer in buffers])
+        extents = extents_of(buffers, layout.offsets)
         versions = [buffer.version() for buffer in buffers]
         sources, kept = self._sources(buffers)
         if kept:
             # The device has a copy of its own, which is fetched in the background.
-            _check_versions(buffers, versions, wanted.step)
+            check_versions(buffers, versions, handle.step)
             with self._in_turn() as turn:
-                groups = staged(layout, sources, self.pool, turn)
+                groups = staged(layout, sources, self.options.pool, turn)
                 handle.stall_seconds = time.perf_counter() - handle.started
-                self._submit(handle, wanted, _Content(groups, kind, extents, skeleton))
+                self._submit(handle, Content(memory.kind, groups, extents, memory.skeleton))
             return
         queue = GroupQueue()
         with self._in_turn() as turn:
-            self._submit(handle, wanted, _Content(iter(queue), kind, extents, skeleton))
+            self._submit(handle, Content(memory.kind, iter(queue), extents, memory.skeleton))
         try:
-            for group in staged(layout, sources, self.pool, turn, queue.let_go):
+            for group in staged(layout, sources, self.options.pool, turn, queue.let_go):
                 queue.put(group)
-            _check_versions(buffers, versions, wanted.step)
+            check_versions(buffers, versions, handle.step)
         except BaseException as exc:
             handle.looked_at = True
             queue.end(exc)
@@ -250,13 +216,13 @@ class Pipeline:
         handle.stall_seconds = time.perf_counter() - handle.started
         queue.end()
 
-    def _sources(self, buffers: list[Buffer]) -> tuple[Sequence[Any], bool]:
+    def _sources(self, buffers: Sequence[Buffer]) -> tuple[Sequence[Any], bool]:
         """What to copy from, and whether it stays as it is when the caller goes on."""
         if not any(buffer.device.startswith("cuda") for buffer in buffers):
             return buffers, False
         from .save import cuda
 
-        self.pool.pin = cuda.pin
+        self.options.pool.pin = cuda.pin
         snapshot = cuda.snapshot(buffers)
         return (cuda.sources(buffers), False) if snapshot is None else (snapshot, True)
 
@@ -264,281 +230,348 @@ class Pipeline:
     def _in_turn(self) -> Iterator[StagingTurn]:
         """A turn to get memory; what is submitted meanwhile is written in the same order."""
         with self._order:
-            turn = self.pool.turn()
+            turn = self.options.pool.turn()
             try:
                 yield turn
             except BaseException:
                 turn.give_up()
                 raise
 
-    def _submit(self, handle: SaveHandle, wanted: SaveRequest, content: _Content) -> None:
-        if isinstance(wanted.coordinator, TrainingOrchestrator):
-            wanted.coordinator.expect_commit(handle.future)
-        with self._lock:
-            self._handles = [h for h in self._handles if not (h.done and h.looked_at)]
-            self._handles.append(handle)
-        try:
-            self.submit(lambda: self._run(handle, wanted, content))
-        except RuntimeError as exc:
-            handle.looked_at = True
-            self._refuse(wanted, f"the program has ended ({exc}): save before that")
+    def _submit(self, handle: SaveHandle, content: Content) -> None:
+        coordinator = handle.request.coordinator
+        if isinstance(coordinator, TrainingOrchestrator):
+            coordinator.expect_commit(handle.future)
+        self.saves.add(handle, lambda: self._run(handle, content))
 
-    # Writing, in the background
+    # Parts of several ranks that one of them commits
 
-    def submit(self, job: Callable[[], None]) -> None:
-        """Do something in the thread that saves, behind the saves that are under way."""
-        self._saver.submit(job)
-        shutdown.hold(self)
+    def begin_joint_save(self, request: SaveRequest) -> SaveHandle:
+        """Begin a save whose ranks each `store_part`, and one of which then commits all parts."""
+        return self._begin(request, new_id(request.step))
 
-    def before_save(self) -> None:
-        """Learn what the next commit has to follow."""
-        if self._uploads is not None:
-            self._uploads.before_save()
+    def store_part(
+        self,
+        handle: SaveHandle,
+        kind: str,
+        sources: Sequence[Any],
+        rank: int,
+        session: WriterLock,
+        *,
+        leads: bool,
+    ) -> StoredPart:
+        """Write a rank's part in the thread that saves; returns when it is durable.
 
-    def committed(self, manifest: Manifest) -> None:
-        """See to a checkpoint that was committed here."""
-        if self._uploads is not None:
-            self._uploads.committed(manifest)
+        ``sources`` are copied as memory gets free. Files carry the name of ``session``, whose end
+        says that they are nobody's unless they were committed. The rank that ``leads`` commits.
+        """
+        began = time.perf_counter()
+        layout = lay_out([source.nbytes for source in sources])
+        extents = extents_of(sources, layout.offsets)
 
-    def _run(self, handle: SaveHandle, wanted: SaveRequest, content: _Content) -> None:
+        def work(content: Content) -> StoredPart:
+            if leads:
+                self._prepare()
+            writer, part = self._write(handle, content, rank, session, same_rank=True)
+            if self._differ is not None:
+                self._differ.end()
+            stored = StoredPart(part, writer.written, began)
+            if not leads:
+                self._count(stored)
+                handle.span.end()
+            return stored
+
+        self.store.check_usable()
+        with self.saves.listed(handle):
+            with self._in_turn() as turn:
+                groups = staged(layout, sources, self.options.pool, turn)
+                content = Content(kind, groups, extents, turn=turn)
+                stored = self.saves.run(lambda: self._attempt(handle, content, work))
+            return stored.result()
+
+    def commit(
+        self,
+        handle: SaveHandle,
+        own: StoredPart,
+        parts: tuple[PartFile, ...],
+        written: int,
+        is_full: bool,
+    ) -> None:
+        """Commit the parts of all ranks, among them ``own``, behind the saves under way."""
+        request = handle.request
+        size = sum(part.size_bytes for part in parts)
+
+        def work(_: None) -> None:
+            if self.uploads is not None:
+                self.uploads.before_save()
+            if not is_full or self.uploads is not None:
+                self._check_there(parts)
+            with tracing.span("save.commit", step=request.step, checkpoint_id=handle.checkpoint_id):
+                committed = CommittedParts(parts, size, written, is_full)
+                manifest = self.committer.publish(handle.checkpoint_id, request, committed)
+            self._count(own)
+            self._after_commit(manifest)
+            handle.end_span(size, written)
+            self.cleanup.clean()
+
+        with self.saves.listed(handle):
+            self.run_after_saves(lambda: self._attempt(handle, None, work))
+
+    # The thread that saves
+
+    def run_after_saves(self, job: Callable[[], R]) -> R:
+        """Run a job behind the saves that are under way, and wait for its result."""
+        self.store.check_usable()
+        return self.saves.run(job).result()
+
+    def _attempt(self, handle: SaveHandle, content: C, work: Callable[[C], R]) -> R:
+        """Do the background part of a save; when it fails, the save has failed."""
         try:
             with handle.span.current():
-                saved = self._write(handle, wanted, content)
+                return work(content)
         except BaseException as exc:
-            # First: whoever makes the rest may wait for this memory.
-            content.lent.done_with_all()
-            for group in _rest(content.groups):
-                group.done()
+            if isinstance(content, Content):
+                # First: whoever makes the rest may wait for this memory.
+                content.release_rest()
             self._untidy = True
-            self._known = None
+            self.store.catalog.remember_chunks(None)
             if self._differ is not None:
                 self._differ.forget()
-            error = exc if isinstance(exc, StorageError) else _unexpected(wanted.step, exc)
+            error = exc if isinstance(exc, StorageError) else _unexpected(handle.step, exc)
             log.error(
-                "checkpoint.failed", step=wanted.step, place=self._place.url, reason=str(error)
+                "checkpoint.failed", step=handle.step, place=self.store.url, reason=str(error)
             )
             handle.span.fail(error)
             handle.span.end()
             handle.future.set_exception(error)
-            return
-        handle.span.set(
-            checkpoint_id=saved.checkpoint_id,
-            size_bytes=saved.size_bytes,
-            written_bytes=saved.written_bytes,
-        )
-        handle.span.end()
-        handle.future.set_result(saved)
+            raise
+
+    def _run(self, handle: SaveHandle, content: Content) -> None:
+        with suppress(BaseException):  # the handle has it
+            saved = self._attempt(handle, content, lambda content: self._save(handle, content))
+            handle.end_span(saved.size_bytes, saved.written_bytes)
+            handle.future.set_result(saved)
         if self._cleans:
             # Whoever waits for the checkpoint need not wait for this.
             self._cleans = False
-            self.upkeep.clean()
+            self.cleanup.clean()
 
-    def _write(self, handle: SaveHandle, wanted: SaveRequest, content: _Content) -> Saved:
+    def _save(self, handle: SaveHandle, content: Content) -> Saved:
         began = time.perf_counter()
-        self.before_save()
-        if self._commits.leads if self._untidy is None else self._untidy:
-            self._tidy()
-        handle.checkpoint_id = handle.checkpoint_id or self._commits.begin(wanted)
-        known = ChunkIndex() if wanted.is_full else self._known_chunks()
-        if self._differ is not None:
-            self._differ.begin()
-        session = self._place.session
-        writer = PartWriter(
-            self._place.backend,
-            f"{session.tag(f'{wanted.step:012d}')}{os.urandom(4).hex()}.pack",
-            compressor=self.compressor,
-            known=known,
-            differ=self._differ,
-            widths=_widths(content.extents),
-        )
+        request = handle.request
+        self._prepare()
+        handle.checkpoint_id = handle.checkpoint_id or self.committer.begin(request)
+        rank = self.committer.rank_of(request)
+        writer, part = self._write(handle, content, rank, self.store.session)
         try:
-            with tracing.span("save.write", step=wanted.step) as span:
-                lent = content.lent
-                writer.write(lent.track(content.groups), lent.done, lent.done_with_all)
-                span.set(written_bytes=writer.written)
-            rank = self._commits.rank_of(wanted)
-            part = writer.part(rank, content.kind, content.extents, content.skeleton)
-            self._check_others(part, writer.file)
-            with tracing.span("save.commit", step=wanted.step, checkpoint_id=handle.checkpoint_id):
-                manifest = self._commits.commit(handle.checkpoint_id, wanted, part, writer.written)
+            with tracing.span("save.commit", step=request.step, checkpoint_id=handle.checkpoint_id):
+                manifest = self.committer.commit(
+                    handle.checkpoint_id, request, part, writer.written
+                )
         except CheckpointAbortedError as exc:
             if exc.may_be_committed:
-                self._place.catalog.abandon([writer.file])
+                self.store.catalog.abandon([writer.file])
             else:
                 writer.abort()
             raise
         except BaseException:
-            self._place.catalog.abandon([writer.file])
+            self.store.catalog.abandon([writer.file])
             raise
         durable = time.perf_counter()
-        full = is_stored_in_full(part, writer.written)
-        self.estimates.add(part.length, writer.written, durable - began, is_full=full)
+        self._count(StoredPart(part, writer.written, began))
+        if self._differ is not None:
+            self._differ.end()
         self._after_commit(manifest, part)
         return Saved(
             handle.checkpoint_id,
-            wanted.step,
+            request.step,
             part.length,
             writer.written,
             handle.stall_seconds,
             durable - handle.started,
         )
 
-    def _tidy(self) -> None:
-        """Collect what dead writers and failed saves have left, so that there is room."""
-        try:
-            # Before anything is swept: parts of what was committed must not be taken for leftovers.
-            self._commits.heal()
-            # Whoever committed the last one may have died before it dropped the one too many.
-            self.upkeep.retain()
-            self.upkeep.sweep()
-            self._place.backend.sweep(LEFTOVER_SECONDS)
-        except StrataError as exc:
-            log.warning("checkpoint.not_cleaned", place=self._place.url, reason=str(exc))
-            return
-        self._untidy = False
+    def _prepare(self) -> None:
+        """Learn what the commit has to follow, and collect what dead writers have left."""
+        if self.uploads is not None:
+            self.uploads.before_save()
+        if self.committer.leads if self._untidy is None else self._untidy:
+            self._untidy = not self.cleanup.make_room()
 
-    def collect_for_good(self) -> None:
-        """Collect all that no checkpoint needs; no save of this writer follows.
+    def _write(
+        self,
+        handle: SaveHandle,
+        content: Content,
+        rank: int,
+        session: WriterLock,
+        *,
+        same_rank: bool = False,
+    ) -> tuple[PartWriter, Part]:
+        """Write a part; chunks that the newest checkpoint has are referred to.
 
-        Not while others write here, who may refer to it, nor where something may be committed
-        whose manifest nobody has written yet.
+        With ``same_rank`` only those that it has of the same rank.
         """
-        if not self.has_committed or not self._place.session.is_alone():
-            return
-        try:
-            is_seen = self._commits.heal()
-        except StrataError as exc:
-            log.warning("checkpoint.not_cleaned", place=self._place.url, reason=str(exc))
-            return
-        if is_seen:
-            self.upkeep.clean(for_good=True)
-
-    def _check_others(self, part: Part, own: str) -> None:
-        """Make sure that packs of earlier checkpoints are there, before others are told of it."""
-        catalog = self._place.catalog
-        gone = catalog.missing([file for file in part.pack_files if file != own])
-        if gone:
-            raise files_removed(catalog.backend.location(gone[0]))
-
-    def _after_commit(self, manifest: Manifest | None, part: Part) -> None:
-        """Remember what is stored."""
-        self.has_committed = True
+        step = handle.step
+        known = ChunkIndex()
+        if not handle.request.is_full:
+            damaged = self.uploads.damaged_files if self.uploads is not None else ()
+            known = self.store.catalog.stored_chunks(rank if same_rank else None, damaged)
         if self._differ is not None:
-            self._differ.end()
-        if manifest is None:
-            self._known = None
-            return
-        # What other ranks have stored is read when it is needed.
-        alone = len(manifest.parts) == 1
-        self._known = (manifest.name, ChunkIndex([part])) if alone else None
-        self.committed(manifest)
-        self._cleans = True
+            self._differ.begin()
+        writer = PartWriter(
+            self.store.backend,
+            f"{session.tag(f'{step:012d}')}{os.urandom(4).hex()}.pack",
+            content,
+            compressor=self.options.compressor,
+            known=known,
+            differ=self._differ,
+        )
+        try:
+            with tracing.span("save.write", step=step) as span:
+                writer.write()
+                span.set(written_bytes=writer.written)
+            part = writer.part(rank)
+            gone = self.store.catalog.missing([f for f in part.pack_files if f != writer.file])
+            if gone:
+                raise files_removed(self.store.backend.location(gone[0]))
+        except BaseException:
+            self.store.catalog.abandon([writer.file])
+            raise
+        return writer, part
 
-    def _known_chunks(self) -> ChunkIndex:
-        """What the newest good checkpoint has; nothing when it cannot be read."""
-        catalog = self._place.catalog
-        newest = catalog.base()
-        if newest is None:
-            return ChunkIndex()
-        if self._known is None or self._known[0] != newest.name:
-            try:
-                parts = catalog.parts(catalog.manifest(newest))
-            except CheckpointDamagedError as exc:
-                catalog.note_damage(newest, exc)
-                return self._known_chunks()
-            except StorageError as exc:
-                log.warning("checkpoint.saved_in_full", reason=str(exc))
-                return ChunkIndex()
-            self._known = newest.name, ChunkIndex(parts)
-        known, backend = self._known[1], self._place.backend
-        damaged = self._uploads.damaged_files if self._uploads is not None else ()
-        there = {file.name: file.size for file in backend.list(PACKS)}
-        known.forget_missing({n: s for n, s in there.items() if backend.location(n) not in damaged})
-        known.forget(catalog.is_damaged)
-        return known
+    def _count(self, stored: StoredPart) -> None:
+        self.estimates.add(
+            stored.part.length,
+            stored.written,
+            time.perf_counter() - stored.began,
+            is_full=stored.is_full,
+        )
 
-
-def _holding(pipeline: Pipeline) -> Callable[[], None]:
-    """A function that holds a pipeline; what it is given to does not keep the pipeline alive."""
-    reference = weakref.ref(pipeline)
-
-    def hold() -> None:
-        if (found := reference()) is not None:
-            shutdown.hold(found)
-
-    return hold
-
-
-def _span(wanted: SaveRequest) -> tracing.Span:
-    """The span of a save, with who saves."""
-    worker = current_orchestrator.current()
-    identity = {} if worker is None or not worker.is_registered else worker.described()
-    return tracing.span(
-        "save", step=wanted.step, epoch=wanted.epoch, is_full=wanted.is_full, **identity
-    )
-
-
-@contextmanager
-def _staging(handle: SaveHandle) -> Iterator[None]:
-    """The part of a save that keeps the caller; what fails here ends the save."""
-    try:
-        with (
-            current_orchestrator.doing(WorkerState.CHECKPOINTING),
-            handle.span.current(),
-            tracing.span("save.stage", step=handle.step),
-        ):
-            yield
-    except BaseException as exc:
-        handle.span.fail(exc)
-        handle.span.end()
-        raise
-
-
-def _rest(groups: Iterator[Group]) -> Iterator[Group]:
-    """Groups that are still to come after a failure, as far as they come."""
-    try:
-        yield from groups
-    except BaseException as exc:
-        log.debug("checkpoint.abandoned", reason=str(exc))
-
-
-def _check_versions(buffers: list[Buffer], before: list[object], step: int) -> None:
-    for buffer, version in zip(buffers, before, strict=True):
-        if buffer.version() != version:
+    def _check_there(self, parts: Iterable[PartFile]) -> None:
+        """Make sure that the parts of all ranks, and packs of earlier checkpoints, are there."""
+        catalog = self.store.catalog
+        gone = catalog.missing({name for part in parts for name in (part.file, *part.packs)})
+        if gone:
             raise StorageError(
-                f"{buffer.key} was changed while step {step} was being copied, and the checkpoint "
-                "is not committed: do not train while save() runs"
+                f"{catalog.backend.location(gone[0])} is not there although a checkpoint that is "
+                "being saved refers to it, and the checkpoint is not committed: save again with "
+                "is_full=True, let one job at a time save to a place, and use a local_tier only "
+                "where all ranks share its folder"
             )
 
+    def _after_commit(self, manifest: Manifest | None, part: Part | None = None) -> None:
+        """Remember what is stored, and upload it if it is due."""
+        self._has_committed = True
+        self.store.catalog.remember_chunks(manifest, part)
+        if manifest is None:
+            return
+        if self.uploads is not None:
+            self.uploads.committed(manifest)
+        self._cleans = True
 
-def _bytes_like(state: Any) -> memoryview | None:
-    """The bytes of what is saved as it is; arrays are states."""
-    if not isinstance(state, bytes | bytearray | memoryview | mmap.mmap | array.array):
-        return None
-    view = memoryview(state)
-    if not view.c_contiguous:
-        raise ValueError("a memoryview must be contiguous to be saved")
-    return view.cast("B") if view.nbytes else memoryview(b"")
+    # Loading
+
+    def settle(self) -> None:
+        """Wait for saves under way, and complete commits of ranks that died."""
+        self.store.check_usable()
+        self.saves.wait_for_saves()
+        if self.uploads is not None:
+            self.uploads.begin()
+        self.committer.heal()
+
+    def load(
+        self,
+        which: int | str | None,
+        read: Callable[[CheckpointCopy], R],
+        *,
+        is_one: Callable[[Manifest], bool] = lambda manifest: True,
+        own_part: bool = False,
+    ) -> R:
+        """What ``read`` makes of a checkpoint: of a step, of an id, or the newest good one.
+
+        ``is_one`` and ``own_part`` are those of `CheckpointLoader.newest_good`.
+        """
+        self.settle()
+
+        def noted(copy: CheckpointCopy) -> R:
+            value = read(copy)
+            self.loader.note(copy)
+            return value
+
+        if which is None:
+            return self.loader.newest_good(noted, own_part=own_part, is_one=is_one)
+        if isinstance(which, str):
+            return self.loader.with_id(which, noted)
+        return self.loader.of_step(check_whole("step", which), noted)
+
+    def has_kind(self, step: int, kind: str) -> bool:
+        """Whether the checkpoint of a step is of a kind."""
+        return self.loader.of_step(step, lambda copy: is_kind(copy.manifest, kind))
+
+    # Waiting and closing
+
+    def close(self) -> None:
+        """Wait for saves and uploads, and release everything; raises what has failed unseen."""
+        if not self.store.is_ours or not self._closing.acquire(blocking=False):
+            return
+        self.saves.close()
+        try:
+            self._close_stores()
+        finally:
+            shutdown.release(self.saves)
+            self.saves.raise_failure()
+
+    def close_with(self, owner: object) -> None:
+        """Close when an owner is garbage-collected, or else when the process ends."""
+        weakref.finalize(owner, self._close_soon).atexit = False
+        _closed_at_end.add(self)
+
+    def _close_soon(self) -> None:
+        """Close, or let the thread that saves do so, without a lock that others may hold.
+
+        The collector may run wherever memory is allocated, also within `shutdown`.
+        """
+        if self.saves.is_used:
+            self.saves.end_with(self._close_unwatched)
+        elif self.uploads is None or not self.uploads.is_used:
+            self._close_unwatched()
+
+    def _close_unwatched(self) -> None:
+        if not self.store.is_ours or not self._closing.acquire(blocking=False):
+            return
+        is_held = self.saves.is_used
+        try:
+            self._close_stores()
+        except Exception as exc:
+            log.error("checkpoint.not_closed", place=self.store.url, reason=str(exc))
+        if is_held:
+            shutdown.release(self.saves)
+
+    def _close_stores(self) -> None:
+        try:
+            if self.uploads is None:
+                if self._has_committed:
+                    self.cleanup.clean_at_end()
+            else:
+                self.uploads.close()
+                if self.uploads.has_uploaded:
+                    self.cleanup.clean(for_good=True)
+        finally:
+            self.store.close()
+            self.main.close()
 
 
-def _widths(extents: tuple[Extent, ...]) -> Callable[[int], int]:
-    """How large the elements are at a place of the stream."""
-    starts = [extent.offset for extent in extents]
-
-    def width(offset: int) -> int:
-        number = bisect_right(starts, offset) - 1
-        return _itemsize(extents[number].dtype) if number >= 0 else 1
-
-    return width
+_closed_at_end: weakref.WeakSet[CheckpointEngine] = weakref.WeakSet()
 
 
-def _itemsize(dtype: str) -> int:
-    bits = "".join(c for c in dtype.partition("_")[0] if c.isdigit())
-    return max(1, int(bits) // 8) if bits else 1
+def _close_all() -> None:
+    for engine in list(_closed_at_end):
+        try:
+            engine.close()
+        except Exception as exc:
+            log.error("checkpoint.not_closed", place=engine.store.url, reason=str(exc))
 
 
-def _not_stored(step: int, url: str, why: object) -> str:
-    return f"the checkpoint of step {step} is not in {url}: {why}"
+shutdown.at_end(_close_all)
 
 
 def _unexpected(step: int, error: BaseException) -> StorageError:

@@ -23,7 +23,6 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from ..errors import CheckpointDamagedError
-from .access import access
 from .file_format.manifest import Part
 from .load.array_slices import ByteRun, SliceReader, byte_runs
 from .load.checkpoint_loader import CheckpointCopy
@@ -51,7 +50,7 @@ def save_sharded(
     runs in several processes all of them must call it, with a manager made by ``sharded=True``.
     Leaves that are no arrays of JAX are saved by the first process.
     """
-    if jax.process_count() > 1 and not access(manager).shared:
+    if jax.process_count() > 1 and not manager.engine.options.sharded:
         raise ValueError(
             f"JAX runs in {jax.process_count()} processes, and each has to save its shards: use "
             "CheckpointManager(..., sharded=True)"
@@ -85,11 +84,10 @@ def load_sharded(manager: CheckpointManager, target: Any, step: int | None = Non
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(target)
     wanted = [(jax.tree_util.keystr(path), leaf) for path, leaf in leaves]
-    found = access(manager)
-    loaded = found.load(
+    loaded = manager.engine.load(
         step,
-        lambda manifest: manifest.metadata.get(MARK) == "jax",
         lambda copy: Loading(copy).run(wanted),
+        is_one=lambda manifest: manifest.metadata.get(MARK) == "jax",
     )
     return jax.tree_util.tree_unflatten(structure, loaded)
 

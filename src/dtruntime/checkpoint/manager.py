@@ -13,41 +13,38 @@ from typing import Any, Self, TypeVar
 import psutil
 
 from .._background import deadline_after, in_thread, time_left
-from .._shutdown import shutdown
 from ..client import current_orchestrator
 from ..client.worker_config import trace_worker
 from ..config import Config
 from ..errors import ConfigError, StorageError
 from ..retention import Retention
 from ..storage import StorageBackend, open_backend, resolve_url
+from ..storage.backend import FolderBackend
 from ..storage.object_client import SCHEMES, shown
 from ..storage.urls import backend_options, with_region
 from ..types import CheckpointInfo, check_id, check_whole
-from .engine import Pipeline
+from .engine import CheckpointEngine, EngineOptions
 from .file_format.chunks import Compressor
-from .load.checkpoint_loader import CheckpointCopy, CheckpointLoader, Tiers, ranks_of
-from .save.commit import (
-    CheckpointCoordinator,
-    ConditionReporter,
-    FindCoordinator,
-    SaveRequest,
-    SharedCommitter,
-    SingleCommitter,
-)
+from .load.checkpoint_loader import CheckpointCopy, CheckpointLoader, ranks_of
+from .save.commit import CheckpointCoordinator, FindCoordinator
 from .save.handle import Saved, SaveHandle, SavePolicy
-from .save.staging import SLAB, StagingPool
+from .save.staging import SLAB, StagingPool, memory_of
 from .state_dict.rebuilding import shaped_like
-from .store.checkpoint_store import CheckpointStore, Cleanup
+from .store.checkpoint_store import CheckpointStore
 from .store.writer_lock import WriterLock
-from .upload.uploader import Uploader
+
+R = TypeVar("R")
 
 
 class CheckpointWriter:
     """Writes and reads checkpoints by name and step, and waits until they are committed."""
 
     def __init__(self, backend: StorageBackend | str | os.PathLike[str], **options: Any) -> None:
-        """``backend`` is where they are; ``options`` are those of `CheckpointManager`."""
-        self._url = backend.url if isinstance(backend, StorageBackend) else os.fspath(backend)
+        """``backend`` is where they are; ``options`` are those of `CheckpointManager`.
+
+        A ``StorageBackend`` is used as it is, and not closed.
+        """
+        self._place = backend if isinstance(backend, StorageBackend) else os.fspath(backend)
         self._options = {"keep_every": 1, **options}
         self._managers: dict[str, CheckpointManager] = {}
 
@@ -74,7 +71,10 @@ class CheckpointWriter:
             options = dict(self._options)
             if options.get("local_tier") is not None:
                 options["local_tier"] = os.path.join(options["local_tier"], folder)
-            place = f"{self._url.rstrip('/')}/{folder}"
+            if isinstance(self._place, StorageBackend):
+                place: str | StorageBackend = FolderBackend(self._place, folder)
+            else:
+                place = f"{self._place.rstrip('/')}/{folder}"
             self._managers[name] = CheckpointManager(place, **options)
         return self._managers[name]
 
@@ -90,9 +90,6 @@ class CheckpointWriter:
         self.close()
 
 
-R = TypeVar("R")
-
-
 class CheckpointManager:
     """Checkpoints in one place: a folder, a bucket, or memory for tests.
 
@@ -101,7 +98,7 @@ class CheckpointManager:
     the next `save`, `wait` or `close`. Only committed checkpoints are listed and loaded.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         storage_path: str | os.PathLike[str] | StorageBackend | None = None,
         backend: str | None = None,
@@ -151,61 +148,35 @@ class CheckpointManager:
         trace_worker()
         config = Config.load()
         chosen = config.checkpoint
-        self._main = _main_place(place, backend, storage_options, config)
-        retention = Retention(
-            chosen.keep_last_n if keep_count is None else keep_count,
-            keep_every,
-            keep_best,
-            metric,
-            higher_is_better,
-        )
-        compressor = Compressor(compression or chosen.compression)
+        main = _main_store(place, backend, storage_options, config)
         if delta:
             Compressor("zstd")
         if interval_steps is None and interval_seconds is None:
             interval_steps = chosen.interval_steps
         self.policy = SavePolicy(interval_steps, interval_seconds)
-        pool = StagingPool(check_budget(memory_budget))
-        every = check_whole("upload_every", upload_every, 1)
-        kept = Retention(check_whole("local_keep", local_keep, 1))
-        self._incremental = incremental or delta
-        self._place = self._main
-        """Where saves go."""
+        options = EngineOptions(
+            Retention(
+                chosen.keep_last_n if keep_count is None else keep_count,
+                keep_every,
+                keep_best,
+                metric,
+                higher_is_better,
+            ),
+            StagingPool(check_budget(memory_budget)),
+            Compressor(compression or chosen.compression),
+            sharded=sharded,
+            incremental=incremental or delta,
+            delta=delta,
+            exit_seconds=chosen.exit_seconds,
+            local_keep=check_whole("local_keep", local_keep, 1),
+            upload_every=check_whole("upload_every", upload_every, 1),
+        )
         find: FindCoordinator = (
             current_orchestrator.Responsible() if orchestrator is None else lambda: orchestrator
         )
-        witness = ConditionReporter(find)
-        # With two tiers a checkpoint that one of them drops may be in the other.
-        told = witness.removed if local_tier is None else lambda ids: None
-        upkeep = Cleanup(self._main, retention, on_removed=told)
-        self._uploads: Uploader | None = None
-        if local_tier is not None:
-            self._place = CheckpointStore(local_path(local_tier, self._main), {})
-        commits = (SharedCommitter if sharded else SingleCommitter)(self._place, find)
-        if local_tier is None:
-            commits.retention = retention
-        else:
-            self._uploads = Uploader(
-                self._place,
-                self._main,
-                upkeep,
-                every=every,
-                is_first=lambda: commits.leads,
-            )
-            upkeep = Cleanup(self._place, kept, self._uploads.spares)
-        self._commits = commits
-        places = [self._main] if self._uploads is None else [self._place, self._main]
-        self._loads = CheckpointLoader(Tiers(places), lambda: commits.rank, witness)
-        self._pipeline = Pipeline(
-            self._place,
-            commits,
-            pool=pool,
-            compressor=compressor,
-            upkeep=upkeep,
-            delta=delta,
-            uploads=self._uploads,
-            exit_seconds=chosen.exit_seconds,
-        )
+        local = None if local_tier is None else _local_store(local_tier, main)
+        self.engine = CheckpointEngine(main, find, options, local)
+        """What saves and loads; other formats than state dicts and bytes use it directly."""
 
     # Saving
 
@@ -229,8 +200,8 @@ class CheckpointManager:
         before the handle is done. ``is_full=False`` stores only what has changed since the last
         checkpoint.
         """
-        wanted = self._wanted(step, epoch, is_full, metrics, metadata)
-        handle = self._pipeline.take(state_dict, wanted)
+        request = self.engine.request(step, epoch, is_full, metrics, metadata)
+        handle = self.engine.save(request, lambda: memory_of(state_dict))
         self.policy.saved(step)
         return handle
 
@@ -244,7 +215,8 @@ class CheckpointManager:
         None before the first one. It is for a save that begins when no other is under way, and
         with two tiers for the local one.
         """
-        return self._pipeline.estimates.seconds(is_full=is_full and not self._incremental)
+        is_full = is_full and not self.engine.options.incremental
+        return self.engine.estimates.seconds(is_full=is_full)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until all saves are committed, and what is due is in the main storage.
@@ -253,15 +225,16 @@ class CheckpointManager:
         """
         deadline = deadline_after(timeout)
         self._wait_for_saves(timeout)
-        if self._uploads is not None and self._uploads.is_used:
-            self._uploads.wait(time_left(deadline))
+        uploads = self.engine.uploads
+        if uploads is not None and uploads.is_used:
+            uploads.wait(time_left(deadline))
 
     def flush(self, timeout: float | None = None) -> None:
         """As `wait`, and until the newest checkpoint is in the main storage, due or not."""
         deadline = deadline_after(timeout)
         self._wait_for_saves(timeout)
-        if self._uploads is not None:
-            self._uploads.flush(time_left(deadline))
+        if self.engine.uploads is not None:
+            self.engine.uploads.flush(time_left(deadline))
 
     # Loading
 
@@ -284,10 +257,11 @@ class CheckpointManager:
         has the form of the result, containers are of the classes that it has: named tuples, which
         are tuples otherwise, and ``defaultdict``. ``ValueError`` says where the forms differ.
         """
-        wanted = None if keys is None else list(keys)
+        names = None if keys is None else list(keys)
         whose = None if rank is None else check_whole("rank", rank)
-        found = self._load(step, lambda c: self._loads.state_of(c, map_location, wanted, whose))
-        return found if like is None else shaped_like(like, found)
+        loader = self.engine.loader
+        state = self._load(step, lambda copy: loader.state_of(copy, map_location, names, whose))
+        return state if like is None else shaped_like(like, state)
 
     async def load_state_async(self, step: int | None = None, **options: Any) -> Any:
         """As `load_state`, in another thread."""
@@ -296,7 +270,7 @@ class CheckpointManager:
     def load_bytes(self, step: int | None = None, *, rank: int | None = None) -> bytes:
         """Load what was saved as bytes: the newest (also for step 0), or that of a step."""
         whose = None if rank is None else check_whole("rank", rank)
-        return self._load(step or None, lambda copy: self._loads.bytes_of(copy, whose))
+        return self._load(step or None, lambda copy: self.engine.loader.bytes_of(copy, whose))
 
     async def load(self, step: int | None = None) -> bytes:
         """As `load_bytes`, in another thread."""
@@ -304,35 +278,31 @@ class CheckpointManager:
 
     def load_latest(self) -> CheckpointInfo:
         """The newest checkpoint that is whole; `get_checkpoint` gives its bytes."""
-        self._settle()
-        return self._loads.newest_good(self._loads.verified, own_part=False)
+        loader = self._settled()
+        return loader.newest_good(loader.verified, own_part=False)
 
     def latest(self) -> CheckpointInfo | None:
         """The newest checkpoint, or None; its manifest is read, and nothing of it verified."""
-        self._settle()
-        return self._loads.latest()
+        return self._settled().latest()
 
     def newest_step(self) -> int | None:
         """The step of the newest checkpoint, or None; nothing is read but a list of names."""
-        self._settle()
-        return self._loads.newest_step()
+        return self._settled().newest_step()
 
     def ranks(self, step: int | None = None) -> list[int]:
         """The ranks that saved parts of a checkpoint: the newest, or that of a step."""
-        self._settle()
+        loader = self._settled()
         if step is None:
-            return self._loads.newest_good(ranks_of, own_part=False)
-        return self._loads.of_step(check_whole("step", step), ranks_of)
+            return loader.newest_good(ranks_of, own_part=False)
+        return loader.of_step(check_whole("step", step), ranks_of)
 
     def get_checkpoint(self, checkpoint_id: str) -> bytes:
         """The bytes of a checkpoint, by its id."""
-        self._settle()
-        return self._loads.with_id(checkpoint_id, self._loads.bytes_of)
+        return self.engine.load(checkpoint_id, self.engine.loader.bytes_of)
 
     def steps(self) -> list[int]:
         """The steps of all checkpoints, ascending."""
-        self._settle()
-        return self._loads.steps()
+        return self._settled().steps()
 
     async def list_checkpoints(self) -> list[int]:
         """As `steps`, in another thread."""
@@ -340,35 +310,20 @@ class CheckpointManager:
 
     def checkpoints(self) -> list[CheckpointInfo]:
         """All checkpoints, in the order of their commits."""
-        self._settle()
-        return self._loads.infos()
+        return self._settled().infos()
 
     def other_writers(self) -> list[str]:
-        """The numbers of other processes that save here at the moment; on a local disk only."""
+        """The process ids of other processes that save here at the moment; local disks only."""
         with contextlib.suppress(StorageError):
             # From then on these see this one too; where nothing can be written, it only looks.
-            return self._main.session.other_processes()
-        return WriterLock(self._main.backend).other_processes()
+            return self.engine.main.session.other_processes()
+        return WriterLock(self.engine.main.backend).other_processes()
 
     # Closing
 
     def close(self) -> None:
         """Wait for saves under way, and release everything; raises as `flush` does."""
-        if not self._place.is_ours:
-            return
-        self._pipeline.close()
-        try:
-            if self._uploads is not None:
-                self._uploads.close()
-                if self._uploads.has_uploaded:
-                    self._pipeline.upkeep.clean(for_good=True)
-            else:
-                self._pipeline.collect_for_good()
-        finally:
-            self._place.close()
-            self._main.close()
-            shutdown.release(self._pipeline)
-            self._pipeline.raise_failure()
+        self.engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -386,76 +341,47 @@ class CheckpointManager:
                 raise
             error.add_note(f"Closing the checkpoint manager failed too: {exc}")
 
-    def _wanted(
-        self,
-        step: int,
-        epoch: int,
-        is_full: bool,
-        metrics: Mapping[str, float] | None,
-        metadata: Mapping[str, str] | None,
-    ) -> SaveRequest:
-        """What a save is asked for; raises what an earlier one failed with."""
-        self._place.check_usable()
-        self._pipeline.raise_failure()
-        wanted = SaveRequest(
-            check_whole("step", step),
-            check_whole("epoch", epoch),
-            is_full and not self._incremental,
-            check_named("metrics", metrics, float),
-            check_named("metadata", metadata, str),
-            self._commits.find(),
-        )
-        self._commits.check(wanted)
-        return wanted
-
     def _wait_for_saves(self, timeout: float | None) -> None:
-        if not self._pipeline.wait_for_saves(timeout):
-            raise TimeoutError(f"saves to {self._place.url} are still under way after {timeout} s")
-        self._pipeline.raise_failure()
+        saves = self.engine.saves
+        if not saves.wait_for_saves(timeout):
+            raise TimeoutError(f"saves to {saves.url} are still under way after {timeout} s")
+        saves.raise_failure()
 
     def _load(self, step: int | None, read: Callable[[CheckpointCopy], R]) -> R:
-        self._settle()
-
-        def noted(copy: CheckpointCopy) -> tuple[int, R]:
-            return copy.manifest.step, read(copy)
-
-        if step is None:
-            loaded, found = self._loads.newest_good(noted)
-        else:
-            loaded, found = self._loads.of_step(check_whole("step", step), noted)
+        loaded, value = self.engine.load(
+            step, lambda copy: (copy.manifest.step, read(copy)), own_part=True
+        )
         self.policy.saved(loaded)  # whoever goes on from there has a checkpoint of it
-        return found
+        return value
 
-    def _settle(self) -> None:
-        """Wait for saves under way, so that they are seen, and those of ranks that died."""
-        self._place.check_usable()
-        self._pipeline.wait_for_saves()
-        if self._uploads is not None:
-            self._uploads.begin()
-        self._commits.heal()
+    def _settled(self) -> CheckpointLoader:
+        self.engine.settle()
+        return self.engine.loader
 
 
-def _main_place(
+def _main_store(
     place: str | StorageBackend, backend: str | None, options: dict[str, Any], config: Config
 ) -> CheckpointStore:
     """Where checkpoints are; ``ConfigError`` and ``TypeError`` when it cannot be a place."""
     if isinstance(place, StorageBackend):
         for name in [*(["backend"] if backend is not None else []), *options]:
             raise TypeError(f"a StorageBackend is open already: give {name!r} to it")
-        return CheckpointStore(place.url, {}, place)
+        return CheckpointStore(place)
     url = resolve_url(place, backend, config.storage)
     check_options(url, options, CheckpointManager)
-    return CheckpointStore(url, with_region(url, options, config.storage))
+    opened = open_backend(url, **with_region(url, options, config.storage))
+    return CheckpointStore(opened, url, is_owner=True)
 
 
-def local_path(tier: str | os.PathLike[str], main: CheckpointStore) -> str:
+def _local_store(tier: str | os.PathLike[str], main: CheckpointStore) -> CheckpointStore:
     """The folder of a local tier; ``ConfigError`` when it cannot be one."""
     path = os.fspath(tier)
     if "://" in path and not path.lower().startswith("file://"):
         raise ConfigError(f"local_tier must be a folder of this machine, not {shown(path)!r}")
-    if open_backend(path).url == main.backend.url:
+    opened = open_backend(path)
+    if opened.url == main.backend.url:
         raise ConfigError(f"local_tier and storage_path are the same place: {main.url}")
-    return path
+    return CheckpointStore(opened, path, is_owner=True)
 
 
 def check_place(storage_path: Any, path: Any) -> str | StorageBackend:
@@ -490,26 +416,6 @@ def check_budget(memory_budget: Any) -> int:
     if memory_budget is None:
         return max(SLAB, psutil.virtual_memory().total // 4)
     return check_whole("memory_budget", memory_budget, SLAB)
-
-
-def check_named(what: str, given: Any, kind: Callable[[Any], R]) -> dict[str, R]:
-    """What is told about a checkpoint under names, such as metrics, with values of one kind."""
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        raise TypeError(f"{what} must be a dict, not {type(given).__name__}")
-    found = {}
-    for name, value in given.items():
-        if not isinstance(name, str):
-            raise TypeError(f"names in {what} must be str, not {name!r:.80}")
-        found[name] = kind(value)
-        try:
-            f"{name}{found[name]}".encode()
-        except UnicodeEncodeError:
-            raise ValueError(
-                f"{what} {name!r:.80} is not text that can be stored as UTF-8"
-            ) from None
-    return found
 
 
 def _advice(name: str, taken: set[str], manager: type[Any], url: str) -> str:

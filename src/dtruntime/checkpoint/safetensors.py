@@ -17,9 +17,9 @@ from ..errors import CheckpointDamagedError, StorageError
 from ..storage import open_backend
 from ..storage.backend import StreamWriter
 from ..telemetry import EventLog
-from .access import Access, access, is_kind
+from .engine import CheckpointEngine
 from .file_format.manifest import Manifest, Part
-from .load.checkpoint_loader import CheckpointCopy
+from .load.checkpoint_loader import CheckpointCopy, is_kind
 from .load.pack_reader import PartReader
 from .manager import CheckpointManager
 from .safetensors_format import (
@@ -74,8 +74,8 @@ def export_safetensors(
     ``TypeError`` names a tensor whose elements safetensors does not have, ``ValueError`` two
     values that would have the same name.
     """
-    found = access(manager)
-    copy, part = found.load(step, _is_state, lambda copy: (copy, _state_part(found, copy)))
+    engine = manager.engine
+    copy, part = engine.load(step, lambda copy: (copy, _state_part(engine, copy)), is_one=_is_state)
     leaves = leaves_of(part, under)
     # Wide elements first, so that every tensor lies at a multiple of its elements' size.
     ordered = sorted(leaves.tensors, key=lambda t: (-SIZES[NAMES[t.dtype]], t.name))
@@ -125,8 +125,8 @@ def _is_state(manifest: Manifest) -> bool:
     return is_kind(manifest, "state")
 
 
-def _state_part(found: Access, copy: CheckpointCopy) -> Part:
-    part = found.loads.part_of(copy)
+def _state_part(engine: CheckpointEngine, copy: CheckpointCopy) -> Part:
+    part = engine.loader.part_of(copy)
     if part.kind != "state":
         raise TypeError(f"{copy.title} is bytes, and has no tensors to export")
     return part

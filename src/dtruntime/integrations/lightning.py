@@ -17,7 +17,6 @@ from pytorch_lightning import Callback
 from pytorch_lightning.plugins.io import CheckpointIO
 
 from ..checkpoint import CheckpointManager
-from ..checkpoint.access import access
 from ..errors import CheckpointNotFoundError
 from .worker_session import WorkerSession
 
@@ -60,22 +59,25 @@ class StrataCheckpointIO(CheckpointIO):  # type: ignore[misc]
     ) -> dict[str, Any]:
         """Load a checkpoint by the name it was saved under."""
         where = None if callable(map_location) else map_location
-        loads, key = access(self.checkpoints).loads, self._id(_name(path))
-        state: dict[str, Any] = loads.with_id(key, lambda c: loads.state_of(c, where, None))
-        return state
+        engine = self.checkpoints.engine
+        loaded: dict[str, Any] = engine.load(
+            self._id(_name(path)), lambda copy: engine.loader.state_of(copy, where, None)
+        )
+        return loaded
 
     def remove_checkpoint(self, path: Any) -> None:
         """Remove a checkpoint, and the chunks that only it needs."""
         name = _name(path)
-        parts = access(self.checkpoints)
+        engine = self.checkpoints.engine
 
         def drop() -> None:
-            catalog = parts.place.catalog
-            catalog.drop([e for e, m in catalog.readable() if m.metadata.get("name") == name])
+            catalog = engine.store.catalog
+            named = [e for e, m in catalog.readable() if m.metadata.get("name") == name]
+            catalog.drop(named)
             catalog.point_to_newest()
-            parts.clean()
+            engine.cleanup.clean()
 
-        parts.in_turn(drop)
+        engine.run_after_saves(drop)
 
     def teardown(self) -> None:
         """Wait for saves under way."""

@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 
 from .._sync_bridge import io
 from ..checkpoint import CheckpointManager
-from ..checkpoint.access import identity_of, location_of
 from ..client import TrainingOrchestrator
 from ..errors import ConfigError, SyncError
 from ..retention import FINISHED_KEY, IDENTITY_KEY, PLACE_KEY
@@ -58,7 +57,7 @@ class CheckpointLocation:
         self._manager = manager
         self._worker = worker
         self._notices = notices
-        self.identity = identity_of(manager)
+        self.identity = manager.engine.main.identity()
 
     def check_record(self) -> None:
         """``ConfigError`` when the job's last checkpoint is elsewhere; before it is a member.
@@ -70,7 +69,7 @@ class CheckpointLocation:
             return
         if any(one.checkpoint_id == latest.checkpoint_id for one in self._manager.checkpoints()):
             return  # moved, and the file with its identity left behind
-        here = location_of(self._manager)
+        here = self._manager.engine.main.backend.location()
         there = latest.metadata.get(PLACE_KEY) or latest.path
         if FINISHED_KEY in latest.metadata:
             log.warning("run.begins_elsewhere", place=here, finished=there, step=latest.step)
@@ -121,7 +120,7 @@ class CheckpointLocation:
         latest = self._latest()
         return LocationNote(
             self.identity,
-            location_of(self._manager),
+            self._manager.engine.main.backend.location(),
             socket.gethostname(),
             self._manager.newest_step() is not None,
             "" if latest is None else _place_of(latest),

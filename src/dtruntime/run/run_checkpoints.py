@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._sync_bridge import io
 from ..checkpoint import CheckpointManager
-from ..checkpoint.access import has_kind, location_of
 from ..checkpoint.save.handle import SaveHandle
 from ..client import TrainingOrchestrator
 from ..errors import (
@@ -163,7 +162,7 @@ class RunCheckpoints:
         if others:
             log.warning(
                 "run.not_alone",
-                place=location_of(self._manager),
+                place=self._manager.engine.main.backend.location(),
                 processes=", ".join(others[:8]),
                 remedy="other processes save into the same folder, and without a coordinator each "
                 "of them reads all data and saves over the others: start one (strata coordinator) "
@@ -330,7 +329,7 @@ class RunCheckpoints:
         return ShardedStates(self._manager, self._tracked)
 
     def _is_distributed(self, info: CheckpointInfo) -> bool:
-        return has_kind(self._manager, info.step, DISTRIBUTED)
+        return self._manager.engine.has_kind(info.step, DISTRIBUTED)
 
     def _saved(self, step: int) -> None:
         self.last_step, self.last_time = step, time.monotonic()
@@ -360,7 +359,7 @@ def load_tracked(
         if latest is None:
             raise CheckpointNotFoundError(f"there is no checkpoint in {os.fspath(checkpoints)}")
         chosen = latest.step if step is None else step
-        if has_kind(manager, chosen, DISTRIBUTED):
+        if manager.engine.has_kind(chosen, DISTRIBUTED):
             raise StrataError(
                 f"the checkpoint of step {chosen} is of a sharded model: load it with "
                 "dtruntime.checkpoint.dcp.load_sharded, into a model of any number of ranks"

@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self, TypeAlias
 
 from .._buffers import Data, Memory, Views, flat, views_of, writable_views_of
@@ -295,6 +295,57 @@ class StorageBackend(abc.ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
+
+
+class FolderBackend(StorageBackend):
+    """A folder within another backend, which it does not close."""
+
+    def __init__(self, inner: StorageBackend, folder: str) -> None:
+        self._inner = inner
+        self._under = f"{check_name(folder)}/"
+        self.kind = inner.kind  # type: ignore[misc]
+        self.url = f"{inner.url.rstrip('/')}/{folder}"
+
+    def location(self, name: str = "") -> str:
+        """Where the inner backend has a file."""
+        return self._inner.location((self._under + name).rstrip("/"))
+
+    def _read(self, name: str) -> bytes:
+        return self._inner.read(self._under + name)
+
+    def _read_ranges(self, name: str, ranges: Sequence[Range]) -> Pieces:
+        return self._inner.read_ranges(self._under + name, ranges)
+
+    def _read_into(self, name: str, offset: int, views: Views) -> None:
+        self._inner.read_into(self._under + name, offset, views)
+
+    def _write(self, name: str, views: Views) -> None:
+        self._inner.write(self._under + name, views)
+
+    def _create(self, name: str, views: Views) -> bool:
+        return self._inner.create(self._under + name, views)
+
+    def _writer(self, name: str) -> StreamWriter:
+        return self._inner.writer(self._under + name)
+
+    def _delete(self, name: str) -> None:
+        self._inner.delete(self._under + name)
+
+    def _delete_many(self, names: Names) -> Failures:
+        failures = self._inner.delete_many([self._under + name for name in names])
+        return [(name.removeprefix(self._under), error) for name, error in failures]
+
+    def _stat(self, name: str) -> StoredFile:
+        return self._own(self._inner.stat(self._under + name))
+
+    def _list(self, prefix: str) -> Iterator[StoredFile]:
+        return map(self._own, self._inner.list(self._under + prefix))
+
+    def _sweep(self, older_than: float) -> int:
+        return self._inner.sweep(older_than)
+
+    def _own(self, file: StoredFile) -> StoredFile:
+        return replace(file, name=file.name.removeprefix(self._under))
 
 
 MAX_BYTES = 768

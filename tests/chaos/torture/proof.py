@@ -13,6 +13,7 @@ import numpy as np
 from dtruntime import CheckpointManager, DatasetRegistry
 from dtruntime.checkpoint.store.checkpoint_store import CheckpointStore
 from dtruntime.cli.checkpoints_report import verify
+from dtruntime.storage import open_backend
 from dtruntime.storage.backend import PARTIAL
 from tests.support.kill_rounds import let_partial_files_age
 
@@ -130,7 +131,7 @@ def check_leftovers(place: str, plan: RoundPlan) -> int:
     before = _unneeded(place)
     assert len(before) <= LEFTOVERS * plan.world, f"{len(before)} files are left: {before}"
     let_partial_files_age(folder)
-    opened = CheckpointStore(place, {})
+    opened = CheckpointStore(open_backend(place))
     for _ in range(2):
         opened.catalog.sweep(opened.session.is_dead)
     opened.session.forget_dead()
@@ -144,7 +145,7 @@ def check_leftovers(place: str, plan: RoundPlan) -> int:
 
 def _unneeded(place: str) -> list[str]:
     """Packs, parts and partial files that no checkpoint needs."""
-    folder, opened = Path(place), CheckpointStore(place, {})
+    folder, opened = Path(place), CheckpointStore(open_backend(place))
     needed: set[str] = set()
     for entry in opened.catalog.entries():
         needed |= opened.catalog.manifest(entry).files

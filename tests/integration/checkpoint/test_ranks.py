@@ -175,7 +175,7 @@ def test_successors_heal_before_they_sweep(
     save_all(ranks, 4)
     leave_unwritten(ranks, 5, monkeypatch)
     for rank in ranks:
-        rank.manager._place.session.close()  # as the death of its process would
+        rank.manager.engine.store.session.close()  # as the death of its process would
     successors = [Rank(coordinator.url, job, number, folder) for number in range(WORLD)]
     save_all(successors, 6)
     assert successors[1].manager.steps() == [4, 5, 6]
@@ -244,7 +244,7 @@ def test_rank_that_takes_over_writes_what_the_lowest_one_left(
     second.register()
     lowest = CheckpointManager(folder, sharded=True, orchestrator=first)
     other = CheckpointManager(folder, sharded=True, orchestrator=second)
-    lowest._commits.write_manifest = lambda *_: None  # type: ignore[method-assign, union-attr]
+    lowest.engine.committer.write_manifest = lambda *_: None  # type: ignore[method-assign, union-attr]
     handles = [lowest.save(b"a", 1), other.save(b"b", 1)]
     for handle in handles:
         handle.wait(60)

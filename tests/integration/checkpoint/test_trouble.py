@@ -268,7 +268,7 @@ def test_store_that_throttles_for_long_fails_the_save_and_the_next_one_works(
         assert manager.steps() == [1]
         manager.save(noise(3), 3).wait(60)
         assert [manager.load_bytes(step) for step in manager.steps()] == [noise(1), noise(3)]
-        packs = [file.name for file in manager._place.backend.list("packs")]
+        packs = [file.name for file in manager.engine.store.backend.list("packs")]
         assert len(packs) == 2, "what the failed save left was collected"
 
 

@@ -194,9 +194,9 @@ def test_rm_of_a_step_that_is_not_there_removes_nothing(place: Path) -> None:
 
 def test_rm_leaves_what_a_live_writer_is_about_to_commit(place: Path) -> None:
     with CheckpointManager(place) as writer:
-        session = writer._place.session
+        session = writer.engine.store.session
         name = f"packs/{session.tag('000000000040')}abc.pack"
-        writer._place.backend.write(name, b"under way")
+        writer.engine.store.backend.write(name, b"under way")
         shown("rm", place, 20, "--yes")
         assert (place / name).exists()
     shown("rm", place, 10, "--yes")

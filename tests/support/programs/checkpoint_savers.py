@@ -19,7 +19,7 @@ from numpy.random import default_rng
 from dtruntime import TrainingOrchestrator
 from dtruntime.checkpoint.manager import CheckpointManager
 from dtruntime.checkpoint.save import commit
-from dtruntime.checkpoint.store import checkpoint_store, writer_lock
+from dtruntime.checkpoint.store import writer_lock
 from dtruntime.errors import CheckpointNotFoundError, StorageError
 from dtruntime.storage import StorageBackend, open_backend
 from dtruntime.testing import RecordingBackend
@@ -79,17 +79,13 @@ class DyingBackend(RecordingBackend):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_at(operation: int, only: str | None = None) -> None:
-    """Die before the n-th operation of a place: of each, or of one alone."""
-
-    def open_dying(url: str, **options: Any) -> StorageBackend:
-        if only not in (None, url):
-            return open_backend(url, **options)
-        backend = DyingBackend(open_backend(url, **options))
-        backend.left = operation
-        return backend
-
-    checkpoint_store.open_backend = open_dying  # type: ignore[assignment, attr-defined]
+def place(url: str, operation: int) -> StorageBackend | str:
+    """A place before whose n-th operation this process dies; 0 for one that is harmless."""
+    if not operation:
+        return url
+    backend = DyingBackend(open_backend(url))
+    backend.left = operation
+    return backend
 
 
 AT_ONCE = -1.0
@@ -99,10 +95,10 @@ that a file of a process killed just now is as old as the newest."""
 
 def save_on(url: str, mode: str, step: int, *, saves: int, operation: int = 0) -> None:
     """Save one step after the other, two at a time; say which are committed."""
-    if operation:
-        die_at(operation)
     writer_lock.ORPHAN_SECONDS = AT_ONCE
-    with CheckpointManager(url, keep_count=KEEP[mode], **SETTINGS[mode]) as manager:
+    with CheckpointManager(
+        place(url, operation), keep_count=KEEP[mode], **SETTINGS[mode]
+    ) as manager:
         before = None
         for number in range(step, step + saves):
             handle = manager.save(content(mode, number), number)
@@ -118,11 +114,10 @@ def save_tiers(
     url: str, local: str, mode: str, step: int, *, saves: int, operation: int = 0
 ) -> None:
     """Save to a local tier while the main storage gets copies; die at its n-th operation."""
-    if operation:
-        die_at(operation, only=url)
     writer_lock.ORPHAN_SECONDS = AT_ONCE
     options = {"keep_count": KEEP[mode], **SETTINGS[mode]}
-    with CheckpointManager(url, local_tier=local, upload_every=2, **options) as manager:
+    main = place(url, operation)
+    with CheckpointManager(main, local_tier=local, upload_every=2, **options) as manager:
         for number in range(step, step + saves):
             handle = manager.save(content(mode, number), number)
             say("committed", handle.wait().step)

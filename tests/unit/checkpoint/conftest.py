@@ -22,7 +22,7 @@ def manager(tmp_path: Path) -> Iterator[CheckpointManager]:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Its uploads are soon tried again."""
     monkeypatch.setattr(uploader, "BACKOFF", Backoff(first=0.005, longest=0.01))
-    return Run(tmp_path, monkeypatch)
+    return Run(tmp_path)
 
 
 @pytest.fixture

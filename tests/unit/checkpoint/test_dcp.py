@@ -26,6 +26,7 @@ from dtruntime.checkpoint.dcp import StrataReader, StrataWriter
 from dtruntime.checkpoint.file_format.manifest import open_part, seal
 from dtruntime.checkpoint.load.array_slices import byte_runs, steps_of
 from dtruntime.errors import StorageError
+from dtruntime.testing import eventually
 from tests.support.programs.dcp_ranks import matrix, model_and_optimizer, training_state, whole
 
 pytestmark = pytest.mark.filterwarnings(
@@ -473,7 +474,7 @@ def test_writers_with_a_path_leave_no_threads_and_no_locks(tmp_path):
     for step in range(3):
         dcp.save({"x": torch.ones(2)}, storage_writer=StrataWriter(tmp_path, step, is_full=False))
     gc.collect()
-    assert not set(threading.enumerate()) - before
+    eventually(lambda: not set(threading.enumerate()) - before)
     assert not list(tmp_path.glob("locks/*"))
 
 

@@ -192,10 +192,10 @@ def test_differences_of_dense_training_are_small_and_bounded(tmp_path):
 
 
 def test_changed_buffer_is_noticed_and_not_committed(manager, monkeypatch):
-    from dtruntime.checkpoint.save import handle as handle_module
+    from dtruntime.checkpoint.save import staging as staging_module
 
     data = bytearray(os.urandom(64 * 2**20))
-    digest_of, calls = vars(handle_module)["digest_of"], itertools.count()
+    digest_of, calls = vars(staging_module)["digest_of"], itertools.count()
 
     def meddle(view):
         digest = digest_of(view)
@@ -203,7 +203,7 @@ def test_changed_buffer_is_noticed_and_not_committed(manager, monkeypatch):
             data[0] ^= 0xFF
         return digest
 
-    monkeypatch.setattr(handle_module, "digest_of", meddle)
+    monkeypatch.setattr(staging_module, "digest_of", meddle)
     with pytest.raises(StorageError, match="was changed while it was being saved"):
         manager.save(data, step=1).wait(60)
     assert manager.steps() == []
@@ -250,7 +250,7 @@ def test_memory_stays_within_its_budget(tmp_path):
         for step in range(2):
             manager.save(data, step=step)
         manager.wait()
-        assert manager._pipeline.pool.allocated <= budget
+        assert manager.engine.options.pool.allocated <= budget
         assert manager.load_state()["x"].sum() == 400 * 2**20
 
 
@@ -341,7 +341,7 @@ def test_handles_do_not_pile_up(manager):
     for step in range(30):
         manager.save(b"x", step=step).wait()
     gc.collect()
-    assert len(manager._pipeline._handles) <= 1
+    assert len(manager.engine.saves._handles) <= 1
 
 
 def test_memory_url_is_shared_within_the_process():
@@ -367,14 +367,14 @@ def test_writer_keeps_checkpoints_of_several_names(tmp_path):
 
 def test_manager_is_held_while_it_saves_and_let_go_afterwards(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path)
-    pipeline = weakref.ref(manager._pipeline)
+    saves = weakref.ref(manager.engine.saves)
     handle = manager.save({"w": np.arange(1000)}, 1)
     del manager
     assert handle.wait(60).step == 1
 
     def is_gone() -> bool:
         gc.collect()
-        return pipeline() is None
+        return saves() is None
 
     eventually(is_gone, within=60)
     with CheckpointManager(tmp_path) as manager:

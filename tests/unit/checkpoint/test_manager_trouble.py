@@ -23,7 +23,7 @@ class Failing:
 
     def __init__(self, monkeypatch, manager):
         self.on = True
-        backend = manager._place.backend
+        backend = manager.engine.store.backend
         writer = backend.writer
 
         def fail(name):
@@ -43,7 +43,7 @@ def test_failure_is_told_by_the_handle_or_else_by_the_next_call(manager, monkeyp
     with pytest.raises(StorageError, match="on fire"):
         manager.wait()
     manager.save(b"c", step=4)
-    manager._pipeline.wait()
+    manager.engine.saves.wait()
     with pytest.raises(StorageError, match="on fire"):
         manager.save(b"d", step=5)
     failing.on = False
@@ -149,9 +149,9 @@ def test_everything_damaged_is_an_error_and_not_an_empty_folder(manager, tmp_pat
 def test_leftovers_of_dead_writers_are_collected_and_live_ones_are_not(tmp_path):
     program = (
         "import sys, os; from dtruntime.checkpoint.manager import CheckpointManager\n"
-        "m = CheckpointManager(sys.argv[1]); catalog, session = m._place._open()\n"
-        "name = session.tag('000000000001') + 'left.pack'\n"
-        "catalog.backend.write('packs/' + name, b'x'); print(name, flush=True)\n"
+        "m = CheckpointManager(sys.argv[1]); store = m.engine.store\n"
+        "name = store.session.tag('000000000001') + 'left.pack'\n"
+        "store.backend.write('packs/' + name, b'x'); print(name, flush=True)\n"
         "sys.stdin.readline()\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 
 from dtruntime.checkpoint.manager import CheckpointManager
-from dtruntime.checkpoint.store import checkpoint_store
 from dtruntime.checkpoint.store.catalog import Catalog
 from dtruntime.checkpoint.store.writer_lock import WriterLock
 from dtruntime.errors import (
@@ -22,20 +20,6 @@ from dtruntime.errors import (
 )
 from dtruntime.storage import StorageBackend, open_backend
 from dtruntime.testing import FaultRates, FaultyBackend, RecordingBackend
-
-Wrap = Callable[[Callable[[StorageBackend], StorageBackend]], None]
-
-
-@pytest.fixture
-def wrap(monkeypatch: pytest.MonkeyPatch) -> Wrap:
-    """Put something in front of the backends of managers that are made from here on."""
-
-    def wrap(make: Callable[[StorageBackend], StorageBackend]) -> None:
-        monkeypatch.setattr(
-            checkpoint_store, "open_backend", lambda url, **o: make(open_backend(url, **o))
-        )
-
-    return wrap
 
 
 def state(step: int) -> dict[str, Any]:
@@ -62,20 +46,12 @@ RATES = FaultRates(throttle=0.04, disconnect=0.04, lost_reply=0.06, partial_writ
 @pytest.mark.parametrize("options", [{}, {"incremental": True}, {"delta": True}], ids=str)
 @pytest.mark.parametrize("seed", range(4))
 def test_failing_store_never_breaks_what_is_listed(
-    tmp_path: Path, wrap: Wrap, seed: int, options: dict[str, Any]
+    tmp_path: Path, seed: int, options: dict[str, Any]
 ) -> None:
-    made: list[FaultyBackend] = []
-
-    def faulty(backend: StorageBackend) -> StorageBackend:
-        if made:
-            return backend  # for those who only look
-        made.append(FaultyBackend(backend, seed, RATES))
-        return made[0]
-
-    wrap(faulty)
+    storage = FaultyBackend(open_backend(tmp_path), seed, RATES)
     succeeded = 0
     errors: list[str] = []
-    with CheckpointManager(tmp_path, keep_count=3, **options) as manager:
+    with CheckpointManager(storage, keep_count=3, **options) as manager:
         for step in range(1, 16):
             handle = manager.save(state(step), step)
             try:
@@ -90,7 +66,7 @@ def test_failing_store_never_breaks_what_is_listed(
             assert max(steps, default=0) >= succeeded
         assert errors
         assert all("on purpose" in error for error in errors)
-        made[0].armed = False
+        storage.armed = False
         for step in (16, 17, 18):
             manager.save(state(step), step)
         manager.wait(30)
@@ -100,26 +76,24 @@ def test_failing_store_never_breaks_what_is_listed(
         assert len(list((tmp_path / "packs").glob("*.pack"))) <= most
 
 
-def only_once(operation: str, start: str) -> Callable[[StorageBackend], StorageBackend]:
+def only_once(folder: Path, operation: str, start: str) -> StorageBackend:
     """The first such operation is carried out, and its answer is lost."""
-    return lambda backend: FaultyBackend(
-        backend,
+    return FaultyBackend(
+        open_backend(folder),
         rates=FaultRates(lost_reply=1.0),
         only=lambda what, name: what == operation and name.startswith(start),
         limit=1,
     )
 
 
-def test_manifest_whose_creation_was_not_answered_is_a_commit(tmp_path: Path, wrap: Wrap) -> None:
-    wrap(only_once("create", "manifests/"))
-    with CheckpointManager(tmp_path) as manager:
+def test_manifest_whose_creation_was_not_answered_is_a_commit(tmp_path: Path) -> None:
+    with CheckpointManager(only_once(tmp_path, "create", "manifests/")) as manager:
         manager.save(state(1), 1).wait()
         assert check_everything(manager) == [1]
 
 
-def test_pack_whose_end_was_not_answered_fails_and_goes(tmp_path: Path, wrap: Wrap) -> None:
-    wrap(only_once("writer.finish", "packs/"))
-    with CheckpointManager(tmp_path) as manager:
+def test_pack_whose_end_was_not_answered_fails_and_goes(tmp_path: Path) -> None:
+    with CheckpointManager(only_once(tmp_path, "writer.finish", "packs/")) as manager:
         with pytest.raises(StorageError, match="answer was lost"):
             manager.save(state(1), 1).wait()
         assert not list(tmp_path.glob("packs/*"))
@@ -143,29 +117,21 @@ class DownAfterCommit(RecordingBackend):
 
 
 def test_store_that_dies_in_the_moment_of_the_commit_keeps_the_checkpoint(
-    tmp_path: Path, wrap: Wrap
+    tmp_path: Path,
 ) -> None:
-    made: list[DownAfterCommit] = []
-
-    def wrapped(backend: Any) -> DownAfterCommit:
-        made.append(DownAfterCommit(backend))
-        return made[-1]
-
-    wrap(wrapped)
-    with CheckpointManager(tmp_path) as manager:
+    storage = DownAfterCommit(open_backend(tmp_path))
+    with CheckpointManager(storage) as manager:
         with pytest.raises(StorageError, match="is down"):
             manager.save(state(1), 1).wait()
-        made[0].down = False
+        storage.down = False
         assert check_everything(manager) == [1], "it was committed, and nothing of it is deleted"
         with pytest.raises(StorageError, match="is down"):
             manager.save(state(2), 2).wait()
-        made[0].down = False
+        storage.down = False
         assert check_everything(manager) == [1, 2]
 
 
-def test_throttled_store_is_no_reason_to_load_an_older_checkpoint(
-    tmp_path: Path, wrap: Wrap
-) -> None:
+def test_throttled_store_is_no_reason_to_load_an_older_checkpoint(tmp_path: Path) -> None:
     numbers = np.arange(1_000_000, dtype=np.float32)
     with CheckpointManager(tmp_path, delta=True) as manager:
         for step in (1, 2):
@@ -174,15 +140,13 @@ def test_throttled_store_is_no_reason_to_load_an_older_checkpoint(
     assert 2**20 < saved.written_bytes < numbers.nbytes, "some of it should be differences"
     # A chunk that is a difference is read by itself, with the one that it differs from.
     for operation in ("list", "read", "read_ranges", "read_into"):
-        wrap(
-            lambda backend, operation=operation: FaultyBackend(  # type: ignore[misc]
-                backend,
-                rates=FaultRates(throttle=1.0),
-                only=lambda what, name: what == operation,
-                limit=1,
-            )
+        throttled = FaultyBackend(
+            open_backend(tmp_path),
+            rates=FaultRates(throttle=1.0),
+            only=lambda what, name, operation=operation: what == operation,  # type: ignore[misc]
+            limit=1,
         )
-        with CheckpointManager(tmp_path) as manager:
+        with CheckpointManager(throttled) as manager:
             with pytest.raises(StorageThrottledError):
                 manager.load_state()
             assert manager.load_state()["step"] == 2
@@ -203,7 +167,7 @@ def test_increments_do_not_build_upon_packs_that_are_gone_or_cut_off(tmp_path: P
 
 
 def test_pack_removed_during_an_incremental_save_fails_it_and_the_next_one_works(
-    tmp_path: Path, wrap: Wrap
+    tmp_path: Path,
 ) -> None:
     class Removing(RecordingBackend):
         on = False
@@ -214,16 +178,10 @@ def test_pack_removed_during_an_incremental_save_fails_it_and_the_next_one_works
                 for path in (tmp_path / "packs").glob("000000000001-*"):
                     path.unlink()
 
-    made: list[Removing] = []
-
-    def wrapped(backend: Any) -> Removing:
-        made.append(Removing(backend))
-        return made[-1]
-
-    wrap(wrapped)
-    with CheckpointManager(tmp_path, incremental=True) as manager:
+    storage = Removing(open_backend(tmp_path))
+    with CheckpointManager(storage, incremental=True) as manager:
         manager.save(state(1), 1).wait()
-        made[0].on = True
+        storage.on = True
         with pytest.raises(StorageError, match=r"packs/000000000001-.* was removed while"):
             manager.save(state(2), 2).wait()
         manager.save(state(3), 3).wait()
@@ -288,7 +246,7 @@ def test_damaged_manifest_does_not_stop_retention_by_metric(tmp_path: Path) -> N
         assert len(list((tmp_path / "packs").iterdir())) <= 2
 
 
-def test_retention_drops_nothing_before_the_next_one_is_durable(tmp_path: Path, wrap: Wrap) -> None:
+def test_retention_drops_nothing_before_the_next_one_is_durable(tmp_path: Path) -> None:
     """Durable 10, in flight 20, current 30, incomplete 40, keep 1."""
     gate, arrived = threading.Event(), threading.Event()
 
@@ -301,13 +259,13 @@ def test_retention_drops_nothing_before_the_next_one_is_durable(tmp_path: Path, 
 
     with CheckpointManager(tmp_path, keep_count=1) as manager:
         manager.save(state(10), 10).wait()
-    wrap(Slow)
+    storage = Slow(open_backend(tmp_path))
     with (
-        CheckpointManager(tmp_path, keep_count=1) as manager,
+        CheckpointManager(storage, keep_count=1) as manager,
         CheckpointManager(tmp_path) as other,
     ):
-        incomplete = f"packs/{other._place.session.tag('000000000040')}x.pack"
-        other._place.backend.write(incomplete, b"of a live writer")
+        incomplete = f"packs/{other.engine.store.session.tag('000000000040')}x.pack"
+        other.engine.store.backend.write(incomplete, b"of a live writer")
         in_flight = manager.save(state(20), 20)
         current = manager.save(state(30), 30)
         assert arrived.wait(30)
@@ -317,7 +275,7 @@ def test_retention_drops_nothing_before_the_next_one_is_durable(tmp_path: Path, 
         current.wait()
         assert check_everything(manager) == [30]
         assert (tmp_path / incomplete).exists()
-        calls = manager._place.backend.calls  # type: ignore[attr-defined]
+        calls = storage.calls
         commit = [call.name for call in calls].index("manifests/00000002-000000000020.json")
         deletions = [call for call in calls if call.operation == "delete_many" and call.size]
         assert deletions
@@ -332,8 +290,8 @@ def test_clock_that_jumps_changes_neither_order_nor_what_is_swept(
     true_time = time.time
     with CheckpointManager(url) as manager, CheckpointManager(url) as other:
         manager.save(b"1", 1).wait()
-        backend = manager._place.backend
-        under_way = f"packs/{other._place.session.tag('000000000009')}x.pack"
+        backend = manager.engine.store.backend
+        under_way = f"packs/{other.engine.store.session.tag('000000000009')}x.pack"
         backend.write(under_way, b"of a live writer")
         monkeypatch.setattr(time, "time", lambda: true_time() + jump)
         catalog = Catalog(backend)

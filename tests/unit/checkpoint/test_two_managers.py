@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from dtruntime.checkpoint.manager import CheckpointManager
-from dtruntime.checkpoint.store import checkpoint_store
 from dtruntime.errors import StorageError
 from dtruntime.storage import StorageBackend, open_backend
 from dtruntime.testing import RecordingBackend
@@ -48,7 +47,7 @@ def remove_packs(folder: Path, step: int) -> None:
 
 
 def test_checkpoint_whose_packs_another_manager_removes_is_taken_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     with CheckpointManager(tmp_path, keep_count=1) as other:
 
@@ -58,12 +57,8 @@ def test_checkpoint_whose_packs_another_manager_removes_is_taken_back(
                 other.wait()
 
         other.newest_step()
-        monkeypatch.setattr(
-            checkpoint_store,
-            "open_backend",
-            lambda url, **o: BeforeCommit(open_backend(url), 2, save_others),
-        )
-        with CheckpointManager(tmp_path, keep_count=1) as manager:
+        storage = BeforeCommit(open_backend(tmp_path), 2, save_others)
+        with CheckpointManager(storage, keep_count=1) as manager:
             manager.save(state(1), 1).wait()
             manager.wait()
             with pytest.raises(StorageError, match=r"was removed while .* is not committed"):
@@ -77,18 +72,12 @@ def test_checkpoint_whose_packs_another_manager_removes_is_taken_back(
 
 
 def test_retention_drops_each_of_two_checkpoints_that_were_committed_at_the_same_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     with CheckpointManager(tmp_path, keep_count=2) as other:
         other.newest_step()
-        monkeypatch.setattr(
-            checkpoint_store,
-            "open_backend",
-            lambda url, **o: BeforeCommit(
-                open_backend(url), 2, lambda: other.save(state(10), 10).wait()
-            ),
-        )
-        with CheckpointManager(tmp_path, keep_count=2) as manager:
+        storage = BeforeCommit(open_backend(tmp_path), 2, lambda: other.save(state(10), 10).wait())
+        with CheckpointManager(storage, keep_count=2) as manager:
             for step in (1, 2):
                 manager.save(state(step), step).wait()
                 manager.wait()
@@ -102,7 +91,7 @@ def test_retention_drops_each_of_two_checkpoints_that_were_committed_at_the_same
 
 
 def test_checkpoint_committed_while_another_manager_removes_its_packs_is_not_believed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """The other one has looked at what is needed, and not deleted anything yet."""
     reached, go_on, ended = threading.Event(), threading.Event(), threading.Event()
@@ -115,13 +104,12 @@ def test_checkpoint_committed_while_another_manager_removes_its_packs_is_not_bel
         go_on.set()
         ended.wait(1)  # it waits in its turn, or else it ends at once
 
-    def opened(url: str, **options: object) -> StorageBackend:
-        return BeforeCommit(BeforeRemoval(open_backend(url), 1, let_commit), 2, hold)
+    def opened() -> StorageBackend:
+        return BeforeCommit(BeforeRemoval(open_backend(tmp_path), 1, let_commit), 2, hold)
 
-    monkeypatch.setattr(checkpoint_store, "open_backend", opened)
     with (
-        CheckpointManager(tmp_path, keep_count=1) as manager,
-        CheckpointManager(tmp_path, keep_count=1) as other,
+        CheckpointManager(opened(), keep_count=1) as manager,
+        CheckpointManager(opened(), keep_count=1) as other,
     ):
         manager.save(state(1), 1).wait()
         manager.wait()
@@ -139,18 +127,14 @@ def test_checkpoint_committed_while_another_manager_removes_its_packs_is_not_bel
 
 
 def test_manifest_that_cannot_be_taken_back_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     class KeepsAll(BeforeCommit):
         def _delete_many(self, names):
             return [(name, StorageError("it stays")) for name in names]
 
-    monkeypatch.setattr(
-        checkpoint_store,
-        "open_backend",
-        lambda url, **o: KeepsAll(open_backend(url), 2, lambda: remove_packs(tmp_path, 1)),
-    )
-    with CheckpointManager(tmp_path) as manager:
+    storage = KeepsAll(open_backend(tmp_path), 2, lambda: remove_packs(tmp_path, 1))
+    with CheckpointManager(storage) as manager:
         manager.save(state(1), 1).wait()
         with pytest.raises(StorageError, match=r"manifests/.*-000000000002\.json.*: delete it"):
             manager.save(state(2), 2, is_full=False).wait()
@@ -195,7 +179,7 @@ def test_last_checkpoint_that_loads_is_never_dropped(tmp_path: Path) -> None:
     for step in (2, 3):
         remove_packs(tmp_path, step)
     with CheckpointManager(tmp_path, keep_count=1) as manager:
-        manager._pipeline.upkeep.clean()
+        manager.engine.cleanup.clean()
         assert manager.steps() == [1, 3]
         assert same(manager.load_state(), state(1))
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from dtruntime import CheckpointManager
-from dtruntime.checkpoint.access import identity_of
 from dtruntime.errors import StorageError
 from dtruntime.run.checkpoint_location import LocationNote, right_location
 
@@ -45,7 +44,7 @@ def test_identity_is_made_once_whoever_comes_first(tmp_path: Path) -> None:
 
     def look() -> None:
         with CheckpointManager(tmp_path / "place") as manager:
-            found.append(identity_of(manager))
+            found.append(manager.engine.main.identity())
 
     lookers = [threading.Thread(target=look) for _ in range(8)]
     for thread in lookers:
@@ -55,7 +54,7 @@ def test_identity_is_made_once_whoever_comes_first(tmp_path: Path) -> None:
     assert len(found) == 8
     assert len(set(found)) == 1
     with CheckpointManager(tmp_path / "other") as manager:
-        assert identity_of(manager) not in found
+        assert manager.engine.main.identity() not in found
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"place": 3}', b'{"place": "x"}'])
@@ -65,4 +64,4 @@ def test_damaged_identity_is_told(tmp_path: Path, content: bytes) -> None:
         CheckpointManager(tmp_path) as manager,
         pytest.raises(StorageError, match=r"place\.json is damaged: remove it"),
     ):
-        identity_of(manager)
+        manager.engine.main.identity()

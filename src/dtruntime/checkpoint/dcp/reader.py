@@ -6,7 +6,6 @@ import dataclasses
 import io
 import os
 import pickle
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,15 +15,15 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ...errors import CheckpointDamagedError, StorageError
+from ...storage import StorageBackend
 from ...types import check_whole
-from ..access import access, is_kind, manager_of, part_of_rank
-from ..file_format.manifest import Extent, Manifest, Part
+from ..file_format.manifest import Extent, Manifest, Part, PartFile
 from ..load.array_slices import ByteRun, SliceReader, byte_runs
-from ..load.checkpoint_loader import CheckpointCopy
+from ..load.checkpoint_loader import CheckpointCopy, is_kind
 from ..load.pack_reader import PartReader
 from ..manager import CheckpointManager
 from .metadata import decode
-from .writer import KIND, step_of
+from .writer import KIND, engine_of, step_of
 
 
 class StrataReader(StorageReader):
@@ -36,13 +35,13 @@ class StrataReader(StorageReader):
 
     def __init__(
         self,
-        place: CheckpointManager | str | os.PathLike[str],
+        place: CheckpointManager | StorageBackend | str | os.PathLike[str],
         step: int | None = None,
         *,
         weights_only: bool = True,
         **options: Any,
     ) -> None:
-        """``place`` is a manager, or a path or URL with a manager's ``options``.
+        """``place`` is a manager, or a path, URL or backend with a manager's ``options``.
 
         ``step=None`` is the newest distributed checkpoint, passing over those whose description
         is damaged. Values that are no tensors were serialised by torch: ``weights_only=True``
@@ -50,15 +49,12 @@ class StrataReader(StorageReader):
         unpickles whatever is there, which may run code.
         """
         super().__init__()
-        manager, ours = manager_of(place, options)
-        self._access = access(manager)
+        self._engine = engine_of(place, options, self)
         self._step = None if step is None else check_whole("step", step)
         self._weights_only = weights_only
         self._copy: CheckpointCopy | None = None
         self._metadata: Any = None
         self._parts: dict[int, Part] = {}
-        if ours:
-            weakref.finalize(self, manager.close)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Take the step that is loaded next."""
@@ -68,7 +64,7 @@ class StrataReader(StorageReader):
     def read_metadata(self) -> Any:
         """Find the checkpoint, and describe it to DCP."""
         self._copy, self._parts = None, {}
-        self._metadata = self._access.load(self._step, _is_one, self._described)
+        self._metadata = self._engine.load(self._step, self._described, is_one=_is_one)
         self._metadata.storage_meta.load_id = os.urandom(16).hex()
         return self._metadata
 
@@ -139,7 +135,7 @@ class StrataReader(StorageReader):
 
     def _part(self, rank: int) -> Part:
         if rank not in self._parts:
-            named = part_of_rank(self._found.manifest, rank)
+            named = _part_of_rank(self._found.manifest, rank)
             self._parts[rank] = self._found.part(named)
         return self._parts[rank]
 
@@ -200,7 +196,7 @@ class StrataReader(StorageReader):
             raise StorageError(
                 f"{name!r} of {self._found.title} is neither a tensor nor a plain value: allow "
                 "its type by torch.serialization.add_safe_globals, or, if you trust whoever can "
-                f"write to {self._access.place.url}, use StrataReader(..., weights_only=False): "
+                f"write to {self._engine.store.url}, use StrataReader(..., weights_only=False): "
                 f"{exc}"
             ) from exc
         copy = io.BytesIO()
@@ -211,6 +207,16 @@ class StrataReader(StorageReader):
 
 def _is_one(manifest: Manifest) -> bool:
     return is_kind(manifest, KIND)
+
+
+def _part_of_rank(manifest: Manifest, rank: int) -> Part | PartFile:
+    for part in manifest.parts:
+        if part.rank == rank:
+            return part
+    raise CheckpointDamagedError(
+        f"checkpoint {manifest.checkpoint_id} is damaged: it refers to a part of rank {rank}, and "
+        "has none"
+    )
 
 
 def _read_piece(

@@ -13,9 +13,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
 from ...errors import StorageError
-from ..access import access
 from ..manager import CheckpointManager
 from ..save.handle import SaveHandle
+from ..save.staging import Memory
 from ..state_dict import Buffer
 from .metadata import Location, encode
 from .reader import StrataReader
@@ -197,16 +197,16 @@ def save_sharded(
     commit happen in the background, without collectives. With several processes all of them call
     it, with a manager made by ``sharded=True``. ``planning`` remembers plans between saves.
     """
-    found = access(manager)
-    if world_size() > 1 and not found.shared:
+    engine = manager.engine
+    if world_size() > 1 and not engine.options.sharded:
         raise ValueError(
             f"the process group has {world_size()} processes, and each has to save its shards: use "
             "CheckpointManager(..., sharded=True)"
         )
-    wanted = found.wanted(step, epoch, is_full, metrics, metadata)
-    rank = wanted.coordinator.rank if found.shared and wanted.coordinator is not None else 0
+    request = engine.request(step, epoch, is_full, metrics, metadata)
+    rank = engine.committer.rank_of(request)
     plans = planning or Planning()
-    handle = found.take(KIND, lambda: plans.plan(state, rank), wanted)
+    handle = engine.save(request, lambda: Memory(KIND, *plans.plan(state, rank)))
     manager.policy.saved(step)
     return handle
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import pickle
-import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -21,44 +20,37 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ..._shutdown import shutdown
-from ...errors import CheckpointDamagedError, StorageError
-from ...telemetry import EventLog
+from ...errors import StorageError
+from ...storage import StorageBackend
 from ...types import check_whole
-from ..access import Access, access, manager_of
-from ..file_format.chunks import ChunkIndex, lay_out
+from ..engine import CheckpointEngine, StoredPart
 from ..file_format.manifest import (
     PARTS,
-    Extent,
-    Manifest,
     Part,
     PartFile,
     digest_of,
-    is_stored_in_full,
     seal,
 )
-from ..manager import CheckpointManager, check_named
-from ..save.handle import LentGroups
-from ..save.pack_writer import PartWriter
-from ..save.staging import DeviceSource, staged
+from ..manager import CheckpointManager
+from ..save.handle import SaveHandle, SaveRequest, check_named
+from ..save.staging import DeviceSource
 from ..state_dict import Buffer
 from ..state_dict.buffers import BytesBuffer
 from ..state_dict.torch_tensors import TorchBuffer
 from ..store.writer_lock import WriterLock
 from .metadata import encode, name_of_dtype
 
-log = EventLog("checkpoint")
-
 KIND = "dcp"
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a rank tells the coordinator of an item."""
+    """What a rank sends to the coordinating rank about an item."""
 
     rank: int
     extent: int
     file: PartFile | None
-    """None of the coordinator itself."""
+    """None for the coordinating rank itself."""
     written: int
     """How many bytes the rank had to store, in all."""
     is_full: bool
@@ -74,7 +66,7 @@ class StrataWriter(StorageWriter):
 
     def __init__(
         self,
-        place: CheckpointManager | str | os.PathLike[str],
+        place: CheckpointManager | StorageBackend | str | os.PathLike[str],
         step: int | None = None,
         *,
         epoch: int = 0,
@@ -84,7 +76,7 @@ class StrataWriter(StorageWriter):
         weights_only: bool = True,
         **options: Any,
     ) -> None:
-        """``place`` is a manager, or a path or URL with a manager's ``options``.
+        """``place`` is a manager, or a path, URL or backend with a manager's ``options``.
 
         ``step`` can also be given to ``dcp.save`` as its ``checkpoint_id``. With
         ``is_full=False`` chunks that the newest checkpoint has are not stored again; by default
@@ -95,20 +87,18 @@ class StrataWriter(StorageWriter):
         """
         super().__init__()
         self._arguments: tuple[Any, dict[str, Any]] = place, options
-        manager, ours = manager_of(place, options)
-        self._access: Access = access(manager)
+        self._engine = engine_of(place, options, self)
         self._step = None if step is None else check_whole("step", step)
         self._epoch = check_whole("epoch", epoch)
-        self._is_full = not self._access.incremental if is_full is None else is_full
+        self._is_full = not self._engine.options.incremental if is_full is None else is_full
         self._metrics = check_named("metrics", metrics, float)
         self._metadata = check_named("metadata", metadata, str)
         self._weights_only = weights_only
         self._save_id = _save_id()
+        self._request: SaveRequest | None = None
         self._session: WriterLock | None = None
         self._is_coordinator = False
-        self._own: tuple[Part, int] | None = None
-        if ours:
-            weakref.finalize(self, manager.close)
+        self._own: tuple[SaveHandle, StoredPart] | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Take the step of the next save."""
@@ -131,13 +121,23 @@ class StrataWriter(StorageWriter):
             )
         if self._step is None:
             raise ValueError("StrataWriter needs the step: StrataWriter(place, step=...)")
-        self._access.place.check_usable()
+        self._engine.store.check_usable()
+        self._request = SaveRequest(
+            self._step,
+            self._epoch,
+            self._is_full,
+            self._metrics,
+            self._metadata,
+            self._engine.committer.find(),
+        )
         self._is_coordinator = is_coordinator
-        self._own = None
+        if self._own is not None:
+            self._own[0].span.end()  # in case that it was never committed
+            self._own = None
         if self._session is not None:
             self._session.close()
         # It ends with the save, so that what a failed one left is known to be nobody's.
-        self._session = WriterLock(self._access.place.backend)
+        self._session = WriterLock(self._engine.store.backend)
         self._session.open()
         weakref.finalize(self, self._session.close)
 
@@ -157,26 +157,26 @@ class StrataWriter(StorageWriter):
         return done
 
     def finish(self, metadata: Any, results: Sequence[Sequence[Any]]) -> None:
-        """Commit the checkpoint, tell the coordinator of the job, and clear old ones away."""
+        """Commit the checkpoint, report it to the job's coordinator, and apply retention."""
         with self._told_at_the_end():
             self._finish(metadata, results)
 
     def _finish(self, metadata: Any, results: Sequence[Sequence[Any]]) -> None:
         if self._own is None or self._session is None:
             raise StorageError("finish() was called before this rank had written its own part")
-        told = [result for rank in results for result in rank]
+        items = [result for rank in results for result in rank]
         if metadata.storage_meta is None:
             metadata.storage_meta = self.storage_meta()
         skeleton = encode(
-            metadata, ((r.index, (r.storage_data.rank, r.storage_data.extent)) for r in told)
+            metadata, ((r.index, (r.storage_data.rank, r.storage_data.extent)) for r in items)
         )
-        part, written = self._own
-        own = self._store_part(msgspec.structs.replace(part, skeleton=skeleton))
-        others = {r.storage_data.file: r.storage_data for r in told if r.storage_data.file}
+        handle, stored = self._own
+        own = self._store_description(msgspec.structs.replace(stored.part, skeleton=skeleton))
+        others = {r.storage_data.file: r.storage_data for r in items if r.storage_data.file}
         parts = tuple(sorted((own, *others), key=lambda one: one.rank))
-        full = is_stored_in_full(part, written) and all(one.is_full for one in others.values())
-        written += sum(one.written for one in others.values())
-        self._access.in_turn(lambda: self._commit(parts, written, full))
+        full = stored.is_full and all(one.is_full for one in others.values())
+        written = stored.written + sum(one.written for one in others.values())
+        self._engine.commit(handle, stored, parts, written, full)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -190,9 +190,10 @@ class StrataWriter(StorageWriter):
     def __reduce__(self) -> Any:
         """Go to the process that an asynchronous save may be made in."""
         place, options = self._arguments
-        if isinstance(place, CheckpointManager):
+        if isinstance(place, CheckpointManager | StorageBackend):
             raise TypeError(
-                "a StrataWriter with a manager cannot go to another process: make it with the path"
+                "a StrataWriter with a manager or a backend cannot go to another process: make it "
+                "with the path"
             )
         settings = {
             "epoch": self._epoch,
@@ -211,118 +212,55 @@ class StrataWriter(StorageWriter):
             yield
         except Exception as exc:
             if shutdown.is_ending:
-                place = self._access.place.url
+                place = self._engine.store.url
                 shutdown.lose(f"the checkpoint of step {self._step} is not in {place}: {exc}")
             raise
 
     def _write(self, plan: Any, planner: Any) -> list[Any]:
         assert self._session is not None
+        assert self._request is not None
         rank: int = plan.storage_data
+        leads = self._is_coordinator
         sources = [source_of(item, planner, self._weights_only) for item in plan.items]
-        if not sources and not self._is_coordinator:
+        if not sources and not leads:
             return []
-        part, written = self._store(rank, sources)
-        file, full = None, is_stored_in_full(part, written)
-        if self._is_coordinator:
-            self._own = part, written
+        handle = self._engine.begin_joint_save(self._request)
+        stored = self._engine.store_part(handle, KIND, sources, rank, self._session, leads=leads)
+        file = None
+        if leads:
+            self._own = handle, stored
         else:
-            file = self._store_part(part)
+            file = self._store_description(stored.part)
         return [
             WriteResult(
                 index=item.index,
                 size_in_bytes=source.nbytes,
-                storage_data=Written(rank, number, file, written, full),
+                storage_data=Written(rank, number, file, stored.written, stored.is_full),
             )
             for number, (item, source) in enumerate(zip(plan.items, sources, strict=True))
         ]
 
-    def _store(self, rank: int, sources: Sequence[BytesSource | TensorSource]) -> tuple[Part, int]:
-        """Write a pack; nothing is left of it when that fails."""
-        assert self._session is not None
-        access = self._access
-        known = ChunkIndex() if self._is_full else access.in_turn(lambda: self._known(rank))
-        layout = lay_out([source.nbytes for source in sources])
-        extents = tuple(
-            Extent(offset, source.nbytes, source.dtype, source.key)
-            for offset, source in zip(layout.offsets, sources, strict=True)
-        )
-        writer = PartWriter(
-            access.place.backend,
-            f"{self._session.tag(f'{self._step:012d}')}{rank:05d}.pack",
-            compressor=access.compressor,
-            known=known,
-        )
-        lent, pool = LentGroups(), access.pool
-        with pool.turn() as turn, closing(staged(layout, sources, pool, turn)) as groups:
-            try:
-                writer.write(lent.track(groups), lent.done, lent.done_with_all)
-            finally:
-                lent.done_with_all()
-        return writer.part(rank, KIND, extents, None), writer.written
-
-    def _known(self, rank: int) -> ChunkIndex:
-        """What the newest checkpoint has of the same rank; nothing when it cannot be read."""
-        catalog = self._access.place.catalog
-        newest = catalog.base()
-        if newest is None:
-            return ChunkIndex()
-        try:
-            parts = [part for part in catalog.manifest(newest).parts if part.rank == rank]
-            known = ChunkIndex([catalog.part(part) for part in parts])
-            known.forget(catalog.is_damaged)
-            return known
-        except CheckpointDamagedError as exc:
-            catalog.note_damage(newest, exc)
-            return self._known(rank)
-        except StorageError as exc:
-            log.warning("checkpoint.saved_in_full", rank=rank, reason=str(exc))
-            return ChunkIndex()
-
-    def _store_part(self, part: Part) -> PartFile:
+    def _store_description(self, part: Part) -> PartFile:
         assert self._session is not None
         data = seal(part)
         name = f"{PARTS}/{self._session.tag(f'{self._step:012d}')}{part.rank:05d}.json"
-        self._access.place.backend.write(name, data)
+        self._engine.store.backend.write(name, data)
         return PartFile(part.rank, name, digest_of(data), part.pack_files, part.length, KIND)
 
-    def _commit(self, parts: tuple[PartFile, ...], written: int, full: bool) -> None:
-        assert self._step is not None
-        step, checkpoint_id = self._step, f"step-{self._step:012d}-{os.urandom(4).hex()}"
-        self._access.before_save()
-        if not full:
-            self._check_there(name for part in parts for name in part.packs)
-        if self._access.has_tiers:
-            self._check_there(part.file for part in parts)
-        manifest = self._access.place.catalog.commit(
-            lambda sequence: Manifest(
-                checkpoint_id=checkpoint_id,
-                sequence=sequence,
-                step=step,
-                epoch=self._epoch,
-                is_full=full,
-                created_at=time.time(),
-                size_bytes=sum(part.size_bytes for part in parts),
-                written_bytes=written,
-                parts=parts,
-                metrics=self._metrics,
-                metadata=self._metadata,
-            )
-        )
-        self._access.announce(manifest)
-        self._access.committed(manifest)
-        self._access.clean()
 
-    def _check_there(self, names: Iterable[str]) -> None:
-        """Make sure that parts of all ranks and packs of earlier checkpoints are there."""
-        catalog = self._access.place.catalog
-        gone = catalog.missing(set(names))
-        if gone:
-            raise StorageError(
-                f"{catalog.backend.location(gone[0])} is not there although a checkpoint that is "
-                "being saved refers to it, and the checkpoint is not committed: save again with "
-                "is_full=True, let one job at a time save to a place, and use a local_tier only "
-                "where all ranks share its folder"
-            )
+def engine_of(
+    place: CheckpointManager | StorageBackend | str | os.PathLike[str],
+    options: dict[str, Any],
+    owner: object,
+) -> CheckpointEngine:
+    """The engine of a manager, or one for a place that is closed with its owner."""
+    if not isinstance(place, CheckpointManager):
+        engine = CheckpointManager(place, **options).engine
+        engine.close_with(owner)
+        return engine
+    if options:
+        raise TypeError(f"give {', '.join(options)} to the CheckpointManager, not here")
+    return place.engine
 
 
 def step_of(checkpoint_id: str | os.PathLike[str] | int) -> int:
@@ -429,7 +367,7 @@ def check_item(item: Any) -> None:
 
 
 def buffer_of(item: Any, planner: Any) -> Buffer:
-    """The memory of an item that is a tensor, as the pipeline takes it."""
+    """The memory of an item that is a tensor, as the engine takes it."""
     tensor = _in_order(item, planner)
     dtype = name_of_dtype(tensor.dtype, item.index.fqn)
     buffer: Buffer

@@ -27,13 +27,13 @@ class CheckpointLoader:
 
     def __init__(
         self,
-        tiers: Tiers,
-        rank: Callable[[], int] = lambda: 0,
-        witness: ConditionReporter | None = None,
+        stores: Sequence[CheckpointStore],
+        rank: Callable[[], int],
+        reporter: ConditionReporter,
     ) -> None:
-        self._tiers = tiers
+        self._tiers = Tiers(stores)
         self._rank = rank
-        self._witness = witness or ConditionReporter()
+        self._reporter = reporter
 
     def of_step(self, step: int, read: Callable[[CheckpointCopy], R]) -> R:
         """What ``read`` makes of the checkpoint of a step."""
@@ -143,7 +143,6 @@ class CheckpointLoader:
         if part.kind != "bytes":
             raise TypeError(f"{copy.title} is a state dict: use load_state()")
         data = copy.reader(part).read()
-        self.note(copy)
         self._found_good(copy)
         return data
 
@@ -164,7 +163,6 @@ class CheckpointLoader:
             (part.extents[i].offset, view) for i, view in plan.destinations()
         )
         state = plan.finish()
-        self.note(copy)
         if keys is None:
             self._found_good(copy)
         return state
@@ -175,7 +173,7 @@ class CheckpointLoader:
             problems = copy.reader(part).verify()
             if problems:
                 raise problems[0]
-        self._witness.good(copy.manifest)
+        self._reporter.good(copy.manifest)
         return replace(self.info(copy), verified=True, verified_at=time.time())
 
     def note(self, copy: CheckpointCopy) -> None:
@@ -199,13 +197,13 @@ class CheckpointLoader:
         try:
             return self._tiers.read(listed, read)
         except CheckpointDamagedError as exc:
-            self._witness.damaged(listed.places[0], listed.entry, exc)
+            self._reporter.damaged(listed.places[0], listed.entry, exc)
             raise
 
     def _found_good(self, copy: CheckpointCopy) -> None:
         """One part was read and checked: that is all of a checkpoint that has no other."""
         if len(copy.manifest.parts) == 1:
-            self._witness.good(copy.manifest)
+            self._reporter.good(copy.manifest)
 
     def info(self, copy: CheckpointCopy) -> CheckpointInfo:
         """Describe a checkpoint."""
@@ -257,6 +255,11 @@ def _check_sizes(copy: CheckpointCopy, part: Part, sizes: Mapping[int, int]) -> 
                 f"{copy.title} is damaged: its skeleton does not fit what was stored (buffer "
                 f"{index}, {size} bytes)"
             )
+
+
+def is_kind(manifest: Manifest, kind: str) -> bool:
+    """Whether a checkpoint is of a kind."""
+    return any((part.kind or "state") == kind for part in manifest.parts)
 
 
 def ranks_of(copy: CheckpointCopy) -> list[int]:

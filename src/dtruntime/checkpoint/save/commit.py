@@ -6,9 +6,9 @@ import os
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -35,6 +35,7 @@ from ..file_format.manifest import (
 )
 from ..store.catalog import CatalogEntry, FilesRemovedError, files_removed
 from ..store.checkpoint_store import CheckpointStore
+from .handle import SaveRequest
 
 log = EventLog("checkpoint")
 
@@ -91,18 +92,15 @@ FindCoordinator = Callable[[], CheckpointCoordinator | None]
 
 
 @dataclass(frozen=True, slots=True)
-class SaveRequest:
-    """What the caller says about a checkpoint."""
+class CommittedParts:
+    """The parts of a checkpoint that is being committed, and their sums."""
 
-    step: int
-    epoch: int
+    parts: tuple[Part | PartFile, ...]
+    size: int
+    written: int
+    """How many bytes had to be stored."""
     is_full: bool
-    metrics: dict[str, float] = field(default_factory=dict)
-    metadata: dict[str, str] = field(default_factory=dict)
-    coordinator: CheckpointCoordinator | None = None
-    """Through whom it is committed: the one there was when the save was asked for."""
-    began: float = field(default_factory=time.perf_counter, compare=False)
-    """When the save was called, by the clock that measures it."""
+    """Whether all chunks were stored with these parts."""
 
 
 class Committer(ABC):
@@ -111,8 +109,8 @@ class Committer(ABC):
     retention: Retention | None = None
     """What is kept of the commits; the coordinator shows what will be dropped."""
 
-    def __init__(self, place: CheckpointStore, find: FindCoordinator) -> None:
-        self._place = place
+    def __init__(self, store: CheckpointStore, find: FindCoordinator) -> None:
+        self._store = store
         self.find = find
 
     @property
@@ -125,12 +123,71 @@ class Committer(ABC):
         """Whether this process sees to what concerns all ranks."""
         return True
 
-    def check(self, wanted: SaveRequest) -> None:  # noqa: B027 - one writer needs nobody
+    def check(self, request: SaveRequest) -> None:  # noqa: B027 - one writer needs nobody
         """Raise ``ValueError`` when a save cannot be committed from here."""
 
-    def rank_of(self, wanted: SaveRequest) -> int:
+    def rank_of(self, request: SaveRequest) -> int:
         """Whose part a save is."""
         return 0
+
+    def publish(
+        self, checkpoint_id: str, request: SaveRequest, committed: CommittedParts
+    ) -> Manifest:
+        """Write the manifest, which is the commit, then report it to the coordinator.
+
+        A writer that was replaced takes the checkpoint back.
+        """
+        manifest = self._write(checkpoint_id, request, committed)
+        coordinator = request.coordinator or self.find()
+        if coordinator is None:
+            return manifest
+        seconds = time.perf_counter() - request.began
+        try:
+            coordinator.commit_checkpoint(
+                checkpoint_id,
+                manifest.step,
+                epoch=manifest.epoch,
+                path=self._store.backend.location(manifest.name),
+                size_bytes=manifest.size_bytes,
+                is_full=manifest.is_full,
+                partial=False,
+                timeout_ms=COMMIT_MS,
+                **self._notes(request),
+                **{WRITTEN_KEY: str(committed.written), SECONDS_KEY: f"{seconds:.6f}"},
+            )
+        except SyncError:
+            self._store.catalog.drop([CatalogEntry.of(manifest)])
+            raise
+        except StrataError as exc:
+            # It is stored and will be found, even if the coordinator does not show it.
+            log.warning("checkpoint.not_announced", step=manifest.step, reason=str(exc))
+        return manifest
+
+    def _write(
+        self, checkpoint_id: str, request: SaveRequest, committed: CommittedParts
+    ) -> Manifest:
+        return self._store.catalog.commit(
+            lambda sequence: Manifest(
+                checkpoint_id=checkpoint_id,
+                sequence=sequence,
+                step=request.step,
+                epoch=request.epoch,
+                is_full=committed.is_full,
+                created_at=time.time(),
+                size_bytes=committed.size,
+                written_bytes=committed.written,
+                parts=committed.parts,
+                metrics=request.metrics,
+                metadata=request.metadata,
+            )
+        )
+
+    def _notes(self, request: SaveRequest) -> dict[str, str]:
+        """Metadata for the coordinator: how long it is kept, and whether it is the last."""
+        notes = {key: request.metadata[key] for key in (FINISHED_KEY,) if key in request.metadata}
+        if self.retention is None:
+            return notes
+        return notes | {RETENTION_KEY: self.retention.told(), PLACE_KEY: self._store.url[:1024]}
 
     def heal(self) -> bool:
         """Make visible what was committed by ranks that died before they could.
@@ -144,12 +201,12 @@ class Committer(ABC):
         return ""
 
     @abstractmethod
-    def begin(self, wanted: SaveRequest) -> str:
+    def begin(self, request: SaveRequest) -> str:
         """The id of a new checkpoint."""
 
     @abstractmethod
     def commit(
-        self, checkpoint_id: str, wanted: SaveRequest, part: Part, written: int
+        self, checkpoint_id: str, request: SaveRequest, part: Part, written: int
     ) -> Manifest | None:
         """Commit a part that is stored; returns the manifest if it was written here."""
 
@@ -159,34 +216,19 @@ class SingleCommitter(Committer):
 
     def new_id(self, step: int) -> str:
         """The id of a new checkpoint."""
-        return f"step-{step:012d}-{os.urandom(4).hex()}"
+        return new_id(step)
 
-    def begin(self, wanted: SaveRequest) -> str:
+    def begin(self, request: SaveRequest) -> str:
         """The id of a new checkpoint."""
-        return self.new_id(wanted.step)
+        return new_id(request.step)
 
     def commit(
-        self, checkpoint_id: str, wanted: SaveRequest, part: Part, written: int
+        self, checkpoint_id: str, request: SaveRequest, part: Part, written: int
     ) -> Manifest | None:
-        """Write the manifest, then tell the coordinator."""
-        manifest = self._place.catalog.commit(
-            lambda sequence: _manifest(
-                checkpoint_id,
-                sequence,
-                wanted,
-                (part,),
-                part.length,
-                written,
-                is_stored_in_full(part, written),
-            )
-        )
-        coordinator = wanted.coordinator or self.find()
-        if coordinator is not None:
-            seconds = time.perf_counter() - wanted.began
-            told = told_of(self._place, self.retention, wanted)
-            told |= {WRITTEN_KEY: str(written), SECONDS_KEY: f"{seconds:.6f}"}
-            announce(self._place, manifest, coordinator, told)
-        return manifest
+        """Write the manifest, then report it to the coordinator."""
+        full = is_stored_in_full(part, written)
+        committed = CommittedParts((part,), part.length, written, full)
+        return self.publish(checkpoint_id, request, committed)
 
 
 class SharedCommitter(Committer):
@@ -197,8 +239,8 @@ class SharedCommitter(Committer):
     it die before that, whoever looks next writes it, since all parts are there.
     """
 
-    def __init__(self, place: CheckpointStore, find: FindCoordinator) -> None:
-        super().__init__(place, find)
+    def __init__(self, store: CheckpointStore, find: FindCoordinator) -> None:
+        super().__init__(store, find)
         self._left: tuple[str, SaveRequest, int] | None = None
         """The last checkpoint whose manifest was left to another rank, with its parts' number."""
 
@@ -212,57 +254,57 @@ class SharedCommitter(Committer):
         """Whether this is the first rank."""
         return self.find() is not None and self.rank == 0
 
-    def check(self, wanted: SaveRequest) -> None:
+    def check(self, request: SaveRequest) -> None:
         """Raise ``ValueError`` when no worker is registered."""
-        _found(wanted.coordinator)
+        _found(request.coordinator)
 
-    def rank_of(self, wanted: SaveRequest) -> int:
+    def rank_of(self, request: SaveRequest) -> int:
         """That of the worker that was registered when the save was asked for."""
-        return _found(wanted.coordinator).rank
+        return _found(request.coordinator).rank
 
-    def begin(self, wanted: SaveRequest) -> str:
+    def begin(self, request: SaveRequest) -> str:
         """The id that all ranks of this checkpoint use."""
-        return _found(wanted.coordinator).begin_checkpoint(wanted.step)
+        return _found(request.coordinator).begin_checkpoint(request.step)
 
     def commit(
-        self, checkpoint_id: str, wanted: SaveRequest, part: Part, written: int
+        self, checkpoint_id: str, request: SaveRequest, part: Part, written: int
     ) -> Manifest | None:
         """Store the part's file, wait for all others, and write the manifest if it falls to us."""
-        name = part_name(checkpoint_id, self._place.session.tag(f"{part.rank:05d}"))
-        coordinator = _found(wanted.coordinator)
-        backend = self._place.backend
+        name = part_name(checkpoint_id, self._store.session.tag(f"{part.rank:05d}"))
+        coordinator = _found(request.coordinator)
+        backend = self._store.backend
         described = msgspec.structs.replace(
-            part, written_bytes=written, metrics=wanted.metrics, metadata=wanted.metadata
+            part, written_bytes=written, metrics=request.metrics, metadata=request.metadata
         )
         backend.write(name, seal(described))
         try:
             coordinator.commit_checkpoint(
                 checkpoint_id,
-                wanted.step,
-                epoch=wanted.epoch,
+                request.step,
+                epoch=request.epoch,
                 path=backend.location(name),
                 size_bytes=part.length,
                 is_full=is_stored_in_full(part, written),
                 partial=True,
                 timeout_ms=COMMIT_MS,
-                **told_of(self._place, self.retention, wanted),
+                **self._notes(request),
             )
         except CheckpointAbortedError as exc:
             if exc.may_be_committed:
-                self._place.catalog.abandon([name])
+                self._store.catalog.abandon([name])
             else:
                 backend.delete(name)
             raise
         except BaseException:
             # It may be committed all the same, or be yet: then the part is needed.
-            self._place.catalog.abandon([name])
+            self._store.catalog.abandon([name])
             raise
         ranks = self._ranks_here(checkpoint_id, coordinator)
         if part.rank != ranks[0]:
-            self._left = checkpoint_id, wanted, len(ranks)
+            self._left = checkpoint_id, request, len(ranks)
             return None
         self._catch_up()
-        return self.write_manifest(checkpoint_id, wanted, len(ranks))
+        return self.write_manifest(checkpoint_id, request, len(ranks))
 
     def _ranks_here(self, checkpoint_id: str, coordinator: CheckpointCoordinator) -> list[int]:
         """The ranks whose parts are in this place: all that the coordinator has heard from."""
@@ -285,23 +327,25 @@ class SharedCommitter(Committer):
         coordinator = self.find()
         latest = None if coordinator is None else coordinator.latest_checkpoint()
         if latest is not None and self._listed(latest.checkpoint_id):
-            wanted = SaveRequest(latest.step, latest.epoch, latest.is_full, coordinator=coordinator)
-            self._heal(latest.checkpoint_id, wanted, latest.parts)
+            request = SaveRequest(
+                latest.step, latest.epoch, latest.is_full, coordinator=coordinator
+            )
+            self._heal(latest.checkpoint_id, request, latest.parts)
         return latest is not None  # one without files was saved elsewhere, or has been removed
 
-    def write_manifest(self, checkpoint_id: str, wanted: SaveRequest, parts: int) -> Manifest:
+    def write_manifest(self, checkpoint_id: str, request: SaveRequest, parts: int) -> Manifest:
         """Write the manifest of a checkpoint that the coordinator has committed.
 
         When files of it have been removed, the coordinator is told that it is damaged.
         """
         try:
-            return self._write_manifest(checkpoint_id, wanted, parts)
+            return self._write_manifest(checkpoint_id, request, parts)
         except FilesRemovedError as exc:
-            _tell_lost(checkpoint_id, wanted.coordinator, exc)
+            _tell_lost(checkpoint_id, request.coordinator, exc)
             raise
 
-    def _write_manifest(self, checkpoint_id: str, wanted: SaveRequest, parts: int) -> Manifest:
-        backend = self._place.backend
+    def _write_manifest(self, checkpoint_id: str, request: SaveRequest, parts: int) -> Manifest:
+        backend = self._store.backend
         files, opened = [], []
         for _, file in sorted(self._listed(checkpoint_id), key=lambda listed: listed[0]):
             data = backend.read(file.name)
@@ -312,20 +356,16 @@ class SharedCommitter(Committer):
             files.append(PartFile(part.rank, file.name, digest, packs, part.length, kind))
         self._check_whole(checkpoint_id, opened, parts)
         first = opened[0]
-        wanted = SaveRequest(
-            wanted.step, wanted.epoch, wanted.is_full, first.metrics, first.metadata
+        request = SaveRequest(
+            request.step, request.epoch, request.is_full, first.metrics, first.metadata
         )
-        return self._place.catalog.commit(
-            lambda sequence: _manifest(
-                checkpoint_id,
-                sequence,
-                wanted,
-                tuple(files),
-                sum(part.length for part in opened),
-                sum(part.written_bytes for part in opened),
-                all(is_stored_in_full(part, part.written_bytes) for part in opened),
-            )
+        committed = CommittedParts(
+            tuple(files),
+            sum(part.length for part in opened),
+            sum(part.written_bytes for part in opened),
+            all(is_stored_in_full(part, part.written_bytes) for part in opened),
         )
+        return self._write(checkpoint_id, request, committed)
 
     def _catch_up(self) -> None:
         """Write the manifest that another rank should have written, if it did not."""
@@ -333,19 +373,19 @@ class SharedCommitter(Committer):
         if left is not None:
             self._heal(*left)
 
-    def _heal(self, checkpoint_id: str, wanted: SaveRequest, parts: int) -> None:
-        if self._place.catalog.with_id(checkpoint_id) is not None:
+    def _heal(self, checkpoint_id: str, request: SaveRequest, parts: int) -> None:
+        if self._store.catalog.with_id(checkpoint_id) is not None:
             return
         abandoned = self._is_abandoned(checkpoint_id)
         try:
-            self.write_manifest(checkpoint_id, wanted, parts)
+            self.write_manifest(checkpoint_id, request, parts)
         except StorageError as exc:
             log.error("checkpoint.not_healed", checkpoint=checkpoint_id, reason=str(exc))
             return
         if abandoned:
-            log.warning("checkpoint.healed", checkpoint=checkpoint_id, step=wanted.step)
+            log.warning("checkpoint.healed", checkpoint=checkpoint_id, step=request.step)
         else:
-            log.debug("checkpoint.manifest_written", checkpoint=checkpoint_id, step=wanted.step)
+            log.debug("checkpoint.manifest_written", checkpoint=checkpoint_id, step=request.step)
 
     def _is_abandoned(self, checkpoint_id: str) -> bool:
         """Whether the rank that writes the manifest is gone, and not just about to do so.
@@ -356,31 +396,31 @@ class SharedCommitter(Committer):
         if not parts:
             return False
         first = parts[0][1]
-        if self._place.backend.kind == "local":
-            return self._place.session.is_dead(first, first.modified)
+        if self._store.backend.kind == "local":
+            return self._store.session.is_dead(first, first.modified)
         return time.time() - first.modified > MANIFEST_SECONDS
 
     def _listed(self, checkpoint_id: str) -> list[tuple[int, StoredFile]]:
         """The part files of a checkpoint, with their ranks."""
         found = []
-        for file in self._place.backend.list(f"{PARTS}/{checkpoint_id}"):
+        for file in self._store.backend.list(f"{PARTS}/{checkpoint_id}"):
             name = _PART.fullmatch(file.name.rpartition("/")[2])
             if name is not None:
                 found.append((int(name[1]), file))
         return found
 
-    def _check_count(self, checkpoint_id: str, ranks: list[int], wanted: int) -> None:
-        if len(ranks) != wanted or len(set(ranks)) != wanted:
+    def _check_count(self, checkpoint_id: str, ranks: list[int], expected: int) -> None:
+        if len(ranks) != expected or len(set(ranks)) != expected:
             raise StorageError(
-                f"checkpoint {checkpoint_id} was committed with {wanted} parts, and in "
-                f"{self._place.url} are {len(ranks)}, of ranks {sorted(set(ranks))}: all ranks "
+                f"checkpoint {checkpoint_id} was committed with {expected} parts, and in "
+                f"{self._store.url} are {len(ranks)}, of ranks {sorted(set(ranks))}: all ranks "
                 "have to save to the same place (a local_tier has to be a folder that they share)"
             )
 
-    def _check_whole(self, checkpoint_id: str, parts: list[Part], wanted: int) -> None:
+    def _check_whole(self, checkpoint_id: str, parts: list[Part], expected: int) -> None:
         """Make sure that what the coordinator has committed is all here."""
-        self._check_count(checkpoint_id, [part.rank for part in parts], wanted)
-        catalog = self._place.catalog
+        self._check_count(checkpoint_id, [part.rank for part in parts], expected)
+        catalog = self._store.catalog
         gone = catalog.missing({file for part in parts for file in part.pack_files})
         if gone:
             raise files_removed(catalog.backend.location(gone[0]))
@@ -407,70 +447,14 @@ def _tell_lost(
         log.warning("checkpoint.not_reported", id=checkpoint_id, reason=str(exc))
 
 
-def told_of(
-    place: CheckpointStore, retention: Retention | None, wanted: SaveRequest
-) -> dict[str, str]:
-    """What the coordinator is told of a commit: how long it is kept, and whether it is the last."""
-    told = {key: wanted.metadata[key] for key in (FINISHED_KEY,) if key in wanted.metadata}
-    if retention is None:
-        return told
-    return {**told, RETENTION_KEY: retention.told(), PLACE_KEY: place.url[:1024]}
-
-
-def announce(
-    place: CheckpointStore,
-    manifest: Manifest,
-    coordinator: CheckpointCoordinator,
-    told: Mapping[str, str] | None = None,
-) -> None:
-    """Tell the coordinator of a checkpoint; a writer that was replaced takes it back."""
-    try:
-        coordinator.commit_checkpoint(
-            manifest.checkpoint_id,
-            manifest.step,
-            epoch=manifest.epoch,
-            path=place.backend.location(manifest.name),
-            size_bytes=manifest.size_bytes,
-            is_full=manifest.is_full,
-            partial=False,
-            timeout_ms=COMMIT_MS,
-            **(told or {}),
-        )
-    except SyncError:
-        place.catalog.drop([CatalogEntry.of(manifest)])
-        raise
-    except StrataError as exc:
-        # It is stored and will be found; that the coordinator does not show it is no loss.
-        log.warning("checkpoint.not_announced", step=manifest.step, reason=str(exc))
+def new_id(step: int) -> str:
+    """The id of a new checkpoint of a single writer."""
+    return f"step-{step:012d}-{os.urandom(4).hex()}"
 
 
 def part_name(checkpoint_id: str, tag: str) -> str:
     """Where a rank's part of a shared checkpoint is stored; ``tag`` has the rank and writer."""
     return f"{PARTS}/{checkpoint_id}/{tag}part.json"
-
-
-def _manifest(
-    checkpoint_id: str,
-    sequence: int,
-    wanted: SaveRequest,
-    parts: tuple[Any, ...],
-    size: int,
-    written: int,
-    is_full: bool,
-) -> Manifest:
-    return Manifest(
-        checkpoint_id=checkpoint_id,
-        sequence=sequence,
-        step=wanted.step,
-        epoch=wanted.epoch,
-        is_full=is_full,
-        created_at=time.time(),
-        size_bytes=size,
-        written_bytes=written,
-        parts=parts,
-        metrics=wanted.metrics,
-        metadata=wanted.metadata,
-    )
 
 
 class ConditionReporter:
@@ -490,7 +474,7 @@ class ConditionReporter:
         self._tell([manifest.checkpoint_id], CheckpointCondition.GOOD)
 
     def damaged(
-        self, place: CheckpointStore, entry: CatalogEntry, error: CheckpointDamagedError
+        self, store: CheckpointStore, entry: CatalogEntry, error: CheckpointDamagedError
     ) -> None:
         """A checkpoint that is there cannot be read."""
         if self._find() is None or entry.name in self._damaged:
@@ -498,11 +482,11 @@ class ConditionReporter:
         ids: list[str] = []
         path = ""
         try:
-            if entry not in place.catalog.entries():
+            if entry not in store.catalog.entries():
                 return  # it was dropped since it was listed
-            ids = [place.catalog.manifest(entry).checkpoint_id]
+            ids = [store.catalog.manifest(entry).checkpoint_id]
         except StrataError:
-            path = place.backend.location(entry.name)
+            path = store.backend.location(entry.name)
         if self._tell(ids, CheckpointCondition.DAMAGED, path=path, detail=str(error)):
             self._damaged.add(entry.name)
 

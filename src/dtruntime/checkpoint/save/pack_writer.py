@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any
+
+import msgspec
 
 from ..._background import Ahead, Hold
 from ...errors import StorageError
 from ...storage.backend import StorageBackend, StreamWriter
 from ...telemetry import EventLog, tracing
 from ..file_format.chunks import LONGEST_CHAIN, ChunkIndex, Compressor, StoredChunk, difference
-from ..file_format.manifest import PACKS, Chunk, Extent, Pack, Part, digest_of
+from ..file_format.manifest import PACKS, Chunk, Pack, Part, digest_of
+from .staging import Content, Group, LentGroups
 
 log = EventLog("checkpoint")
 
 HEADER = 4096
 MAGIC = b"strata-pack 1\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Whole chunks of a stream that lie in memory one after the other."""
-
-    start: int
-    """Where the first begins in the stream."""
-    bounds: tuple[int, ...]
-    """Where each begins in the stream, and where the last ends."""
-    view: memoryview
-    done: Callable[[], None] = lambda: None
-    """Is called when the memory is not needed any more."""
-    steady: bool = False
-    """Nobody else can change the memory until then."""
 
 
 @dataclass(slots=True)
@@ -103,19 +91,20 @@ class PartWriter:
         self,
         backend: StorageBackend,
         pack_name: str,
+        content: Content,
         *,
         compressor: Compressor,
         known: ChunkIndex,
         differ: DeltaEncoder | None = None,
-        widths: Callable[[int], int] = lambda offset: 4,
     ) -> None:
-        """``known`` chunks are not stored again. ``widths`` says how large elements are."""
+        """``known`` chunks are not stored again."""
         self._backend = backend
+        self._content = content
+        self._lent = LentGroups()
         self.file = f"{PACKS}/{pack_name}"
         self._compressor = compressor
         self._known = known
         self._differ = differ
-        self._widths = widths
         self._own: dict[str, Chunk] = {}
         self._chunks: list[Chunk] = []
         self._bases: dict[str, Chunk] = {}
@@ -124,30 +113,23 @@ class PartWriter:
         self._writer: StreamWriter | None = None
         self.written = 0
 
-    def write(
-        self,
-        groups: Iterator[Group],
-        done: Callable[[Group], None] = lambda group: None,
-        done_with_all: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Store all chunks; nothing is left behind when it raises.
-
-        ``done`` is called with each group when its memory is not needed any more, and
-        ``done_with_all`` when no group's is because something failed: the next group may wait for
-        just that memory.
-        """
-        encoding = tracing.span("save.encode")
-        ahead = Ahead(self._encoded(groups, encoding), 2, "strata-encode")
+    def write(self) -> None:
+        """Store all chunks and give back their memory; nothing is left behind when it raises."""
+        lent = self._lent
+        groups = lent.track(self._content.groups)
+        ahead = Ahead(self._encoded(groups, tracing.span("save.encode")), 2, "strata-encode")
         try:
             for group, chunks in ahead:
-                hold = Hold(partial(done, group))
+                hold = Hold(partial(lent.done, group))
                 self._store(group, chunks, hold)
                 hold.drop()
             if self._writer is not None:
                 self._writer.finish()
         except BaseException:
             self.abort()
-            ahead.close(done_with_all)
+            # The next group may wait for the memory of those that were not written.
+            ahead.close(lent.done_with_all)
+            lent.done_with_all()
             raise
         ahead.close()
 
@@ -161,8 +143,8 @@ class PartWriter:
         except StorageError as exc:
             log.warning("checkpoint.not_deleted", file=self._writer.location, reason=str(exc))
 
-    def part(self, rank: int, kind: str, extents: tuple[Extent, ...], skeleton: Any) -> Part:
-        """What was written."""
+    def part(self, rank: int) -> Part:
+        """Describe what was written."""
         self._sizes[self.file] = self._writer.written if self._writer is not None else 0
         packs = [Pack(file, self._sizes[file]) for file in self._packs]
         if self._writer is None:
@@ -172,12 +154,12 @@ class PartWriter:
         length = self._chunks[-1].offset + self._chunks[-1].length if self._chunks else 0
         return Part(
             rank=rank,
-            kind=kind,
+            kind=self._content.kind,
             length=length,
             chunks=tuple(self._chunks),
             packs=tuple(packs),
-            extents=extents,
-            skeleton=skeleton,
+            extents=self._content.extents,
+            skeleton=self._content.skeleton,
             bases=tuple(self._bases.values()),
         )
 
@@ -199,7 +181,7 @@ class PartWriter:
         stored = self._known.find(chunk.digest, chunk.length)
         bases = self._known.with_bases(stored) if stored is not None else None
         if self._differ is not None:
-            width = self._widths(offset)
+            width = self._content.width_at(offset)
             different = self._differ.encode(chunk, view, width, self._known)
             if bases is None and different is not None:
                 return different
@@ -296,16 +278,7 @@ class PartWriter:
 
 
 def _at(chunk: Chunk, offset: int, pack: int) -> Chunk:
-    return Chunk(
-        offset,
-        chunk.length,
-        chunk.digest,
-        pack,
-        chunk.position,
-        chunk.stored,
-        chunk.codec,
-        chunk.base,
-    )
+    return msgspec.structs.replace(chunk, offset=offset, pack=pack)
 
 
 def _moved(chunk: Chunk) -> Chunk:

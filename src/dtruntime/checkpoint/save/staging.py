@@ -1,14 +1,18 @@
-"""Memory that checkpoints are copied into: allocated once, reused, and never more than allowed."""
+"""From a state in memory to groups of chunks, copied into memory that is reused and bounded."""
 
 from __future__ import annotations
 
+import array
 import bisect
+import mmap
+import queue
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,8 +20,14 @@ import numpy as np
 
 from ..._background import Hold, usable_cores
 from ..._buffers import new_pages
-from ..file_format.chunks import GROUP, StreamLayout, grouped, packed
-from .pack_writer import Group
+from ..._shutdown import shutdown
+from ...errors import StorageError
+from ...telemetry import EventLog
+from ..file_format.chunks import CHUNK, GROUP, StreamLayout, grouped, packed
+from ..file_format.manifest import Extent, digest_of
+from ..state_dict import Buffer, flatten
+
+log = EventLog("checkpoint")
 
 SLAB = GROUP
 """Memory is lent in pieces of this size: what is digested and stored together lies together."""
@@ -141,6 +151,142 @@ class StagingPool:
             slab.unpin = self.pin(slab.view)
             slab.pinned = True
         return slab
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Whole chunks of a stream that lie in memory one after the other."""
+
+    start: int
+    """Where the first begins in the stream."""
+    bounds: tuple[int, ...]
+    """Where each begins in the stream, and where the last ends."""
+    view: memoryview
+    done: Callable[[], None] = lambda: None
+    """Is called when the memory is not needed any more."""
+    steady: bool = False
+    """Nobody else can change the memory until then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The stream of a part while it is saved, and what describes it."""
+
+    kind: str
+    groups: Iterator[Group]
+    extents: tuple[Extent, ...] = ()
+    skeleton: Any = None
+    turn: StagingTurn | None = None
+    """The turn that groups are staged in as they are asked for, rather than by the caller."""
+
+    def release_rest(self) -> None:
+        """Give back the memory of all groups that are still to come."""
+        if self.turn is not None and isinstance(self.groups, Generator):
+            with self.turn:
+                self.groups.close()
+            return
+        try:
+            for group in self.groups:
+                group.done()
+        except BaseException as exc:
+            log.debug("checkpoint.abandoned", reason=str(exc))
+
+    def width_at(self, offset: int) -> int:
+        """The size of an element at an offset of the stream."""
+        number = bisect.bisect_right(self.extents, offset, key=lambda extent: extent.offset) - 1
+        return _itemsize(self.extents[number].dtype) if number >= 0 else 1
+
+
+def _itemsize(dtype: str) -> int:
+    bits = "".join(c for c in dtype.partition("_")[0] if c.isdigit())
+    return max(1, int(bits) // 8) if bits else 1
+
+
+class LentGroups:
+    """Groups whose memory is lent, and has to come back whatever happens."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, Group] = {}
+        self._lock = threading.Lock()
+
+    def track(self, groups: Iterable[Group]) -> Iterator[Group]:
+        """The same groups, remembered as they come."""
+        for group in groups:
+            with self._lock:
+                self._groups[group.start] = group
+            yield group
+
+    def done(self, group: Group) -> None:
+        """Give back a group's memory, once."""
+        with self._lock:
+            lent = self._groups.pop(group.start, None)
+        if lent is not None:
+            lent.done()
+            shutdown.moved()
+
+    def done_with_all(self) -> None:
+        """Give back everything."""
+        with self._lock:
+            groups = list(self._groups.values())
+        for group in groups:
+            self.done(group)
+
+
+class GroupQueue:
+    """Groups of chunks on their way from the caller to the writer; it is iterated once.
+
+    They are held back until all are copied, or until their memory is needed: digesting and writing
+    them meanwhile takes memory bandwidth from the caller, who waits.
+    """
+
+    def __init__(self) -> None:
+        self._groups: queue.SimpleQueue[Group | BaseException | None] = queue.SimpleQueue()
+        self._held: list[Group] | None = []
+
+    def put(self, group: Group) -> None:
+        """Hand over a group."""
+        if self._held is None:
+            self._groups.put(group)
+        else:
+            self._held.append(group)
+
+    def let_go(self) -> None:
+        """Hold nothing back any more."""
+        held, self._held = self._held or [], None
+        for group in held:
+            self._groups.put(group)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """There are no more groups, or there cannot be because of an error."""
+        self.let_go()
+        self._groups.put(error)
+
+    def __iter__(self) -> Iterator[Group]:
+        while isinstance(item := self._groups.get(), Group):
+            yield item
+        if item is not None:
+            raise item
+
+
+def groups_of(view: memoryview, *, steady: bool = False) -> Iterator[Group]:
+    """Memory that is saved where it lies; ``steady`` says that nobody can change it."""
+    bounds = (*range(0, view.nbytes, CHUNK), view.nbytes)
+    for group in grouped(bounds):
+        yield Group(group[0], group, view[group[0] : group[-1]], steady=steady)
+
+
+def watched(view: memoryview, groups: Iterator[Group], name: str) -> Iterator[Group]:
+    """Groups of memory that its owner could change; raises at the end if that happened."""
+    before = []
+    for group in groups:
+        before.append(digest_of(group.view))
+        yield group
+    for digest, group in zip(before, groups_of(view), strict=True):
+        if digest_of(group.view) != digest:
+            raise StorageError(
+                f"{name} was changed while it was being saved, and is not committed: do not write "
+                "to a buffer before the save's handle is done, or pass bytes"
+            )
 
 
 THREADS = 8
@@ -335,3 +481,45 @@ class _Filler:
             target[:] = view[first : first + target.nbytes]
         else:
             self._copies.append((target, view[first : first + target.nbytes]))
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a part is made of: buffers, or bytes that are saved where they lie."""
+
+    kind: str
+    skeleton: Any = None
+    buffers: Sequence[Buffer] = ()
+    view: memoryview | None = None
+    steady: bool = False
+    """Nobody can change the bytes."""
+
+
+def memory_of(state: Any) -> Memory:
+    """What a state dict, or anything bytes-like, consists of; arrays are states."""
+    if not isinstance(state, bytes | bytearray | memoryview | mmap.mmap | array.array):
+        tree = flatten(state)
+        return Memory("state", tree.skeleton, tree.buffers)
+    view = memoryview(state)
+    if not view.c_contiguous:
+        raise ValueError("a memoryview must be contiguous to be saved")
+    view = view.cast("B") if view.nbytes else memoryview(b"")
+    return Memory("bytes", view=view, steady=isinstance(state, bytes))
+
+
+def extents_of(sources: Sequence[Any], offsets: Sequence[int]) -> tuple[Extent, ...]:
+    """Where buffers, or what else has a size, a type and a key, lie in a stream."""
+    return tuple(
+        Extent(offset, source.nbytes, source.dtype, source.key)
+        for offset, source in zip(offsets, sources, strict=True)
+    )
+
+
+def check_versions(buffers: Sequence[Buffer], before: list[object], step: int) -> None:
+    """Raise ``StorageError`` when a buffer was changed while it was copied."""
+    for buffer, version in zip(buffers, before, strict=True):
+        if buffer.version() != version:
+            raise StorageError(
+                f"{buffer.key} was changed while step {step} was being copied, and the checkpoint "
+                "is not committed: do not train while save() runs"
+            )

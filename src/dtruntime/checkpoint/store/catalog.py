@@ -14,6 +14,7 @@ from ...errors import CheckpointDamagedError, StorageError, StorageNotFoundError
 from ...retention import Retention, RetentionCandidate
 from ...storage.backend import StorageBackend, StoredFile
 from ...telemetry import EventLog
+from ..file_format.chunks import ChunkIndex
 from ..file_format.manifest import (
     MANIFESTS,
     PACKS,
@@ -64,6 +65,8 @@ class Catalog:
         self._passed_over = range(0)
         """Sequences of checkpoints that were there when an older one was loaded."""
         self._manifests: dict[str, Manifest] = {}
+        self._chunks = "", ChunkIndex()
+        """The chunks of a checkpoint, by the name of its manifest."""
         self._needed_once: set[str] = set()
         """Files that a manifest has been seen to need."""
         self._unneeded: set[str] = set()
@@ -161,6 +164,42 @@ class Catalog:
             detail = "it is not the file that the checkpoint was committed with"
             raise CheckpointDamagedError(f"{where} is damaged: {detail}", file=where, detail=detail)
         return open_part(data, where)
+
+    def stored_chunks(self, rank: int | None = None, damaged: Collection[str] = ()) -> ChunkIndex:
+        """The chunks of the newest good checkpoint; none when it cannot be read.
+
+        With a ``rank`` only those of its part. Packs at ``damaged`` locations do not count.
+        """
+        newest = self.base()
+        if newest is None:
+            return ChunkIndex()
+        chunks = self._chunks[1] if self._chunks[0] == newest.name else None
+        if chunks is None:
+            try:
+                parts = self.manifest(newest).parts
+                chunks = ChunkIndex(self.part(part) for part in parts if rank in (None, part.rank))
+            except CheckpointDamagedError as exc:
+                self.note_damage(newest, exc)
+                return self.stored_chunks(rank, damaged)
+            except StorageError as exc:
+                log.warning("checkpoint.saved_in_full", reason=str(exc))
+                return ChunkIndex()
+            if rank is None:
+                self._chunks = newest.name, chunks
+        there = {
+            file.name: file.size
+            for file in self.backend.list(PACKS)
+            if self.backend.location(file.name) not in damaged
+        }
+        chunks.forget_missing(there)
+        chunks.forget(self.is_damaged)
+        return chunks
+
+    def remember_chunks(self, manifest: Manifest | None, part: Part | None = None) -> None:
+        """Spare the next `stored_chunks` reading a part that is the only one of a checkpoint."""
+        self._chunks = "", ChunkIndex()
+        if manifest is not None and part is not None and len(manifest.parts) == 1:
+            self._chunks = manifest.name, ChunkIndex([part])
 
     def with_id(self, checkpoint_id: str) -> Manifest | None:
         """A recent checkpoint by its id."""

@@ -1,4 +1,4 @@
-"""A place with checkpoints, opened when it is first used."""
+"""A storage backend with checkpoints: its catalog, this process as a writer, and retention."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
 
-from ...errors import CheckpointDamagedError, StorageError, StorageNotFoundError
+from ...errors import (
+    CheckpointDamagedError,
+    StorageError,
+    StorageNotFoundError,
+    StrataError,
+)
 from ...retention import Retention
-from ...storage import StorageBackend, open_backend
+from ...storage import StorageBackend
 from ...telemetry import EventLog
 from ..file_format.manifest import IDENTITY
 from .catalog import Catalog, CatalogEntry
@@ -21,48 +25,45 @@ from .writer_lock import WriterLock
 
 log = EventLog("checkpoint")
 
+LEFTOVER_SECONDS = 60.0
+"""Unfinished files of dead processes are removed when they are older."""
 _IDENTITY = re.compile(r"[0-9a-f]{32}")
 
 
 class CheckpointStore:
-    """A storage backend with its catalog, and this process's standing as a writer in it."""
+    """One place with checkpoints. Reading from it writes nothing."""
 
-    def __init__(
-        self, url: str, options: dict[str, Any], backend: StorageBackend | None = None
-    ) -> None:
-        """``backend`` is one that is open already; it stays its owner's, and is not closed."""
-        self.url = url
-        self._given = backend
-        self._options = options
-        self._catalog: Catalog | None = None
+    def __init__(self, backend: StorageBackend, url: str = "", *, is_owner: bool = False) -> None:
+        """``url`` is what messages call the place.
+
+        The backend is closed with the store if the store ``is_owner``.
+        """
+        self.backend = backend
+        self.url = url or backend.url
+        self.catalog = Catalog(backend)
+        self._is_owner = is_owner
         self._session: WriterLock | None = None
         self._lock = threading.Lock()
         self._closed = False
         self._process = os.getpid()
 
     @property
-    def catalog(self) -> Catalog:
-        """The checkpoints there; looking at them writes nothing."""
-        with self._lock:
-            return self._found()
-
-    @property
     def session(self) -> WriterLock:
-        """This writer; others can tell from then on that it lives."""
-        return self._open()[1]
-
-    @property
-    def backend(self) -> StorageBackend:
-        """What stores them."""
-        return self.catalog.backend
+        """This process as a writer; from then on other writers can see that it is alive."""
+        with self._lock:
+            if self._session is None:
+                session = WriterLock(self.backend)
+                session.open()
+                self._session = session
+            return self._session
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process made it, and has not closed it."""
+        """Whether this process opened it, and has not closed it."""
         return not self._closed and self._process == os.getpid()
 
     def identity(self) -> str:
-        """What tells this place from every other; written when it is first asked for."""
+        """A random name of this place, in a file that is written when it is first asked for."""
         try:
             data = self.backend.read(IDENTITY)
         except StorageNotFoundError:
@@ -71,9 +72,9 @@ class CheckpointStore:
                 return own
             data = self.backend.read(IDENTITY)
         try:
-            found = json.loads(data)["place"]
-            if _IDENTITY.fullmatch(found):
-                return str(found)
+            identity = json.loads(data)["place"]
+            if _IDENTITY.fullmatch(identity):
+                return str(identity)
         except (ValueError, KeyError, TypeError):
             pass
         raise StorageError(
@@ -94,52 +95,40 @@ class CheckpointStore:
         """Release everything."""
         self._closed = True
         with self._lock:
-            catalog, self._catalog = self._catalog, None
             session, self._session = self._session, None
         if session is not None:
             session.close()
-        if catalog is not None and self._given is None:
-            catalog.backend.close()
-
-    def _open(self) -> tuple[Catalog, WriterLock]:
-        with self._lock:
-            catalog = self._found()
-            if self._session is None:
-                session = WriterLock(catalog.backend)
-                session.open()
-                self._session = session
-            return catalog, self._session
-
-    def _found(self) -> Catalog:
-        if self._catalog is None:
-            self._catalog = Catalog(self._given or open_backend(self.url, **self._options))
-        return self._catalog
+        if self._is_owner:
+            self.backend.close()
 
 
 class Cleanup:
-    """Drops the checkpoints of a place that retention does not keep, and files nobody needs."""
+    """Deletes checkpoints that retention does not keep, and files that no checkpoint needs."""
 
     def __init__(
         self,
-        place: CheckpointStore,
+        store: CheckpointStore,
         retention: Retention,
         spares: Callable[[CatalogEntry], bool] = lambda entry: False,
         on_removed: Callable[[Iterable[str]], None] = lambda ids: None,
+        heal: Callable[[], bool] = lambda: True,
     ) -> None:
         """``spares`` says which checkpoints stay whatever retention says.
 
-        ``on_removed`` is called with the ids of checkpoints that were dropped.
+        ``on_removed`` is called with the ids of deleted checkpoints. ``heal`` is that of the
+        committer.
         """
-        self._place = place
+        self._store = store
         self._retention = retention
         self._spares = spares
         self._on_removed = on_removed
+        self._heal = heal
 
     def clean(self, *, for_good: bool = False) -> None:
-        """Drop both; a failure is logged, since the next time does it as well.
+        """Delete both; a failure is logged, since the next call tries again.
 
-        What a dropped checkpoint had stays for a save under way until the next time; ``for_good``
-        says that there will be none, and no save either.
+        The files of a deleted checkpoint stay until the next call, for a save under way that
+        refers to them; ``for_good`` promises that there is none, and deletes them at once.
         """
         try:
             self.retain()
@@ -147,14 +136,44 @@ class Cleanup:
             if for_good:
                 self.sweep()
         except StorageError as exc:
-            log.warning("checkpoint.not_cleaned", place=self._place.url, reason=str(exc))
+            log.warning("checkpoint.not_cleaned", place=self._store.url, reason=str(exc))
+
+    def make_room(self) -> bool:
+        """Delete what dead writers and failed saves have left; whether that succeeded."""
+        try:
+            # Before anything is swept: parts of what was committed must not be taken for leftovers.
+            self._heal()
+            # Whoever committed the last one may have died before it dropped the one too many.
+            self.retain()
+            self.sweep()
+            self._store.backend.sweep(LEFTOVER_SECONDS)
+        except StrataError as exc:
+            log.warning("checkpoint.not_cleaned", place=self._store.url, reason=str(exc))
+            return False
+        return True
+
+    def clean_at_end(self) -> None:
+        """Delete all that no checkpoint needs, since no save of this writer follows.
+
+        Not while others write here, who may refer to it, nor where something may be committed
+        whose manifest nobody has written yet.
+        """
+        if not self._store.session.is_alone():
+            return
+        try:
+            is_complete = self._heal()
+        except StrataError as exc:
+            log.warning("checkpoint.not_cleaned", place=self._store.url, reason=str(exc))
+            return
+        if is_complete:
+            self.clean(for_good=True)
 
     def retain(self) -> None:
-        """Drop checkpoints that retention does not keep."""
-        catalog, ids = self._place.catalog, dict[CatalogEntry, str]()
+        """Delete checkpoints that retention does not keep."""
+        catalog, ids = self._store.catalog, dict[CatalogEntry, str]()
 
         def spares(entry: CatalogEntry) -> bool:
-            # The id of one that is damaged is known to nobody any more.
+            # The id of a damaged checkpoint cannot be read.
             with contextlib.suppress(CheckpointDamagedError):
                 ids[entry] = catalog.manifest(entry).checkpoint_id
             return self._spares(entry)
@@ -163,6 +182,6 @@ class Cleanup:
         self._on_removed(ids[entry] for entry in dropped if entry in ids)
 
     def sweep(self) -> None:
-        """Drop files that no checkpoint needs, and what dead writers have left."""
-        self._place.catalog.sweep(self._place.session.is_dead)
-        self._place.session.forget_dead()
+        """Delete files that no checkpoint needs, and what dead writers have left."""
+        self._store.catalog.sweep(self._store.session.is_dead)
+        self._store.session.forget_dead()

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from dtruntime import CheckpointManager
 from dtruntime.checkpoint.file_format.manifest import Chunk, Pack, Part
 from dtruntime.checkpoint.load.pack_reader import TOGETHER, ChunkRead, PartReader, pack_reads
-from dtruntime.checkpoint.store import checkpoint_store
 from dtruntime.errors import CheckpointDamagedError, StorageError
-from dtruntime.storage import StorageBackend, open_backend
+from dtruntime.storage import open_backend
 from dtruntime.testing import RecordingBackend
 from dtruntime.testing.backends import Call
 
@@ -80,48 +79,31 @@ def test_bytes_arrive_where_they_are_wanted_and_are_copied_for_others() -> None:
     assert [one, other, some] == [b"abcdefgh", b"abcdefgh", b"cde"]
 
 
-@pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> list[RecordingBackend]:
-    made: list[RecordingBackend] = []
-
-    def opened(url: str, **options: object) -> StorageBackend:
-        made.append(RecordingBackend(open_backend(url, **options)))
-        return made[-1]
-
-    monkeypatch.setattr(checkpoint_store, "open_backend", opened)
-    return made
-
-
-def _reads(
-    folder: Path, state: dict[str, np.ndarray], recorded: list[RecordingBackend]
-) -> list[Call]:
+def _reads(folder: Path, state: dict[str, np.ndarray]) -> list[Call]:
     """What is read to load a state that has just been saved."""
-    with CheckpointManager(folder) as manager:
+    recorded = RecordingBackend(open_backend(folder))
+    with CheckpointManager(recorded) as manager:
         manager.save(state, 1).wait()
         manager.wait()
-        recorded[0].reset()
+        recorded.reset()
         loaded = manager.load_state(1)
     assert all(np.array_equal(loaded[name], array) for name, array in state.items())
-    return [call for call in recorded[0].calls if call.operation.startswith("read")]
+    return [call for call in recorded.calls if call.operation.startswith("read")]
 
 
-def test_layers_with_their_biases_are_loaded_in_few_requests(
-    tmp_path: Path, recorded: list[RecordingBackend]
-) -> None:
+def test_layers_with_their_biases_are_loaded_in_few_requests(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     state = {}
     for layer in range(40):
         state[f"{layer}.weight"] = rng.random(MIB // 8)
         state[f"{layer}.bias"] = rng.random(100 + layer)
-    reads = _reads(tmp_path, state, recorded)
+    reads = _reads(tmp_path, state)
     assert [call.operation for call in reads] == ["read_into"] * 3  # 40 MiB, and a little
 
 
-def test_what_occurs_many_times_is_read_once(
-    tmp_path: Path, recorded: list[RecordingBackend]
-) -> None:
+def test_what_occurs_many_times_is_read_once(tmp_path: Path) -> None:
     state = {f"{n}": np.full(MIB, 7, np.uint8) for n in range(20)}
-    reads = _reads(tmp_path, state, recorded)
+    reads = _reads(tmp_path, state)
     assert sum(call.size for call in reads) == MIB
 
 
@@ -144,26 +126,20 @@ class Unreadable(RecordingBackend):
 @pytest.mark.parametrize("number", [1, 2, 3])
 @pytest.mark.parametrize("compression", ["none", "gzip"])
 def test_chunks_of_a_request_that_fails_are_read_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, compression: str
+    tmp_path: Path, number: int, compression: str
 ) -> None:
     """Also those of which another request has a piece."""
     rng = np.random.default_rng(number)
     state = {f"{n}": rng.integers(0, 9, 7 * MIB + 5, np.uint8) for n in range(6)}
     with CheckpointManager(tmp_path, compression=compression) as manager:
         manager.save(state, 1).wait()
-    made: list[Unreadable] = []
-
-    def opened(url: str, **options: object) -> StorageBackend:
-        made.append(Unreadable(open_backend(url, **options)))
-        return made[-1]
-
-    monkeypatch.setattr(checkpoint_store, "open_backend", opened)
-    with CheckpointManager(tmp_path) as manager:
+    storage = Unreadable(open_backend(tmp_path))
+    with CheckpointManager(storage) as manager:
         assert manager.steps() == [1]
-        made[0].left = number
+        storage.left = number
         loaded = manager.load_state(1)
         # One of three requests failed; compressed, there are fewer.
-        assert made[0].left == number - 3 or compression == "gzip"
+        assert storage.left == number - 3 or compression == "gzip"
     assert all(np.array_equal(loaded[name], array) for name, array in state.items())
 
 

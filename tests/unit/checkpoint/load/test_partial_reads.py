@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from dtruntime.checkpoint.manager import CheckpointManager
-from dtruntime.checkpoint.store import checkpoint_store
 from dtruntime.errors import CheckpointNotFoundError
 from dtruntime.storage import open_backend
 from dtruntime.testing import RecordingBackend
@@ -15,7 +14,7 @@ MEGABYTE = 2**20
 
 
 @pytest.fixture
-def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecordingBackend:
+def recorded(tmp_path: Path) -> RecordingBackend:
     """A folder with a large state, and what is asked of it."""
     with CheckpointManager(tmp_path) as manager:
         rng = np.random.default_rng(0)
@@ -24,9 +23,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecordingBacken
             "own": {"optimizer": rng.bytes(5 * MEGABYTE), "loader": {"position": 12}},
         }
         manager.save(state, 7, epoch=2, metadata={"run": "a"}).wait()
-    backend = RecordingBackend(open_backend(tmp_path))
-    monkeypatch.setattr(checkpoint_store, "open_backend", lambda url, **options: backend)
-    return backend
+    return RecordingBackend(open_backend(tmp_path))
 
 
 def read_from_packs(backend: RecordingBackend) -> int:
@@ -37,8 +34,8 @@ def read_from_packs(backend: RecordingBackend) -> int:
     )
 
 
-def test_newest_is_told_without_reading_packs(recorded: RecordingBackend, tmp_path: Path) -> None:
-    with CheckpointManager(tmp_path) as manager:
+def test_newest_is_told_without_reading_packs(recorded: RecordingBackend) -> None:
+    with CheckpointManager(recorded) as manager:
         assert manager.newest_step() == 7
         assert recorded.counts == {"list": 1}
         info = manager.latest()
@@ -86,9 +83,9 @@ def test_damaged_manifest_is_passed_over(tmp_path: Path) -> None:
     ],
 )
 def test_only_chunks_of_the_wanted_keys_are_read(
-    recorded: RecordingBackend, tmp_path: Path, keys: list[str], most: int
+    recorded: RecordingBackend, keys: list[str], most: int
 ) -> None:
-    with CheckpointManager(tmp_path) as manager:
+    with CheckpointManager(recorded) as manager:
         loaded = manager.load_state(keys=keys)
         assert sorted(loaded) == sorted(keys)
         if "shared" in loaded:

@@ -119,7 +119,7 @@ def test_states_of_device_and_host_keep_to_the_memory_budget(tmp_path, host):
     with CheckpointManager(tmp_path, memory_budget=budget) as manager:
         for step in (1, 2):
             manager.save(state, step).wait()
-        assert manager._pipeline.pool.allocated <= budget
+        assert manager.engine.options.pool.allocated <= budget
         back = manager.load_state(2)
     assert all(torch.equal(back["gpu"][name], t) for name, t in state["gpu"].items())
     assert torch.equal(back["torch"], state["torch"])

@@ -90,7 +90,7 @@ def test_handles_and_managers_tell_what_was_measured(tmp_path):
 
 def test_handle_of_a_save_that_failed_has_measured_nothing(tmp_path, monkeypatch):
     with CheckpointManager(tmp_path) as manager:
-        monkeypatch.setattr(manager._place.backend, "writer", None)
+        monkeypatch.setattr(manager.engine.store.backend, "writer", None)
         handle = manager.save(b"x", 1)
         with pytest.raises(OSError, match="step 1 failed"):
             handle.wait()

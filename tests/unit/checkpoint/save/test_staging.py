@@ -59,7 +59,7 @@ def test_store_that_fails_while_memory_is_short_leaves_nobody_waiting(
 ) -> None:
     """The memory that the rest of a state waits for is that of what was not written."""
     states = _states(saves, slabs=2 * SLABS)
-    begun, backend = threading.Barrier(saves), manager._place.backend
+    begun, backend = threading.Barrier(saves), manager.engine.store.backend
     writer, failed = backend.writer, threading.Event()
 
     class Failing(StreamWriter):
@@ -136,7 +136,7 @@ def test_save_leaves_memory_to_one_that_is_still_being_fetched(
             buffer.copy_into(memoryview(copy))
         return [_Held(memoryview(copy), fetched) for copy in copies], True
 
-    monkeypatch.setattr(engine.Pipeline, "_sources", sources)
+    monkeypatch.setattr(engine.CheckpointEngine, "_sources", sources)
     manager.save(states[0], 0)
     second = threading.Thread(target=manager.save, args=(states[1], 1), daemon=True)
     second.start()

@@ -40,14 +40,14 @@ def test_distributed_checkpoints_are_uploaded_and_read_wherever_they_are(tmp_pat
 def test_parts_that_are_on_another_machine_are_noticed_at_the_save(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path / "main", local_tier=tmp_path / "local") as manager:
         writer = StrataWriter(manager, 1)
-        stored = writer._store_part
+        stored = writer._store_description
 
         def elsewhere(part):
             named = stored(part)
-            manager._place.backend.delete(named.file)
+            manager.engine.store.backend.delete(named.file)
             return named
 
-        writer._store_part = elsewhere  # type: ignore[method-assign]
+        writer._store_description = elsewhere  # type: ignore[method-assign]
         with pytest.raises(dcp.api.CheckpointException, match="all ranks share its folder"):
             dcp.save({"x": torch.ones(10)}, storage_writer=writer)
         assert manager.steps() == []

@@ -8,12 +8,11 @@ import pytest
 
 from dtruntime.checkpoint import CheckpointWriter
 from dtruntime.checkpoint.manager import CheckpointManager
-from dtruntime.checkpoint.store import checkpoint_store
 from dtruntime.errors import (
     ConfigError,
     StorageError,
 )
-from dtruntime.storage import StorageBackend, open_backend
+from dtruntime.storage import StorageBackend
 from dtruntime.testing import RecordingBackend
 from tests.support.checkpoint_tiers import Gate, Run, same, state
 
@@ -150,8 +149,8 @@ def test_newer_local_checkpoint_is_loaded_and_uploaded_by_the_next_manager(
     manager = run.manager()
     manager.save(state(1), 1).wait()
     manager.save(state(2), 2).wait()
-    manager._place.session.close()  # as the death of its process would
-    run._monkeypatch.setattr(checkpoint_store, "open_backend", open_backend)
+    manager.engine.store.session.close()  # as the death of its process would
+    run.unwrap_main()
     with run.manager() as successor:
         assert successor.latest().step == 2  # type: ignore[union-attr]
         assert same(successor.load_state(), state(2))
