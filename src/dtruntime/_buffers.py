@@ -211,11 +211,11 @@ def copy(source: memoryview, target: memoryview) -> None:
 
 def cut(views: Iterable[memoryview], start: int, end: int) -> Views:
     """The bytes from ``start`` to ``end``."""
-    found: Views = []
+    pieces: Views = []
     at = 0
     for view in views:
         piece = view[max(0, start - at) : max(0, end - at)]
         if piece.nbytes:
-            found.append(piece)
+            pieces.append(piece)
         at += view.nbytes
-    return found
+    return pieces

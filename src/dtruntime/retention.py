@@ -56,13 +56,13 @@ class Retention:
         if not isinstance(self.metric, str):
             raise TypeError(f"metric must be a name, not {type(self.metric).__name__}")
 
-    def told(self) -> str:
-        """The policy as JSON, for `from_told`."""
+    def to_json(self) -> str:
+        """The policy as JSON, for `from_json`."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
-    def from_told(cls, text: str) -> Self | None:
-        """Read what `told` wrote; None if the text is something else."""
+    def from_json(cls, text: str) -> Self | None:
+        """Read what `to_json` wrote; None if the text is something else."""
         try:
             return cls(**json.loads(text))
         except (TypeError, ValueError):

@@ -20,9 +20,9 @@ from ..errors import ShardError, ShardNotFoundError
 from .backend import changed, data_error, storage_errors
 from .object_client import (
     IMPATIENT,
-    Listing,
     ObjectUrl,
     StoreOptions,
+    list_pages,
     parse_object_url,
     store_for,
 )
@@ -67,11 +67,11 @@ def expand(path: str | os.PathLike[str], suffixes: Sequence[str] = ()) -> list[F
     Raises ``ShardNotFoundError`` if nothing is there, and ``StorageError`` if the store fails.
     """
     place = absolute(path)
-    found = _find_objects(parse_object_url(place)) if is_remote(place) else _find_files(place)
-    if isinstance(found, FileStat):
-        return [found]
+    stats = _find_objects(parse_object_url(place)) if is_remote(place) else _find_files(place)
+    if isinstance(stats, FileStat):
+        return [stats]
     named_by_glob = _WILDCARD.search(place) is not None
-    files = {name: stat for name, stat in found.items() if not _is_hidden(name)}
+    files = {name: stat for name, stat in stats.items() if not _is_hidden(name)}
     chosen = _choose(files, suffixes, named_by_glob)
     if not chosen:
         raise _nothing(place, files, suffixes, named_by_glob)
@@ -177,7 +177,7 @@ def _objects_under(
     store = store_for(url, patient=patient)
     options = StoreOptions() if patient else IMPATIENT
     with storage_errors("list", f"{url.base}{prefix}", data=True):
-        for page in Listing(store, prefix, options.retry_seconds).pages():
+        for page in list_pages(store, prefix, options.retry_seconds):
             for meta in page:
                 yield meta["path"][len(prefix) :].lstrip("/"), _object_stat(url, meta)
 
@@ -263,8 +263,8 @@ def _no_objects(url: ObjectUrl) -> dict[str, FileStat]:
         prefix = parse_object_url(place).key
         with storage_errors("list", place, data=True):
             listing = obstore.list_with_delimiter(store_for(url), prefix or None)
-        found = [*listing["common_prefixes"], *(meta["path"] for meta in listing["objects"])]
-        return [path.rpartition("/")[2] for path in found]
+        paths = [*listing["common_prefixes"], *(meta["path"] for meta in listing["objects"])]
+        return [path.rpartition("/")[2] for path in paths]
 
     if not url.key:
         raise ShardNotFoundError(f"{url} has no objects in it")

@@ -271,12 +271,12 @@ def _read_exactly(handle: int, offset: int, length: int) -> bytes:
 
 
 def _fill(handle: int, offset: int, views: Views) -> None:
-    for some in in_pieces(views):
-        while some:
-            size = os.preadv(handle, some, offset)
+    for batch in in_pieces(views):
+        while batch:
+            size = os.preadv(handle, batch, offset)
             if not size:
                 raise OSError(f"the file was truncated to {offset} bytes while it was read")
-            offset, some = offset + size, cut(some, size, size_of(some))
+            offset, batch = offset + size, cut(batch, size, size_of(batch))
 
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

@@ -2,7 +2,7 @@
 
 obstore retries by itself, with back-off and jitter: refused and cut connections, timeouts, 5xx and
 429, each part of an upload separately, and a download from where it broke off. Nothing here retries
-again, except for a listing that breaks off (`object_client.Listing`).
+again, except for a listing that breaks off (`object_client.list_pages`).
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from .backend import (
 )
 from .object_client import (
     RETRY_SECONDS,
-    Listing,
     ObjectUrl,
     StoreOptions,
     check_process,
+    list_pages,
     open_store,
     parse_object_url,
 )
@@ -221,7 +221,7 @@ class ObjectBackend(StorageBackend):
     def _list(self, prefix: str) -> Iterator[StoredFile]:
         # The slash keeps an object that has the prefix as its whole name apart.
         under = (self._under + prefix).rstrip("/")
-        pages = Listing(self._client(), under, self._retry_seconds).pages()
+        pages = list_pages(self._client(), under, self._retry_seconds)
         while True:
             with self._errors("list", prefix):
                 page = next(pages, None)
@@ -415,14 +415,6 @@ class AzureBackend(ObjectBackend):
         if account:
             tuning["config"] = {"account_name": account, **tuning.get("config", {})}
         super().__init__(f"az://{container}/{prefix}", *_options(tuning, {}))
-
-
-def open_objects(url: str, **options: Any) -> ObjectBackend:
-    """Return the backend of an object store's URL."""
-    place = place_of(url)
-    kinds: dict[str, type[Any]] = {"s3": S3Backend, "gs": GcsBackend, "az": AzureBackend}
-    backend: ObjectBackend = kinds[place.scheme](place.bucket, prefix=place.key, **options)
-    return backend
 
 
 def _options(tuning: Tuning, own: dict[str, Any]) -> tuple[StoreOptions, int, int]:

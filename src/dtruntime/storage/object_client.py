@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
+log = EventLog("storage")
+
 SCHEMES = ("s3", "gs", "az")
 RETRIES = 8
 RETRY_SECONDS = 60
@@ -32,6 +34,9 @@ BACKOFF = Backoff(first=0.1, longest=15.0)
 """Between attempts, of obstore and of listings."""
 IMPATIENT_SECONDS = 4
 """How long a store may take to answer whether it is there."""
+PAGE = 1000
+_BROKE_OFF = "list response body"
+"""In obstore's message if a response breaks off: it does not repeat such a request."""
 
 _ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
@@ -164,9 +169,12 @@ def _open_store(
     environment = dict(settings)
     named = (environment[name] for name in _ENDPOINTS[scheme] if environment.get(name))
     endpoint = options.endpoint or next(named, "")
+    client: ClientConfig = {"timeout": timedelta(seconds=options.request_seconds)}
+    if endpoint.lower().startswith("http://"):
+        client["allow_http"] = True
     arguments: dict[str, Any] = {
         **dict(options.config),
-        "client_options": _client_options(endpoint, options),
+        "client_options": client,
         "retry_config": _retry_config(options),
     }
     if options.anonymous:
@@ -188,13 +196,6 @@ def _open_store(
     return S3Store(bucket, **arguments)
 
 
-def _client_options(endpoint: str, options: StoreOptions) -> ClientConfig:
-    client: ClientConfig = {"timeout": timedelta(seconds=options.request_seconds)}
-    if endpoint.lower().startswith("http://"):
-        client["allow_http"] = True
-    return client
-
-
 def _retry_config(options: StoreOptions) -> RetryConfig:
     return {
         "max_retries": options.retries,
@@ -207,58 +208,39 @@ def _retry_config(options: StoreOptions) -> RetryConfig:
     }
 
 
-log = EventLog("storage")
+def list_pages(
+    store: ObjectStore, under: str, retry_seconds: float
+) -> Iterator[Sequence[ObjectMeta]]:
+    """Yield the objects under a prefix by the page, each once. Raises obstore's errors.
 
-PAGE = 1000
-_BROKE_OFF = "list response body"
-"""In obstore's message if a response breaks off: it does not repeat such a request."""
+    A response that breaks off is resumed from the last name; ``retry_seconds`` is how long that may
+    go on without any progress.
+    """
+    import obstore
 
+    def request() -> Iterator[Sequence[ObjectMeta]]:
+        return iter(obstore.list(store, under or None, offset=last or None, chunk_size=PAGE))
 
-class Listing:
-    """The objects under a prefix; resumed from the last name if a response breaks off."""
-
-    def __init__(self, store: ObjectStore, under: str, retry_seconds: float) -> None:
-        """``retry_seconds``: how long responses may keep breaking off without any progress."""
-        self._store = store
-        self._under = under
-        self._retry_seconds = retry_seconds
-        self._last = ""
-        self._in_order = True
-
-    def pages(self) -> Iterator[Sequence[ObjectMeta]]:
-        """Yield pages of objects, each object once. Raises obstore's errors."""
-        import obstore
-
-        pages, delays, deadline = self._request(), BACKOFF.delays(), 0.0
-        while True:
-            try:
-                page = next(pages, None)
-            except obstore.exceptions.BaseError as exc:
-                delay, now = next(delays), time.monotonic()
-                deadline = deadline or now + self._retry_seconds
-                if now + delay > deadline or not self._can_resume(exc):
-                    raise
-                log.info("storage.listing_broke_off", under=self._under, after=self._last)
-                time.sleep(delay)
-                pages = self._request()
-                continue
-            if page is None:
-                return
-            self._note(page)
-            delays, deadline = BACKOFF.delays(), 0.0
-            yield page
-
-    def _request(self) -> Iterator[Sequence[ObjectMeta]]:
-        import obstore
-
-        under, offset = self._under or None, self._last or None
-        return iter(obstore.list(self._store, under, offset=offset, chunk_size=PAGE))
-
-    def _can_resume(self, error: Exception) -> bool:
-        # Where names do not come in order, what comes after the last one is not the rest.
-        return self._in_order and _BROKE_OFF in str(error)
-
-    def _note(self, page: Sequence[ObjectMeta]) -> None:
+    last, in_order = "", True
+    pages, delays, deadline = request(), BACKOFF.delays(), 0.0
+    while True:
+        try:
+            page = next(pages, None)
+        except obstore.exceptions.BaseError as exc:
+            delay, now = next(delays), time.monotonic()
+            deadline = deadline or now + retry_seconds
+            # If names do not come in order, what follows the last one is not the rest.
+            can_resume = in_order and _BROKE_OFF in str(exc)
+            if now + delay > deadline or not can_resume:
+                raise
+            log.info("storage.listing_broke_off", under=under, after=last)
+            time.sleep(delay)
+            pages = request()
+            continue
+        if page is None:
+            return
         for meta in page:
-            self._in_order = self._in_order and self._last < meta["path"]
-            self._last = meta["path"]
+            in_order = in_order and last < meta["path"]
+            last = meta["path"]
+        delays, deadline = BACKOFF.delays(), 0.0
+        yield page

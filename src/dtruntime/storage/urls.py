@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,13 +22,12 @@ from .object_backend import (
     S3Backend,
     Tuning,
     lacks_obstore,
-    open_objects,
     place_of,
 )
 from .object_client import SCHEMES, parse_object_url, shown
 
 _SCHEME_OF = {"s3": "s3", "gcs": "gs", "azure": "az"}
-_KINDS: dict[str, type[StorageBackend]] = {
+_KINDS: dict[str, Callable[..., StorageBackend]] = {
     "file": LocalBackend,
     "memory": MemoryBackend,
     "s3": S3Backend,
@@ -72,7 +72,8 @@ def open_backend(place: str | os.PathLike[str], **options: Any) -> StorageBacken
         return MemoryBackend(text.partition("://")[2].strip("/") or "default", **options)
     if scheme == "file":
         return LocalBackend(_local_path(text), **options)
-    return open_objects(text, **options)
+    location = place_of(text)
+    return _KINDS[scheme](location.bucket, prefix=location.key, **options)
 
 
 def backend_options(place: str) -> set[str]:

@@ -187,7 +187,7 @@ class Committer(ABC):
         notes = {key: request.metadata[key] for key in (FINISHED_KEY,) if key in request.metadata}
         if self.retention is None:
             return notes
-        return notes | {RETENTION_KEY: self.retention.told(), PLACE_KEY: self._store.url[:1024]}
+        return notes | {RETENTION_KEY: self.retention.to_json(), PLACE_KEY: self._store.url[:1024]}
 
     def heal(self) -> bool:
         """Make visible what was committed by ranks that died before they could.

@@ -10,7 +10,7 @@ from dtruntime.retention import PLACE_KEY, RETENTION_KEY, WRITTEN_KEY, Retention
 
 
 def record(number: int, policy: Retention | None = None, place: str = "/c") -> CheckpointRecord:
-    told = {} if policy is None else {RETENTION_KEY: policy.told(), PLACE_KEY: place}
+    told = {} if policy is None else {RETENTION_KEY: policy.to_json(), PLACE_KEY: place}
     return CheckpointRecord(
         checkpoint_id=f"c-{number}",
         step=number * 10,
@@ -56,7 +56,7 @@ def test_nothing_is_said_of_what_is_not_known() -> None:
 
 def test_nonsense_from_the_wire_is_no_policy() -> None:
     for text in ("", "[]", "{", '{"keep_count": 0}', '{"other": 1}', '"x"', "null"):
-        assert Retention.from_told(text) is None
+        assert Retention.from_json(text) is None
 
 
 def test_what_writers_tell_is_not_the_users_metadata() -> None:

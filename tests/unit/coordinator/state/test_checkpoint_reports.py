@@ -137,7 +137,7 @@ def test_superseded_member_is_not_heard(bench: Bench, condition: CheckpointCondi
 
 def test_what_retention_drops_next_follows_from_what_is_there(bench: Bench) -> None:
     a, book = bench.register(), RetentionForecasts()
-    metadata = {RETENTION_KEY: Retention(keep_count=2).told(), PLACE_KEY: "/c"}
+    metadata = {RETENTION_KEY: Retention(keep_count=2).to_json(), PLACE_KEY: "/c"}
     for step in (1, 2, 3):
         bench.save(a, f"s{step}", partial=False, step=step, metadata=metadata)
 

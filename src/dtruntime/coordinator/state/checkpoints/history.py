@@ -147,7 +147,7 @@ class RetentionForecast:
         """``records`` in the order of their commits; the writer of the last one decides."""
         known = list(records)
         self._place = known[-1].metadata.get(PLACE_KEY) if known else None
-        policy = Retention.from_told(known[-1].metadata.get(RETENTION_KEY, "")) if known else None
+        policy = Retention.from_json(known[-1].metadata.get(RETENTION_KEY, "")) if known else None
         self._dropped: frozenset[int] | None = None
         if policy is not None and not policy.keep_best:
             here = [r for r in known if r.metadata.get(PLACE_KEY) == self._place]
