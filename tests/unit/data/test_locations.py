@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from dtruntime.errors import ShardError, ShardNotFoundError, StorageError
+from dtruntime.errors import (
+    ShardError,
+    ShardNotFoundError,
+    StorageError,
+    StoragePermissionError,
+    StorageThrottledError,
+)
 from dtruntime.storage import FileStat, download, expand, read_range, read_ranges, stream
-from dtruntime.storage.backend import message_of
+from dtruntime.storage.backend import message_of, storage_errors
 from dtruntime.storage.data_files import _fingerprint, glob_pattern
 from dtruntime.storage.object_client import parse_object_url, store_for
 from dtruntime.storage.urls import absolute
@@ -202,3 +209,29 @@ def test_store_used_before_a_fork_is_a_clear_error_in_the_child() -> None:
     os.close(writing)
     assert "multiprocessing_context='forkserver'" in os.read(reading, 10_000).decode()
     os.close(reading)
+
+
+class StoreAnswerError(Exception):
+    """Stands for obstore's errors, which are told by their module and text."""
+
+    __module__ = "obstore.exceptions"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "remedy"),
+    [
+        (StoreAnswerError("status code: 403 Forbidden"), StoragePermissionError, "use credentials"),
+        (StoreAnswerError("status code: 503 SlowDown"), StorageThrottledError, "fewer requests"),
+        (StoreAnswerError("connection refused"), StorageError, "connection refused"),
+        (OSError(errno.EIO, "I/O error"), StorageError, "the disk fails"),
+        (PermissionError(errno.EACCES, "no", "/d/x"), ShardError, "/d/x: this user has no"),
+        (FileNotFoundError("gone"), ShardNotFoundError, "cannot read s3://b/x: it does not exist"),
+    ],
+)
+def test_errors_of_data_name_the_file_and_the_remedy(
+    error: Exception, kind: type[Exception], remedy: str
+) -> None:
+    with pytest.raises(kind, match=remedy) as caught, storage_errors("read", "s3://b/x", data=True):
+        raise error
+    assert type(caught.value) is kind
+    assert caught.value.__cause__ is error
