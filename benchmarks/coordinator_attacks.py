@@ -7,34 +7,31 @@ attacked, and the coordinator's memory.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import grpc
 import httpx
 import psutil
-from rich.console import Console
 
+from dtruntime.bench.report import Announce, percentile
+from dtruntime.bench.tables import table
 from dtruntime.config import split_address
 from dtruntime.rpc.gen import coordinator_pb2 as pb
-from dtruntime.rpc.methods import METHODS
 from dtruntime.testing import LocalCoordinator
 
+from .coordinator.client import Client
 from .coordinator.raw_http2 import RawHttp2Client
-from .machine import describe
-from .tables import Row, table
+from .harness import MEGABYTE, Benchmark, Outcome, Row, environment
 
-RESULTS = Path(__file__).parent / "results"
 SOURCE = "127.0.0.2"
 """The attacker's address; the honest worker has 127.0.0.1."""
 BEATS_PER_SECOND = 50
@@ -43,31 +40,27 @@ NAMES = 12_000
 """More than a coordinator remembers."""
 
 
-class Client:
-    """Calls to a coordinator, nothing retried."""
+ATTACK = """
+import sys
+from benchmarks.coordinator_attacks import ATTACKS
+attack, url, http_url, seconds = sys.argv[1:]
+ATTACKS[attack](url, http_url, float(seconds))
+"""
+HEADINGS = (
+    "attack",
+    "p50 ms",
+    "p99 ms",
+    "max ms",
+    "failed",
+    "health",
+    "MB before",
+    "MB most",
+    "load",
+)
 
-    def __init__(self, url: str) -> None:
-        self._channel = grpc.insecure_channel(url.removeprefix("http://"))
 
-    def call(self, method: str, request: Any, timeout: float = 120.0) -> object:
-        """Make a call."""
-        known = METHODS[method]
-        stub = self._channel.unary_unary(
-            known.path,
-            request_serializer=known.request.SerializeToString,
-            response_deserializer=known.reply.FromString,
-        )
-        return stub(request, timeout=timeout)
-
-    def begin(self, method: str, request: Any) -> grpc.Future:
-        """Begin a call."""
-        known = METHODS[method]
-        stub = self._channel.unary_unary(
-            known.path,
-            request_serializer=known.request.SerializeToString,
-            response_deserializer=known.reply.FromString,
-        )
-        return stub.future(request, timeout=120.0)
+def _client(url: str) -> Client:
+    return Client(grpc.insecure_channel(url.removeprefix("http://")))
 
 
 class Forwarder:
@@ -106,9 +99,8 @@ def quiet(url: str, http_url: str, seconds: float) -> None:
 
 def large_dataset(url: str, http_url: str, seconds: float) -> None:
     """Ask for shards of datasets with as many as are allowed, in ever other epochs."""
-    client, end = Client(Forwarder(url).url), time.monotonic() + seconds
+    client, end = _client(Forwarder(url).url), time.monotonic() + seconds
     member = client.call("RegisterWorker", pb.WorkerInfo(job="large"))
-    assert isinstance(member, pb.WorkerRegistration)
     for number in range(4):
         request = pb.DatasetInfo(
             job="large",
@@ -153,7 +145,7 @@ def unread_answers(url: str, http_url: str, seconds: float) -> None:
         layout=layout,
         index=bytes(4 * 2**20 - 4096),
     )
-    Client(url).call("RegisterDataset", dataset)
+    _client(url).call("RegisterDataset", dataset)
     request = pb.DatasetRequest(job="unread", dataset_id="d", full=True)
     end = time.monotonic() + seconds
     with RawHttp2Client(url, SOURCE) as client:
@@ -164,7 +156,7 @@ def unread_answers(url: str, http_url: str, seconds: float) -> None:
 
 def empty_worlds(url: str, http_url: str, seconds: float) -> None:
     """Register one of 65,536 workers in job after job, and open barriers that nobody comes to."""
-    client, end = Client(Forwarder(url).url), time.monotonic() + seconds
+    client, end = _client(Forwarder(url).url), time.monotonic() + seconds
     with ExitStack() as stack:
         number = 0
         while time.monotonic() < end and number < 2000:
@@ -174,8 +166,8 @@ def empty_worlds(url: str, http_url: str, seconds: float) -> None:
                 member = client.call("RegisterWorker", pb.WorkerInfo(job=job, world_size=65_536))
             except grpc.RpcError:
                 continue
-            assert isinstance(member, pb.WorkerRegistration)
-            waiting = stack.enter_context(RawHttp2Client(url, SOURCE)) if number % 50 == 1 else None
+            waits = number % 50 == 1
+            waiting = stack.enter_context(RawHttp2Client(url, SOURCE)) if waits else None
             for barrier in range(10 if waiting else 0):
                 request = pb.BarrierRequest(
                     job=job,
@@ -186,14 +178,13 @@ def empty_worlds(url: str, http_url: str, seconds: float) -> None:
                     ticket=barrier + 1,
                     timeout_ms=600_000,
                 )
-                assert waiting is not None
                 waiting.ask("WaitBarrier", request)
         time.sleep(max(0.0, end - time.monotonic()))
 
 
 def job_names(url: str, http_url: str, seconds: float) -> None:
     """Use up names of jobs."""
-    client, end, names = Client(Forwarder(url).url), time.monotonic() + seconds, 0
+    client, end, names = _client(Forwarder(url).url), time.monotonic() + seconds, 0
     while time.monotonic() < end or names < NAMES:
         jobs = [f"name-{names + number}" for number in range(AT_ONCE)]
         begun = [client.begin("RegisterWorker", pb.WorkerInfo(job=job)) for job in jobs]
@@ -282,9 +273,8 @@ class Measured:
 
 def beat(url: str, until: threading.Event, took: list[float], failed: list[str]) -> None:
     """Send heartbeats at a fixed rate and time them."""
-    client = Client(url)
+    client = _client(url)
     member = client.call("RegisterWorker", pb.WorkerInfo(job="honest"))
-    assert isinstance(member, pb.WorkerRegistration)
     request = pb.HeartbeatRequest(
         job="honest", worker_id=member.worker_id, incarnation=member.incarnation
     )
@@ -297,7 +287,7 @@ def beat(url: str, until: threading.Event, took: list[float], failed: list[str])
         took.append(time.perf_counter() - began)
 
 
-def measure(attack: str, seconds: float) -> Measured:
+def attacked(attack: str, seconds: float) -> Measured:
     """Attack a fresh coordinator while an honest worker beats."""
     took: list[float] = []
     failed: list[str] = []
@@ -307,9 +297,8 @@ def measure(attack: str, seconds: float) -> Measured:
         honest.start()
         process = psutil.Process(coordinator.pid)
         before = most = process.memory_info().rss
-        places = ["--url", coordinator.url, "--http-url", coordinator.http_url]
-        command = [sys.executable, "-m", "benchmarks.coordinator_attacks", "--attack", attack]
-        attacker = subprocess.Popen([*command, *places, "--seconds", str(seconds)])
+        arguments = attack, coordinator.url, coordinator.http_url, str(seconds)
+        attacker = subprocess.Popen([sys.executable, "-c", ATTACK, *arguments])
         health, asked_at = 0, time.monotonic() + seconds * 0.75
         while attacker.poll() is None:
             most = max(most, process.memory_info().rss)
@@ -318,17 +307,16 @@ def measure(attack: str, seconds: float) -> Measured:
             time.sleep(0.02)
         stop.set()
         honest.join()
-    took.sort()
     return Measured(
         attack=attack,
         beats=len(took),
-        p50_ms=1000 * took[len(took) // 2],
-        p99_ms=1000 * took[int(len(took) * 0.99)],
-        max_ms=1000 * took[-1],
+        p50_ms=1000 * (percentile(took, 50) or 0.0),
+        p99_ms=1000 * (percentile(took, 99) or 0.0),
+        max_ms=1000 * max(took),
         failed=len(failed),
         health=health,
-        memory_mb=most / 1e6,
-        memory_before_mb=before / 1e6,
+        memory_mb=most / MEGABYTE,
+        memory_before_mb=before / MEGABYTE,
         load=os.getloadavg()[0],
     )
 
@@ -341,69 +329,42 @@ def health_of(http_url: str) -> int:
         return 0
 
 
-def show(measured: Sequence[Measured], console: Console) -> None:
-    """Print the table."""
-    rows: list[Row] = [
-        [
-            one.attack,
-            f"{one.p50_ms:.1f}",
-            f"{one.p99_ms:.1f}",
-            f"{one.max_ms:.0f}",
-            str(one.failed),
-            str(one.health),
-            f"{one.memory_before_mb:.0f}",
-            f"{one.memory_mb:.0f}",
-            f"{one.load:.1f}",
-        ]
-        for one in measured
+def _row(one: Measured) -> Row:
+    return [
+        one.attack,
+        f"{one.p50_ms:.1f}",
+        f"{one.p99_ms:.1f}",
+        f"{one.max_ms:.0f}",
+        str(one.failed),
+        str(one.health),
+        f"{one.memory_before_mb:.0f}",
+        f"{one.memory_mb:.0f}",
+        f"{one.load:.1f}",
     ]
-    headings = (
-        "attack",
-        "p50 ms",
-        "p99 ms",
-        "max ms",
-        "failed",
-        "health",
-        "MB before",
-        "MB most",
-        "load",
-    )
-    console.print(table("An honest worker's heartbeats, and the coordinator", headings, rows))
 
 
-def arguments() -> argparse.Namespace:
-    """What the command line says."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.coordinator_attacks", description=__doc__
-    )
-    parser.add_argument("--quick", action="store_true", help="a minute, noisier numbers")
-    parser.add_argument("--only", action="append", choices=ATTACKS, help="this attack; repeatable")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON file")
-    for name in ("--attack", "--url", "--http-url"):
-        parser.add_argument(name, help=argparse.SUPPRESS)
-    parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
-    return parser.parse_args()
-
-
-def main() -> int:
-    """Measure all attacks and show what they did."""
-    options = arguments()
-    if options.attack:
-        ATTACKS[options.attack](options.url, options.http_url, options.seconds)
-        return 0
+def measure(options: argparse.Namespace, scratch: Path, announce: Announce) -> Outcome:
+    """Measure each attack."""
     seconds = 5.0 if options.quick else 30.0
-    measured = [measure(name, seconds) for name in options.only or ATTACKS]
-    show(measured, Console())
-    options.results.mkdir(parents=True, exist_ok=True)
-    found = {
-        "machine": describe(["grpcio", "pygrpc-native"]),
-        "seconds": seconds,
-        "attacks": [asdict(one) for one in measured],
-    }
-    target = options.results / "coordinator_attacks.json"
-    target.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    return 0
+    here = environment(["grpcio", "pygrpc-native"])
+    measured = []
+    for attack in options.only:
+        announce(attack)
+        measured.append(attacked(attack, seconds))
+    title = "An honest worker's heartbeats, and the coordinator"
+    return Outcome(
+        tables=[table(HEADINGS, map(_row, measured), title)],
+        document={"environment": here, "seconds": seconds, "attacks": measured},
+    )
 
+
+BENCHMARK = Benchmark(
+    name="coordinator_attacks",
+    description="what the others feel of an attack by one client",
+    quick="a minute",
+    measure=measure,
+    parts=tuple(ATTACKS),
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCHMARK.main())

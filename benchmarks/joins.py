@@ -22,13 +22,12 @@ import numpy as np
 from rich.console import Console
 
 from dtruntime import CheckpointManager, Recovery, Run
+from dtruntime.bench.tables import table
 from dtruntime.client.observer import Observer
 from dtruntime.testing import LocalCoordinator, eventually
 
-from .machine import describe
-from .tables import Row, table
+from .harness import environment, save_results
 
-RESULTS = Path(__file__).parent / "results"
 STEP_SECONDS = 0.02
 SETTLED_STEPS = 25
 """So many steps are done with each crew before the next worker joins."""
@@ -167,16 +166,15 @@ def main() -> None:
         return
     with TemporaryDirectory() as folder:
         joined = measure(Path(folder), given.joins, given.mib)
-    rows: list[Row] = [
+    rows = [
         [str(world), f"{pause:.2f}", f"{loading:.2f}", f"{pause - loading:.2f}"]
         for world, (pause, loading) in enumerate(joined, start=2)
     ]
     title = f"joins, with a state of {given.mib} MiB; seconds"
     headings = ["workers then", "longest pause", "loading in it", "beyond loading"]
-    Console().print(table(title, headings, rows))
-    RESULTS.mkdir(exist_ok=True)
-    found = {"joins": joined, "mib": given.mib, "machine": describe(["dtruntime", "numpy"])}
-    (RESULTS / "joins.json").write_text(json.dumps(found, indent=2) + "\n")
+    Console().print(table(headings, rows, title))
+    here = environment(["dtruntime", "numpy"])
+    save_results({"joins": joined, "mib": given.mib, "environment": here}, "joins")
 
 
 if __name__ == "__main__":

@@ -6,53 +6,33 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from unittest import mock
 
 from rich.console import Console
 
+from dtruntime import TrainingOrchestrator
+from dtruntime.bench.report import in_turn
+from dtruntime.bench.tables import table
 from dtruntime.testing import LocalCoordinator
 
-from .tables import Row, table
+from .coordinator.servers import SETTINGS, SILENCE_MS
+from .processes import Handler, Process, serve
 
-WORKER = """
-import json, sys, time
-from dtruntime import TrainingOrchestrator
-
-def seconds(call, calls):
-    began = time.perf_counter()
-    for _ in range(calls):
-        call()
-    return (time.perf_counter() - began) / calls
-
-calls = int(sys.argv[1])
-with TrainingOrchestrator(world_size=1, heartbeat_interval_ms=60_000) as worker:
-    worker.register()
-    for line in sys.stdin:
-        cpu = time.process_time()
-        took = {"barrier": seconds(lambda: worker.barrier("b"), calls)}
-        took["barrier CPU"] = (time.process_time() - cpu) / calls
-        took["heartbeat"] = seconds(worker.beat, calls)
-        print(json.dumps(took), flush=True)
-"""
 RATIOS = (None, 0.0, 0.1, 1.0)
 """None: no collector is configured."""
-SETTINGS: dict[str, str | int | float] = {
-    "worker_rate_limit": 1_000_000,
-    "peer_rate_limit": 1_000_000,
-    "heartbeat_timeout_ms": 600_000,
-}
+MEASURES = ("barrier", "barrier CPU", "heartbeat")
 
 
-class Taker(BaseHTTPRequestHandler):
-    """A collector that takes everything and keeps nothing."""
+class Collector(BaseHTTPRequestHandler):
+    """Takes everything and keeps nothing."""
 
     protocol_version = "HTTP/1.1"
 
@@ -68,95 +48,76 @@ class Taker(BaseHTTPRequestHandler):
 
 @contextmanager
 def collector() -> Iterator[str]:
-    """Its address."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Taker)
+    """The address of one."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()
 
 
-@dataclass
-class Contender:
-    """A coordinator and a worker that trace as much as each other."""
-
-    ratio: float | None
-    process: subprocess.Popen[str]
-
-    def measure(self) -> dict[str, float]:
-        """Seconds per call."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        print(file=self.process.stdin, flush=True)
-        measured: dict[str, float] = json.loads(self.process.stdout.readline())
-        return measured
-
-
 @contextmanager
-def contender(ratio: float | None, endpoint: str, calls: int) -> Iterator[Contender]:
-    """Started with the variables that it needs."""
+def contender(ratio: float | None, endpoint: str) -> Iterator[Process]:
+    """A coordinator and a worker that trace as much as each other; yields the worker."""
     traced = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "STRATA_TRACE_RATIO": str(ratio)}
-    before = {name: os.environ.pop(name, None) for name in traced}
-    if ratio is not None:
-        os.environ.update(traced)
-    try:
-        with LocalCoordinator(heartbeat_interval_ms=1000, settings=SETTINGS) as coordinator:
-            process = subprocess.Popen(
-                [sys.executable, "-c", WORKER, str(calls)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                env={**os.environ, "COORDINATOR_URL": coordinator.url},
-            )
-            for name, value in before.items():
+    with ExitStack() as stack:
+        with mock.patch.dict(os.environ):  # which both inherit
+            for name, value in traced.items():
                 os.environ.pop(name, None)
-                if value is not None:
+                if ratio is not None:
                     os.environ[name] = value
-            try:
-                yield Contender(ratio, process)
-            finally:
-                process.kill()
-                process.wait()
-    finally:
-        os.environ.update({name: value for name, value in before.items() if value is not None})
+            coordinator = LocalCoordinator(heartbeat_timeout_ms=SILENCE_MS, settings=SETTINGS)
+            stack.enter_context(coordinator)
+            process = Process("benchmarks.tracing", {"url": coordinator.url})
+        yield stack.enter_context(process)
 
 
-def name_of(ratio: float | None) -> str:
-    """As the table calls it."""
-    return "off" if ratio is None else f"ratio {ratio:g}"
+def _prepare(order: dict[str, Any]) -> Handler:
+    """A worker that makes calls when it is asked to, and says how many seconds each took."""
+    url = order["url"]
+    worker = TrainingOrchestrator(coordinator_url=url, world_size=1, heartbeat_interval_ms=60_000)
+    worker.register()
+
+    def seconds(call: Callable[[], object], calls: int) -> float:
+        began = time.perf_counter()
+        for _ in range(calls):
+            call()
+        return (time.perf_counter() - began) / calls
+
+    def measure(question: dict[str, int]) -> list[float]:
+        calls, cpu = question["calls"], time.process_time()
+        barrier = seconds(lambda: worker.barrier("b"), calls)
+        cpu = (time.process_time() - cpu) / calls
+        return [barrier, cpu, seconds(worker.beat, calls)]
+
+    return measure
 
 
-def main() -> int:
+def main() -> None:
     """Measure and show."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tracing", description=__doc__)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--calls", type=int, default=100)
     options = parser.parse_args()
-    took: dict[float | None, list[dict[str, float]]] = {ratio: [] for ratio in RATIOS}
+    took: dict[float | None, list[list[float]]] = {ratio: [] for ratio in RATIOS}
     with ExitStack() as stack:
         endpoint = stack.enter_context(collector())
-        contenders = [
-            stack.enter_context(contender(ratio, endpoint, options.calls)) for ratio in RATIOS
-        ]
-        for one in contenders:
-            one.measure()
-        for number in range(options.rounds):
-            for one in contenders if number % 2 else contenders[::-1]:
-                took[one.ratio].append(one.measure())
-    rows: list[Row] = []
-    for ratio, rounds in took.items():
-        row: Row = [name_of(ratio)]
-        for name in rounds[0]:
-            # The best of many short rounds: a busy machine only adds.
-            ours, off = (min(one[name] for one in some) for some in (rounds, took[None]))
+        workers = {ratio: stack.enter_context(contender(ratio, endpoint)) for ratio in RATIOS}
+        for number in range(options.rounds + 1):
+            for ratio in in_turn(RATIOS, number):
+                seconds = workers[ratio].ask({"calls": options.calls})
+                if number:  # the first warms up
+                    took[ratio].append(seconds)
+    # The best of many short rounds: a busy machine only adds.
+    best = {ratio: [min(times) for times in zip(*of, strict=True)] for ratio, of in took.items()}
+    rows = []
+    for ratio, times in best.items():
+        row = ["off" if ratio is None else f"ratio {ratio:g}"]
+        for ours, off in zip(times, best[None], strict=True):
             row += [f"{ours * 1e6:.0f}", f"{ours / off:.2f}"]
         rows.append(row)
-    headings = ["tracing"]
-    for name in took[None][0]:
-        headings += [f"{name} µs", "ratio"]
-    Console().print(table("What tracing costs one worker", headings, rows))
-    return 0
+    headings = ["tracing", *(text for name in MEASURES for text in (f"{name} µs", "ratio"))]
+    Console().print(table(headings, rows, "What tracing costs one worker"))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    serve(_prepare) if sys.argv[1:2] and sys.argv[1].startswith("{") else main()

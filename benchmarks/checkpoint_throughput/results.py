@@ -1,46 +1,26 @@
-"""Everything one run measured, and how it compares with the targets."""
+"""Everything one run measured, and how contenders compare."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
 
-from ..tables import Target
-from .contenders.base import Kind
-from .profiles import GIB, MIB
+from dtruntime.bench.report import Times
 
+from ..harness import Kind
+
+MIB, GIB = 2**20, 2**30
 STRATA_BYTES, STRATA_TENSORS, STRATA_ARRAYS = "Strata, bytes", "Strata, tensors", "Strata, arrays"
 FIO_DIRECT, FIO_BUFFERED = "fio, direct", "fio, buffered + fsync"
 LOOP_DIRECT, MEMCPY = "direct pwrite + fsync", "memcpy"
 READ_NEW, RAW_OBSTORE, RAW_AGAIN = "read, new memory", "raw obstore", "raw obstore, again"
-BYTES_STALL_MS = 1.0
-STALL_OF_MEMCPY = 1.3
-DURABLE_OF_DISK = 0.9
-S3_OF_RAW = 0.95
-PEAK_OF_STATE = 1.1
-MOST_STORED = {"LoRA-like: adapters, optimizer": 0.05, "bf16, weights": 0.4}
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Seconds of repeated measurements."""
-
-    median: float
-    best: float
-    worst: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Self | None:
-        """The median and the extremes, if there is anything."""
-        return cls(statistics.median(values), min(values), max(values)) if values else None
-
-    @property
-    def spread(self) -> float:
-        """How far they lie apart, of the median."""
-        return (self.worst - self.best) / self.median
+def title_of(size: int) -> str:
+    """A size in words."""
+    return f"{size // GIB} GiB" if size >= GIB else f"{size // MIB} MiB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +53,27 @@ class Runner:
     warm_loads: list[float] = field(default_factory=list)
     cold_loads: list[float] = field(default_factory=list)
     peaks: list[int] = field(default_factory=list)
-    """Bytes."""
+    """Bytes by which memory grew during a first save."""
 
-    def add(self, answer: Mapping[str, Any]) -> None:
-        """Take in one turn; its first save stands for itself."""
-        self.first_stalls += answer["stalls"][:1]
-        self.first_durables += answer["durables"][:1]
-        self.stalls += answer["stalls"][1:]
-        self.durables += answer["durables"][1:]
-        self.warm_loads += answer["warm_loads"]
-        self.cold_loads += answer["cold_loads"]
-        self.peaks.append(answer["peak_bytes"])
+    def saved(self, answer: Sequence[float], *, is_first: bool) -> None:
+        """Take in a save; the first one of a process stands for itself."""
+        stall, durable, growth = answer
+        if is_first:
+            self.first_stalls.append(stall)
+            self.first_durables.append(durable)
+            self.peaks.append(int(growth))
+        else:
+            self.stalls.append(stall)
+            self.durables.append(durable)
+
+    def times(self, what: str) -> Times | None:
+        """The statistics of the times of one sort, if there are any."""
+        times = getattr(self, what)
+        return Times.of(times) if times else None
 
     def median(self, what: str) -> float | None:
         """Of the times of one sort."""
-        times = Times.of(getattr(self, what))
+        times = self.times(what)
         return None if times is None else times.median
 
     def mean(self, what: str) -> float | None:
@@ -124,7 +110,6 @@ class Increment:
 class Results:
     """One run of the benchmark."""
 
-    environment: Mapping[str, object]
     runners: Sequence[Runner] = ()
     increments: Sequence[Increment] = ()
 
@@ -132,10 +117,14 @@ class Results:
         """What was measured in a part."""
         return [runner for runner in self.runners if runner.part == part]
 
+    def sizes(self, part: str) -> list[int]:
+        """Those of a part, smallest first."""
+        return sorted({runner.size for runner in self.of(part)})
+
     def find(self, part: str, name: str, size: int) -> Runner | None:
         """One contender with one size."""
-        found = (r for r in self.of(part) if (r.name, r.size) == (name, size))
-        return next((r for r in found if not r.error), None)
+        same = (r for r in self.of(part) if (r.name, r.size) == (name, size) and not r.error)
+        return next(same, None)
 
     def ratio(self, one: Runner | None, other: Runner | None, what: str) -> float | None:
         """How many times as long one takes as another, by their medians."""
@@ -149,7 +138,7 @@ class Results:
         raw = [self.find("s3", name, runner.size) for name in (RAW_OBSTORE, RAW_AGAIN)]
         limits = [getattr(limit, what) for limit in raw if limit is not None]
         times: Sequence[float] = getattr(runner, what)
-        if runner.error or len(limits) < 2 or len(times) < 2:
+        if runner.part != "s3" or runner.error or len(limits) < 2 or len(times) < 2:
             return None
         between = [statistics.fmean(pair) for pair in zip(*limits, strict=True)]
         ratios = [limit / time for limit, time in zip(between, times, strict=True)]
@@ -165,79 +154,18 @@ class Results:
                     return limit
         return None
 
-    def failures(self) -> list[tuple[str, str]]:
+    def of_disk(self, runner: Runner) -> float | None:
+        """How fast it was durable, of what the disk can do."""
+        return self.ratio(self.disk_limit(runner), runner, "durables")
+
+    def failures(self) -> list[str]:
         """Who could not be measured, and why."""
         runners = [(f"{r.part}, {r.size // MIB:,} MiB, {r.name}", r.error) for r in self.runners]
-        return [
-            (name, error)
-            for name, error in [*runners, *((i.name, i.error) for i in self.increments)]
-            if error
-        ]
+        increments = [(each.name, each.error) for each in self.increments]
+        return [f"{name}: {error}" for name, error in [*runners, *increments] if error]
 
     def strata_failed(self) -> bool:
         """Whether Strata itself could not be measured where there was room for it."""
-        ours = [r for r in self.runners if r.kind is Kind.STRATA]
-        failed = [r for r in ours if r.error and not r.error.startswith("skipped")]
-        return bool(failed) or any(i.error for i in self.increments)
-
-    def targets(self) -> list[Target]:
-        """Every target whose measurement was made."""
-        return [
-            *self._stall_targets(),
-            *self._durable_targets(),
-            *self._s3_targets(),
-            *self._increment_targets(),
-            *self._memory_targets(),
-        ]
-
-    def _stall_targets(self) -> Iterable[Target]:
-        plain = self.find("local", STRATA_BYTES, GIB)
-        if plain is not None and (stall := plain.median("stalls")) is not None:
-            wanted = f"< {BYTES_STALL_MS:g} ms"
-            met = stall * 1000 < BYTES_STALL_MS
-            yield Target("stall, 1 GiB of bytes", wanted, f"{stall * 1000:.2f} ms", met)
-        tensors = self.find("local", STRATA_TENSORS, GIB)
-        ratio = self.ratio(tensors, self.find("local", MEMCPY, GIB), "stalls")
-        if ratio is not None:
-            wanted = f"≤ {STALL_OF_MEMCPY:g}× memcpy"
-            met = ratio <= STALL_OF_MEMCPY
-            yield Target("stall, 1 GiB of tensors", wanted, f"{ratio:.2f}×", met)
-
-    def _durable_targets(self) -> Iterable[Target]:
-        local = [self.find("local", name, GIB) for name in (STRATA_BYTES, STRATA_TENSORS)]
-        together = [r for r in self.of("writers") if r.kind is Kind.STRATA]
-        for runner in [*(r for r in local if r is not None), *together]:
-            limit = self.disk_limit(runner)
-            ratio = self.ratio(limit, runner, "durables")
-            if limit is not None and ratio is not None:
-                what = runner.name if runner.part == "local" else f"writers: {runner.writers}"
-                wanted = f"≥ {DURABLE_OF_DISK:.0%} of {limit.name}"
-                met = ratio >= DURABLE_OF_DISK
-                yield Target(f"durable, {what}", wanted, f"{ratio:.0%}", met)
-
-    def _s3_targets(self) -> Iterable[Target]:
-        sizes = {r.size for r in self.of("s3")}
-        for size in sorted(sizes)[-1:]:
-            for name in (STRATA_BYTES, STRATA_TENSORS):
-                runner = self.find("s3", name, size)
-                for what, title in (("durables", "save"), ("warm_loads", "load")):
-                    share = None if runner is None else self.of_raw(runner, what)
-                    if share is not None:
-                        wanted = f"≥ {S3_OF_RAW:.0%} of raw obstore"
-                        met = share.value >= S3_OF_RAW
-                        yield Target(f"S3 {title}, {name}", wanted, str(share), met)
-
-    def _increment_targets(self) -> Iterable[Target]:
-        for found in self.increments:
-            most = MOST_STORED.get(found.name)
-            if most is not None and not found.error:
-                wanted = f"≤ {most:.0%} of the state"
-                yield Target(found.name, wanted, f"{found.share:.1%}", found.share <= most)
-
-    def _memory_targets(self) -> Iterable[Target]:
-        for runner in self.of("memory"):
-            if runner.kind is Kind.STRATA and runner.peaks:
-                share = statistics.median(runner.peaks) / runner.size
-                wanted = f"≤ {PEAK_OF_STATE:g}× the state"
-                met = share <= PEAK_OF_STATE
-                yield Target(f"peak memory, {runner.name}", wanted, f"{share:.2f}×", met)
+        errors = [r.error for r in self.runners if r.kind is Kind.STRATA]
+        errors += [each.error for each in self.increments]
+        return any(error and not error.startswith("skipped") for error in errors)

@@ -1,19 +1,18 @@
 """What a save stores while a model is trained: only what has changed.
 
-Run as a module it trains in one way, saves after every step, and prints JSON.
+Each way to train has a process of its own, which saves after every step.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..data_loading.isolated import ProcessFailed, call
+from dtruntime.bench.report import Announce
+
+from ..processes import ProcessFailed, call, serve
 from .results import Increment
 
 WARM_UP_STEPS = 10
@@ -51,27 +50,22 @@ WAYS = (
 )
 
 
-def compare(
-    width: int, saves: int, scratch: Path, announce: Callable[[str], None]
-) -> list[Increment]:
+def compare(width: int, saves: int, scratch: Path, announce: Announce) -> list[Increment]:
     """Every way to train."""
-    found = []
+    increments = []
     for number, way in enumerate(WAYS):
         announce(f"incremental: {way.name}")
         folder = scratch / "training"
-        order = {"way": number, "width": width, "saves": saves, "folder": str(folder)}
+        question = {"way": number, "width": width, "saves": saves, "folder": str(folder)}
         try:
-            found.append(
-                Increment(way.name, **call(Path(sys.executable), __name__, json.dumps(order)))
-            )
+            increments.append(Increment(way.name, **call(__name__, question)))
         except ProcessFailed as exc:
-            found.append(Increment(way.name, error=str(exc)))
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-    return found
+            increments.append(Increment(way.name, error=str(exc)))
+        shutil.rmtree(folder, ignore_errors=True)
+    return increments
 
 
-def measure(way: Way, width: int, saves: int, folder: Path) -> dict[str, Any]:
+def measure(way: int, width: int, saves: int, folder: str) -> dict[str, Any]:
     """Train and save; what the first, full save and those after it have stored."""
     import torch
 
@@ -79,16 +73,17 @@ def measure(way: Way, width: int, saves: int, folder: Path) -> dict[str, Any]:
 
     torch.set_num_threads(_MOST_THREADS)
     torch.manual_seed(7)
-    training = _training(way, width)
+    chosen = WAYS[way]
+    training = _training(chosen, width)
     for _ in range(WARM_UP_STEPS):
         loss = training.step()
-    with CheckpointManager(folder, incremental=True, delta=way.delta) as manager:
-        saved = [manager.save(_state(training, way), 0).wait()]
+    with CheckpointManager(folder, incremental=True, delta=chosen.delta) as manager:
+        saved = [manager.save(_state(training, chosen), 0).wait()]
         for step in range(1, saves + 1):
-            for _ in range(way.steps_between):
+            for _ in range(chosen.steps_between):
                 loss = training.step()
-            saved.append(manager.save(_state(training, way), step).wait())
-        _check(manager.load_state(saves), _state(training, way))
+            saved.append(manager.save(_state(training, chosen), step).wait())
+        _check(manager.load_state(saves), _state(training, chosen))
     first, *later = saved
     return {
         "full_bytes": first.size_bytes,
@@ -127,9 +122,4 @@ def _check(loaded: dict[str, Any], state: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    wanted = json.loads(sys.argv[1])
-    print(
-        json.dumps(
-            measure(WAYS[wanted["way"]], wanted["width"], wanted["saves"], Path(wanted["folder"]))
-        )
-    )
+    serve(lambda order: lambda question: measure(**question))

@@ -1,61 +1,60 @@
-"""A small client that prepares what the load generators need: workers, datasets, checks."""
+"""A small gRPC client that prepares what load generators need: workers, datasets, checks."""
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any
 
 import grpc
 from google.protobuf.message import Message
 
 from dtruntime.rpc.gen import coordinator_pb2 as pb
+from dtruntime.rpc.methods import METHODS
 
 from . import messages
 from .messages import Worker
 
-Reply = TypeVar("Reply", bound=Message)
-
 IN_FLIGHT = 128
-CALL_TIMEOUT = 60.0
+CALL_TIMEOUT = 120.0
 
 
 class Client:
-    """Calls to one server."""
+    """Calls to one server; nothing is retried."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._channel = channel
 
-    def call(self, method: str, request: Message, reply: type[Reply]) -> Reply:
-        """One call."""
-        return self.call_all(method, [request], reply)[0]
-
-    def call_all(self, method: str, requests: Iterable[Message], reply: type[Reply]) -> list[Reply]:
-        """Many calls, some at a time; replies in the order of the requests."""
-        stub: grpc.UnaryUnaryMultiCallable[Message, Reply] = self._channel.unary_unary(
-            messages.path(method),
-            request_serializer=lambda message: message.SerializeToString(),
-            response_deserializer=reply.FromString,
+    def begin(self, method: str, request: Message, timeout: float = CALL_TIMEOUT) -> Any:
+        """Begin a call; returns its future."""
+        known = METHODS[method]
+        stub = self._channel.unary_unary(
+            known.path,
+            request_serializer=known.request.SerializeToString,
+            response_deserializer=known.reply.FromString,
         )
-        replies: list[Reply] = []
-        in_flight: deque[grpc.Future[Reply]] = deque()
+        return stub.future(request, timeout=timeout)
+
+    def call(self, method: str, request: Message, timeout: float = CALL_TIMEOUT) -> Any:
+        """One call."""
+        return self.begin(method, request, timeout).result()
+
+    def call_all(self, method: str, requests: Iterable[Message]) -> list[Any]:
+        """Many calls, some at a time; replies in the order of the requests."""
+        replies: list[Any] = []
+        in_flight: deque[Any] = deque()
         for request in requests:
             if len(in_flight) == IN_FLIGHT:
                 replies.append(in_flight.popleft().result())
-            in_flight.append(stub.future(request, timeout=CALL_TIMEOUT))
+            in_flight.append(self.begin(method, request))
         replies.extend(future.result() for future in in_flight)
         return replies
 
-    def server_info(self) -> pb.ServerInfo:
-        """What the coordinator says about itself."""
-        return self.call("GetServerInfo", pb.ServerInfoRequest(), pb.ServerInfo)
-
     def live_workers(self, job: str) -> int:
         """How many members a job has."""
-        request = pb.StatusRequest(job=job, limit=1)
-        return self.call("GetStatus", request, pb.JobStatus).live_workers
+        members: int = self.call("GetStatus", pb.StatusRequest(job=job, limit=1)).live_workers
+        return members
 
     def form_job(self, job: str, size: int, *, fixed: bool) -> tuple[list[Worker], int]:
         """Register `size` workers; returns them in rank order and the job's generation."""
@@ -74,33 +73,17 @@ class Client:
             )
             for rank in range(size)
         )
-        replies = self.call_all("RegisterWorker", requests, pb.WorkerRegistration)
+        replies = self.call_all("RegisterWorker", requests)
         workers = [Worker(reply.worker_id, reply.incarnation) for reply in replies]
         return workers, max(reply.generation for reply in replies)
 
-    def beat(self, job: str, workers: Iterable[Worker], *, gpus: int) -> list[pb.HeartbeatResponse]:
+    def beat(self, job: str, workers: Iterable[Worker]) -> list[pb.HeartbeatResponse]:
         """One heartbeat with resources from each worker."""
-        requests = (messages.heartbeat(job, worker, gpus=gpus) for worker in workers)
-        return self.call_all("Heartbeat", requests, pb.HeartbeatResponse)
+        return self.call_all("Heartbeat", (messages.heartbeat(job, worker) for worker in workers))
 
 
 @contextmanager
 def connect(address: str) -> Iterator[Client]:
     """A client of the server at `address`, for the length of a block."""
-    with grpc.insecure_channel(address) as channel:
+    with grpc.insecure_channel(address.removeprefix("http://")) as channel:
         yield Client(channel)
-
-
-def wait_until_serving(address: str, timeout: float) -> pb.ServerInfo:
-    """Wait for a coordinator to answer; raises `TimeoutError` when it does not."""
-    deadline = time.monotonic() + timeout
-    with connect(address) as client:
-        while True:
-            try:
-                return client.server_info()
-            except grpc.RpcError as exc:
-                if exc.code() != grpc.StatusCode.UNAVAILABLE:
-                    raise
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"nothing answers at {address}") from exc
-                time.sleep(0.05)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import grpc
 
@@ -50,20 +48,16 @@ async def serve(transport: str) -> None:
     await server.wait_for_termination()
 
 
-def loop_runner() -> Callable[[Coroutine[Any, Any, None]], None]:
-    """uvloop when it is installed, as the coordinator does; else asyncio."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run
-    runner: Callable[[Coroutine[Any, Any, None]], None] = uvloop.run
-    return runner
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--transport", choices=TRANSPORTS, required=True)
-    loop_runner()(serve(parser.parse_args().transport))
+    transport = parser.parse_args().transport
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(serve(transport))
+    else:
+        uvloop.run(serve(transport))  # as the coordinator does
 
 
 if __name__ == "__main__":

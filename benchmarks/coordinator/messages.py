@@ -35,13 +35,8 @@ def framed_bytes(messages: Iterable[Message]) -> int:
     return sum(FRAME_HEADER_BYTES + message.ByteSize() for message in messages)
 
 
-def path(method: str) -> str:
-    """The HTTP path of a method."""
-    return f"/{SERVICE}/{method}"
-
-
-def heartbeat(job: str, worker: Worker, *, gpus: int = GPUS_PER_WORKER) -> pb.HeartbeatRequest:
-    """A heartbeat as a training process with `gpus` devices sends it."""
+def heartbeat(job: str, worker: Worker) -> pb.HeartbeatRequest:
+    """A heartbeat as a training process with several GPUs sends it."""
     gigabyte = 1 << 30
     return pb.HeartbeatRequest(
         worker_id=worker.worker_id,
@@ -62,7 +57,7 @@ def heartbeat(job: str, worker: Worker, *, gpus: int = GPUS_PER_WORKER) -> pb.He
                     memory_total_bytes=80 * gigabyte,
                     temperature_celsius=64.0,
                 )
-                for index in range(gpus)
+                for index in range(GPUS_PER_WORKER)
             ],
         ),
         metrics={"loss": 2.31},

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from dtruntime.rpc.gen import coordinator_pb2 as pb
 
-from . import crowd, load, messages
+from . import messages
 from .client import connect
 from .echo import GENERATION
-from .load import Request, Shape
+from .load import LIGHT, SATURATING, Generator, Request, Sample, Shape
 from .messages import Worker
-from .profiles import Profile
-from .samples import Sample
-from .servers import Kind, Server
-from .tools import Tools
+from .servers import Kind, Server, Tools
 
 WARM_UP_CALLS = 800
 WARM_UP_BARRIERS = 10
@@ -25,6 +22,30 @@ JOB_SIZE = 8
 DATASET = "corpus"
 SHARDS = 1024
 SHARD_SIZE = 10_000
+LIGHT_SUFFIX = ", light"
+"""Marks an operation measured with few calls in flight: for its latency, not its rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Rounds and sizes of one run of the benchmark."""
+
+    rounds: int
+    """How often each server is measured in turn; the report has the medians."""
+    seconds: float
+    """How long one measurement of a repeated call aims to take."""
+    registrations: int
+    """New workers per measurement."""
+    barrier_runs: int
+    """How often each server is measured with the small barrier."""
+    barrier_seconds: float
+    """How long one measurement of a barrier aims to take, once its processes run."""
+    large_barrier_kinds: tuple[Kind, ...]
+    """Who is measured with the large barrier: its processes start slowly."""
+    large_barrier_rounds: int
+    """Rounds of the large barrier in its one measurement."""
+    verified_calls: int
+    """Replies that k6 checks per operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,160 +57,118 @@ class Bench:
     profile: Profile
     servers: Mapping[Kind, Server]
 
+    def load(self, kind: Kind) -> Generator:
+        """h2load against a server."""
+        return Generator(self.tools, self.servers[kind], self.scratch)
 
-class Operation(Protocol):
+
+class Operation(ABC):
     """Something the servers do, measured one server at a time."""
 
-    @property
-    def name(self) -> str:
-        """What the report calls it."""
-        ...
+    name: str
+    unit = "calls/s"
+    in_flight = SATURATING.in_flight
+    kinds: Sequence[Kind] = tuple(Kind)
+    """The servers it can be measured on, in the order of a round."""
 
-    @property
-    def unit(self) -> str:
-        """What its rate counts."""
-        ...
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.rates: dict[Kind, float] = {}
+        """What each server did last."""
+        self.measurements = 0
 
-    @property
-    def kinds(self) -> Sequence[Kind]:
-        """The servers it can be measured on, in the order of a round."""
-        ...
-
+    @abstractmethod
     def sample(self, kind: Kind) -> Sample:
         """Measure once."""
-        ...
 
 
-@dataclass
-class RepeatedCall:
+class RepeatedCall(Operation):
     """One request over and over; every call is an operation."""
 
-    bench: Bench
-    name: str
-    requests: Mapping[Kind, Request]
-    shape: Shape
-    unit: str = "calls/s"
-    _rates: dict[Kind, float] = field(default_factory=dict)
-
-    @property
-    def kinds(self) -> Sequence[Kind]:
-        """The servers that know the call."""
-        return list(self.requests)
+    def __init__(
+        self, bench: Bench, name: str, requests: Mapping[Kind, Request], shape: Shape = SATURATING
+    ) -> None:
+        super().__init__(bench)
+        self.name, self._requests, self._shape = name, requests, shape
+        self.in_flight, self.kinds = shape.in_flight, list(requests)
+        if shape is LIGHT:
+            self.name += LIGHT_SUFFIX
 
     def sample(self, kind: Kind) -> Sample:
         """Send as many as the server can answer in the profile's time."""
-        if kind not in self._rates:
-            self._rates[kind] = self._run(kind, WARM_UP_CALLS).rate
-        sample = self._run(kind, int(self._rates[kind] * self.bench.profile.seconds))
-        self._rates[kind] = sample.rate
+        load, request = self.bench.load(kind), self._requests[kind]
+        if kind not in self.rates:
+            self.rates[kind] = load.repeat(request, self._shape, WARM_UP_CALLS).rate
+        count = int(self.rates[kind] * self.bench.profile.seconds)
+        sample = load.repeat(request, self._shape, count)
+        self.rates[kind] = sample.rate
         return sample
 
-    def _run(self, kind: Kind, count: int) -> Sample:
-        bench = self.bench
-        server, request = bench.servers[kind], self.requests[kind]
-        return load.run(bench.tools, server, request, self.shape, count, bench.scratch)
 
-
-@dataclass
-class Registrations:
+class Registrations(Operation):
     """New workers, each stored before its reply leaves; a job of its own per measurement."""
 
-    bench: Bench
-    name: str = "registration"
-    unit: str = "calls/s"
-    kinds: Sequence[Kind] = tuple(Kind)
-    _measurements: int = 0
+    name = "registration"
 
     def sample(self, kind: Kind) -> Sample:
         """Register the profile's number of workers; an echo server gets as many bare calls."""
-        bench, count = self.bench, self.bench.profile.registrations
+        count = self.bench.profile.registrations
         if kind.is_echo:
-            server, shape = bench.servers[kind], load.SATURATING
-            return load.run(bench.tools, server, echo_heartbeat(), shape, count, bench.scratch)
-        self._measurements += 1
-        return register_workers(bench, kind, f"registration-{self._measurements}", count)
+            return self.bench.load(kind).repeat(echo_heartbeat(), SATURATING, count)
+        self.measurements += 1
+        return register_workers(self.bench.load(kind), f"registration-{self.measurements}", count)
 
 
-def register_workers(bench: Bench, kind: Kind, job: str, count: int) -> Sample:
+def register_workers(load: Generator, job: str, count: int) -> Sample:
     """Register `count` workers with h2load; those that are no members then have failed."""
-    server = bench.servers[kind]
     request = Request(
         "RegisterWorker",
         messages.frame(messages.registration(job)),
         messages.framed_bytes([pb.WorkerRegistration(worker_id="worker-0", incarnation=1)]),
     )
-    sample = load.run(bench.tools, server, request, load.SATURATING, count, bench.scratch)
-    with connect(server.address) as client:
+    sample = load.repeat(request, SATURATING, count)
+    with connect(load.server.address) as client:
         members = client.live_workers(job)
     return replace(sample, failed=max(sample.failed, abs(count - members)))
 
 
-@dataclass
-class Barrier:
+class Barrier(Operation):
     """Rounds of a barrier, with a process per worker; on an echo server, as many bare calls."""
 
-    bench: Bench
-    size: int
-    kinds: Sequence[Kind]
-    rounds: int | None = None
-    """Per measurement; absent: as many as complete in the profile's time."""
-    unit: str = "barriers/s"
-    _jobs: dict[Kind, tuple[list[Worker], int]] = field(default_factory=dict)
-    _rates: dict[Kind, float] = field(default_factory=dict)
-    _measurements: int = 0
+    unit = "barriers/s"
 
-    @property
-    def name(self) -> str:
-        """With the number of workers."""
-        return f"barrier({self.size:,})"
+    def __init__(self, bench: Bench, size: int, kinds: Sequence[Kind], rounds: int = 0) -> None:
+        """``rounds`` per measurement; 0: as many as complete in the profile's time."""
+        super().__init__(bench)
+        self.name, self.kinds, self.in_flight = f"barrier({size:,})", kinds, size
+        self._size, self._rounds, self._job = size, rounds, f"barrier-{size}"
+        self._members: dict[Kind, tuple[list[Worker], int]] = {}
 
     def sample(self, kind: Kind) -> Sample:
         """Measure the rounds of one barrier."""
+        seconds = self.bench.profile.barrier_seconds
         if kind.is_echo:
-            return self._bare_calls(kind)
-        if self.rounds:
-            return self._barriers(kind, self.rounds)
-        if kind not in self._rates:
-            self._rates[kind] = self._barriers(kind, WARM_UP_BARRIERS).rate
-        rounds = int(self._rates[kind] * self.bench.profile.barrier_seconds)
-        sample = self._barriers(kind, max(WARM_UP_BARRIERS, rounds))
-        self._rates[kind] = sample.rate
+            sample = self.bench.load(kind).freely(echo_heartbeat(), self._size, seconds)
+            return replace(sample, rate=sample.rate / self._size)
+        if self._rounds:
+            return self._barriers(kind, self._rounds)
+        if kind not in self.rates:
+            self.rates[kind] = self._barriers(kind, WARM_UP_BARRIERS).rate
+        sample = self._barriers(kind, max(WARM_UP_BARRIERS, int(self.rates[kind] * seconds)))
+        self.rates[kind] = sample.rate
         return sample
 
-    def _bare_calls(self, kind: Kind) -> Sample:
-        bench = self.bench
-        sample = crowd.run_freely(
-            bench.tools,
-            bench.servers[kind],
-            echo_heartbeat(),
-            self.size,
-            bench.profile.barrier_seconds,
-            bench.scratch,
-        )
-        return replace(sample, rate=sample.rate / self.size)
-
     def _barriers(self, kind: Kind, rounds: int) -> Sample:
-        bench = self.bench
-        self._measurements += 1
-        workers, generation = self._job(kind)
-        name = f"step-{self._measurements}"
-        bodies = [
-            messages.frame(messages.arrival(self._job_name, name, worker, generation))
-            for worker in workers
-        ]
-        reply_bytes = messages.completed_rounds_bytes(rounds, generation, self.size)
-        server = bench.servers[kind]
-        return crowd.run_barriers(bench.tools, server, bodies, rounds, reply_bytes, bench.scratch)
-
-    @property
-    def _job_name(self) -> str:
-        return f"barrier-{self.size}"
-
-    def _job(self, kind: Kind) -> tuple[list[Worker], int]:
-        if kind not in self._jobs:
+        self.measurements += 1
+        if kind not in self._members:
             with connect(self.bench.servers[kind].address) as client:
-                self._jobs[kind] = client.form_job(self._job_name, self.size, fixed=True)
-        return self._jobs[kind]
+                self._members[kind] = client.form_job(self._job, self._size, fixed=True)
+        workers, generation = self._members[kind]
+        name = f"step-{self.measurements}"
+        arrivals = [messages.arrival(self._job, name, worker, generation) for worker in workers]
+        reply_bytes = messages.completed_rounds_bytes(rounds, generation, self._size)
+        bodies = [messages.frame(arrival) for arrival in arrivals]
+        return self.bench.load(kind).barriers(bodies, rounds, reply_bytes)
 
 
 def echo_heartbeat() -> Request:
@@ -205,9 +184,11 @@ def echo_heartbeat() -> Request:
 class SmallJob:
     """A job with a few workers and a dataset, on one coordinator."""
 
-    job: str
-    workers: list[Worker]
+    heartbeat: pb.HeartbeatRequest
+    """Of the first worker."""
     pulse: pb.HeartbeatResponse
+    shard_request: pb.ShardRequest
+    """For the first worker's first shard."""
     shards: list[pb.ShardAssignment]
     """What the first worker has in epoch 0."""
 
@@ -225,34 +206,19 @@ class SmallJob:
                 shuffle=True,
                 seed=7,
             )
-            client.call("RegisterDataset", dataset, pb.DatasetRegistration)
-            listing = pb.ShardListRequest(
-                dataset_id=DATASET, worker_id=workers[0].worker_id, job=job
-            )
-            shards = client.call("ListShards", listing, pb.ShardList).shards
-            pulse = client.beat(job, workers, gpus=messages.GPUS_PER_WORKER)[-1]
-        return cls(job, workers, pulse, list(shards))
-
-    def heartbeat(self) -> pb.HeartbeatRequest:
-        """A heartbeat of the first worker."""
-        return messages.heartbeat(self.job, self.workers[0])
-
-    def shard_request(self) -> pb.ShardRequest:
-        """Asks for the first worker's first shard."""
-        return pb.ShardRequest(
-            dataset_id=DATASET, worker_id=self.workers[0].worker_id, job=self.job
-        )
+            client.call("RegisterDataset", dataset)
+            first = {"dataset_id": DATASET, "worker_id": workers[0].worker_id, "job": job}
+            shards = client.call("ListShards", pb.ShardListRequest(**first)).shards
+            pulse = client.beat(job, workers)[-1]
+        beat = messages.heartbeat(job, workers[0])
+        return cls(beat, pulse, pb.ShardRequest(**first), list(shards))
 
     def heartbeat_load(self) -> Request:
         """The heartbeat as h2load sends it."""
-        return Request(
-            "Heartbeat", messages.frame(self.heartbeat()), messages.framed_bytes([self.pulse])
-        )
+        body, reply = messages.frame(self.heartbeat), messages.framed_bytes([self.pulse])
+        return Request("Heartbeat", body, reply)
 
     def shard_load(self) -> Request:
         """The shard request as h2load sends it."""
-        return Request(
-            "GetDataShard",
-            messages.frame(self.shard_request()),
-            messages.framed_bytes([self.shards[0]]),
-        )
+        body, reply = messages.frame(self.shard_request), messages.framed_bytes(self.shards[:1])
+        return Request("GetDataShard", body, reply)

@@ -14,11 +14,10 @@ from google.protobuf.message import Message
 
 from dtruntime.rpc.gen import coordinator_pb2 as pb
 
+from ..harness import BenchmarkError
 from . import messages
 from .client import Client
-from .load import LoadError
-from .servers import Server
-from .tools import Tools
+from .servers import Server, Tools
 
 SCRIPT = Path(__file__).with_name("verify.js")
 PROTOS = Path(__file__).parents[2] / "proto"
@@ -89,7 +88,7 @@ class Verifier:
         plan_file.write_text(json.dumps({**common, **plan}))
         errors = self._k6(plan_file)
         if not summary.exists():
-            raise LoadError(f"k6 could not verify {operation}:\n{errors[-2000:]}")
+            raise BenchmarkError(f"k6 could not verify {operation}:\n{errors[-2000:]}")
         counts = json.loads(summary.read_text())
         return Verdict(counts["verified"], vus * each - counts["verified"])
 

@@ -1,12 +1,10 @@
-"""Dealing shards to workers: the slot table beside a plain ring and the published claims.
+"""Assigning shards to workers: the slot table beside a plain ring and the published claims.
 
-Run as a module it measures one algorithm once and prints JSON.
+Each measurement is made in a process of its own.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,10 +14,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dtruntime.bench.report import Announce, Times
 from dtruntime.sharding import ConsistentHash, SlotTable
 
-from .isolated import Times, call, traced_peak
-from .profiles import Shape
+from ..harness import Target
+from ..processes import call, serve, traced_peak
 
 ALGORITHMS = ("slot table", "ring")
 COLD_REPEATS = 3
@@ -27,7 +26,12 @@ WARM_REPEATS = 5
 PUBLISHED = {(10, 1_000): (1.2, 8), (100, 10_000): (8.4, 42), (1_000, 100_000): (92.0, 380)}
 """The reference's claims on 64 cores: milliseconds and megabytes."""
 
+TARGET_SHAPE = (1_000, 100_000)
+COLD_MS, WARM_MS = 60.0, 3.0
+
 Owners = NDArray[Any]
+Shape = tuple[int, int]
+"""Workers and shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +58,16 @@ class Assigned:
 
 
 class Algorithm(Protocol):
-    """Deals shards; keeps what helps with the next membership."""
+    """Assigns shards; keeps what helps with the next membership."""
 
     def first(self) -> Owners:
-        """Deal to all workers."""
+        """Assign to all workers."""
 
     def join(self) -> Owners:
-        """Deal to one worker more."""
+        """Assign to one worker more."""
 
     def death(self, worker: int) -> Owners:
-        """Deal to all workers but one."""
+        """Assign to all workers but one."""
 
 
 class _Slots:
@@ -118,23 +122,34 @@ _MAKE: dict[str, Callable[[int, int], Algorithm]] = {"slot table": _Slots, "ring
 
 
 def compare(
-    python: Path, shapes: Sequence[Shape], rounds: int, announce: Callable[[str], None]
+    python: Path, shapes: Sequence[Shape], rounds: int, announce: Announce
 ) -> list[Assigned]:
-    """Every algorithm for every shape, in turn, in processes of their own."""
-    found = []
+    """Every algorithm for every shape, in turn."""
+    assigned = []
     for shape in shapes:
         samples: dict[str, list[dict[str, Any]]] = {name: [] for name in ALGORITHMS}
         for turn in range(1, rounds + 1):
             for name in ALGORITHMS:
                 announce(f"{shape[0]:,} × {shape[1]:,}, round {turn} of {rounds}: {name}")
-                samples[name].append(call(python, __name__, name, *shape))
-        found += [_summary(name, shape, of) for name, of in samples.items()]
-    return found
+                question = {"name": name, "workers": shape[0], "shards": shape[1]}
+                samples[name].append(call(__name__, question, python))
+        assigned += [_summary(name, shape, of) for name, of in samples.items()]
+    return assigned
+
+
+def targets(assigned: Sequence[Assigned]) -> Iterable[Target]:
+    """How fast the slot table should be."""
+    for one in assigned:
+        if one.algorithm == "slot table" and one.shape == TARGET_SHAPE:
+            name = f"{one.shape[0]:,} workers × {one.shape[1]:,} shards"
+            cold, warm = one.cold_ms.median, max(one.join_ms.median, one.death_ms.median)
+            yield Target(f"{name}, cold", f"< {COLD_MS:g} ms", f"{cold:.1f} ms", cold < COLD_MS)
+            yield Target(f"{name}, warm", f"< {WARM_MS:g} ms", f"{warm:.2f} ms", warm < WARM_MS)
 
 
 def _summary(name: str, shape: Shape, samples: Sequence[dict[str, Any]]) -> Assigned:
     def times(key: str) -> Times:
-        return Times.of(value for sample in samples for value in sample[key])
+        return Times.of([value for sample in samples for value in sample[key]])
 
     first = samples[0]
     return Assigned(
@@ -157,10 +172,10 @@ def measure(name: str, workers: int, shards: int) -> dict[str, Any]:
     with traced_peak() as most:
         make(workers, shards).first()
         peak = most()
-    dealt = make(workers, shards)
-    owners = dealt.first()
+    assignment = make(workers, shards)
+    owners = assignment.first()
     loads = np.bincount(owners, minlength=workers)
-    moved = int((owners != dealt.join()).sum())
+    moved = int((owners != assignment.join()).sum())
     cold, join = [], []
     for _ in range(COLD_REPEATS):
         began = time.perf_counter()
@@ -173,7 +188,7 @@ def measure(name: str, workers: int, shards: int) -> dict[str, Any]:
     return {
         "cold_ms": cold,
         "join_ms": join,
-        "death_ms": list(_deaths(dealt, workers)),
+        "death_ms": list(_deaths(assignment, workers)),
         "peak_bytes": peak,
         "max_over_mean": float(loads.max() / loads.mean()),
         "min_over_mean": float(loads.min() / loads.mean()),
@@ -181,13 +196,13 @@ def measure(name: str, workers: int, shards: int) -> dict[str, Any]:
     }
 
 
-def _deaths(dealt: Algorithm, workers: int) -> Iterable[float]:
-    """How long it takes to deal a dead worker's shards, for several workers in turn."""
+def _deaths(assignment: Algorithm, workers: int) -> Iterable[float]:
+    """How long it takes to reassign a dead worker's shards, for several workers in turn."""
     # Not the last: without it, the others are a membership with no hole.
     for worker in np.linspace(0, workers - 2, WARM_REPEATS).astype(int).tolist():
-        dealt.first()
+        assignment.first()
         began = time.perf_counter()
-        dealt.death(worker)
+        assignment.death(worker)
         yield _since(began)
 
 
@@ -196,4 +211,4 @@ def _since(began: float) -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))
+    serve(lambda order: lambda question: measure(**question))

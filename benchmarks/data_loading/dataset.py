@@ -6,23 +6,19 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 
-from .example_proto import Example
+from dtruntime.bench.loader_throughput import FEATURES, FILES, LABEL, ROW_GROUP, random_table
 
-FEATURES = tuple(f"x{number}" for number in range(12))
-LABEL = "label"
 TOUCHED = FEATURES[0]
 """The column that every contender adds up."""
-FILES = 8
-ROW_GROUP = 10_000
-ROW_BYTES = 4 * len(FEATURES) + 8
-"""Of a decoded row."""
 SEED = 20_240_601
 _MASK = 0xA282EAD8
 
@@ -35,7 +31,7 @@ class Dataset:
     folder: Path
     rows: int
     touched_sum: float
-    """What the touched column of all rows adds up to."""
+    """The sum of the touched column over all rows."""
     file_bytes: int
 
 
@@ -44,25 +40,19 @@ def write(format: str, rows: int, folder: Path) -> Dataset:
     folder.mkdir(parents=True)
     total = 0.0
     for number in range(FILES):
-        table = _table(number, rows * (number + 1) // FILES - rows * number // FILES)
+        count = rows * (number + 1) // FILES - rows * number // FILES
+        table = random_table(count, SEED, number)
         total += float(np.sum(table[TOUCHED].to_numpy(), dtype=np.float64))
-        _WRITERS[format](table, folder / f"part-{number:02}.{format}")
+        path = folder / f"part-{number:02}.{format}"
+        match format:
+            case "parquet":
+                pq.write_table(table, path, row_group_size=ROW_GROUP)
+            case "csv":
+                pyarrow.csv.write_csv(table, path)
+            case "tfrecord":
+                _write_tfrecord(table, path)
     files = sorted(folder.iterdir())
     return Dataset(format, folder, rows, total, sum(len(file.read_bytes()) for file in files))
-
-
-def _table(number: int, rows: int) -> pa.Table:
-    random = np.random.default_rng((SEED, number))
-    columns = {name: random.standard_normal(rows, dtype=np.float32) for name in FEATURES}
-    return pa.table({**columns, LABEL: random.integers(0, 1000, rows)})
-
-
-def _write_parquet(table: pa.Table, path: Path) -> None:
-    pq.write_table(table, path, row_group_size=ROW_GROUP)
-
-
-def _write_csv(table: pa.Table, path: Path) -> None:
-    pyarrow.csv.write_csv(table, path)
 
 
 def _write_tfrecord(table: pa.Table, path: Path) -> None:
@@ -86,4 +76,39 @@ def _masked_crc(data: bytes) -> bytes:
     return struct.pack("<I", ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF)
 
 
-_WRITERS = {"parquet": _write_parquet, "csv": _write_csv, "tfrecord": _write_tfrecord}
+_PACKAGE = "strata_benchmark"
+_MESSAGES = {
+    "BytesList": ["repeated BYTES value"],
+    "FloatList": ["repeated FLOAT value"],
+    "Int64List": ["repeated INT64 value"],
+    "Feature": ["BytesList bytes_list", "FloatList float_list", "Int64List int64_list"],
+    "Features": ["repeated Features.FeatureEntry feature"],
+    "Example": ["Features features"],
+}
+"""``tf.train.Example``, since TensorFlow is not needed for it."""
+
+
+def _field(number: int, text: str) -> dict[str, Any]:
+    *label, kind, name = text.split()
+    described = {"name": name, "number": number}
+    described["label"] = "LABEL_REPEATED" if label else "LABEL_OPTIONAL"
+    if kind.isupper():
+        return described | {"type": f"TYPE_{kind}"}
+    return described | {"type": "TYPE_MESSAGE", "typeName": f".{_PACKAGE}.{kind}"}
+
+
+def _example_class() -> Any:
+    types = [
+        {"name": name, "field": [_field(n, text) for n, text in enumerate(fields, 1)]}
+        for name, fields in _MESSAGES.items()
+    ]
+    entry = {"name": "FeatureEntry", "options": {"mapEntry": True}}
+    entry["field"] = [_field(1, "STRING key"), _field(2, "Feature value")]
+    next(each for each in types if each["name"] == "Features")["nestedType"] = [entry]
+    file = {"name": "example.proto", "package": _PACKAGE, "syntax": "proto3", "messageType": types}
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(json_format.ParseDict(file, descriptor_pb2.FileDescriptorProto()))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.Example"))
+
+
+Example = _example_class()

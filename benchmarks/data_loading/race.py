@@ -1,168 +1,204 @@
-"""Contenders measured in turn, round after round, each in a process of its own."""
+"""Contenders measured in turns, round after round, each in a process of its own."""
 
 from __future__ import annotations
 
-import json
-import os
-import selectors
-import signal
-import subprocess
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import asdict
+import statistics
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
 
+from dtruntime.bench.loader_throughput import ROW_BYTES
+from dtruntime.bench.report import Announce
+
+from ..harness import MEGABYTE, Entry, Kind, Target
+from ..processes import Process, ProcessFailed
 from .contenders import ENTRIES
 from .dataset import Dataset
-from .results import Contest, Pass, Runner
 
-ROOT = Path(__file__).parents[2]
-PREPARE_SECONDS = 600.0
-END_SECONDS = 10.0
 GRACE_SECONDS = 120.0
 """How much longer than asked a pass may take before its contender is given up."""
-
-Announce = Callable[[str], None]
-
-
-class Failed(Exception):
-    """A contender could not be measured; the message says why."""
+LEAST_OF_LIMIT = 0.9
 
 
-class Worker:
-    """The process of one contender."""
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass over the data, or the beginning of one."""
 
-    def __init__(self, python: Path, log: Path) -> None:
-        self._log = log
-        with log.open("wb") as errors:
-            self._process = subprocess.Popen(
-                [python, "-m", "benchmarks.data_loading.worker"],
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,
-            )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Send a question and wait for its answer."""
-        try:
-            self._stdin.write(json.dumps(question).encode() + b"\n")
-            self._stdin.flush()
-        except OSError as exc:
-            raise Failed(f"its process ended: {self._last_words()}") from exc
-        answer = self._answer(seconds)
-        if "error" in answer:
-            raise Failed(answer["error"])
-        return answer
-
-    def stop(self) -> None:
-        """End the process and those that it started."""
-        if self._process.returncode is None:
-            # Some libraries leave shared memory behind unless they end on their own.
-            with suppress(subprocess.TimeoutExpired):
-                self._process.communicate(timeout=END_SECONDS)
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+    batch_size: int
+    samples: int
+    first_samples: int
+    seconds: float
+    cpu_seconds: float
+    complete: bool
+    peak_bytes: int
+    first_batch_seconds: float
 
     @property
-    def _stdin(self) -> Any:
-        return self._process.stdin
-
-    def _answer(self, seconds: float) -> dict[str, Any]:
-        stdout: Any = self._process.stdout
-        with selectors.DefaultSelector() as waiting:
-            waiting.register(stdout, selectors.EVENT_READ)
-            if not waiting.select(seconds):
-                self.stop()
-                raise Failed(f"no answer within {seconds:.0f} s")
-        line = stdout.readline()
-        if not line:
-            raise Failed(f"its process ended: {self._last_words()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def _last_words(self) -> str:
-        lines = self._log.read_text(errors="replace").split("\n")
-        return next((line for line in reversed(lines) if line.strip()), "nothing was said")[:300]
+    def rate(self) -> float:
+        """Samples per second; of a pass that was cut off, without its start."""
+        if self.complete:
+            return self.samples / self.seconds
+        return (self.samples - self.first_samples) / (self.seconds - self.first_batch_seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The passes of one contender with one batch size."""
+
+    rate: float
+    """The median."""
+    best_rate: float
+    lowest_rate: float
+    cpu_us: float
+    """CPU time per sample, the lowest."""
+    peak_bytes: int
+    passes: int
+    complete: bool
+
+    @property
+    def megabytes(self) -> float:
+        """Of decoded columns per second."""
+        return self.rate * ROW_BYTES / MEGABYTE
+
+    @property
+    def spread(self) -> float:
+        """The difference between best and lowest, relative to the median."""
+        return (self.best_rate - self.lowest_rate) / self.rate
+
+
+@dataclass(slots=True)
+class Runner:
+    """A contender and what was measured of it."""
+
+    entry: Entry
+    rows: int = 0
+    prepare_seconds: float = 0.0
+    version: str = ""
+    error: str = ""
+    """Why it could not be measured."""
+    passes: list[Pass] = field(default_factory=list)
+
+    def summary(self, batch_size: int) -> Summary | None:
+        """Its passes with one batch size."""
+        passes = [each for each in self.passes if each.batch_size == batch_size]
+        if self.error or not passes:
+            return None
+        rates = [each.rate for each in passes]
+        return Summary(
+            rate=statistics.median(rates),
+            best_rate=max(rates),
+            lowest_rate=min(rates),
+            cpu_us=min(each.cpu_seconds / each.samples for each in passes) * 1e6,
+            peak_bytes=max(each.peak_bytes for each in passes),
+            passes=len(passes),
+            complete=all(each.complete for each in passes),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """All contenders over one dataset."""
+
+    data: Dataset
+    runners: Sequence[Runner]
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """Largest first."""
+        return sorted({p.batch_size for r in self.runners for p in r.passes}, reverse=True)
+
+    def measured(self, batch_size: int) -> list[tuple[Runner, Summary]]:
+        """All that could be measured."""
+        pairs = [(runner, runner.summary(batch_size)) for runner in self.runners]
+        return [(runner, summary) for runner, summary in pairs if summary is not None]
+
+    def fastest(self, kind: Kind, batch_size: int) -> float | None:
+        """The highest median rate of a kind."""
+        measured = self.measured(batch_size)
+        rates = [summary.rate for runner, summary in measured if runner.entry.kind is kind]
+        return max(rates, default=None)
+
+    def ratio(self, summary: Summary, batch_size: int) -> float | None:
+        """A rate against the limit's."""
+        limit = self.fastest(Kind.LIMIT, batch_size)
+        return summary.rate / limit if limit else None
+
+    def targets(self) -> Iterable[Target]:
+        """At least nine tenths of the limit, and ahead of every peer."""
+        for size in self.batch_sizes:
+            peer = self.fastest(Kind.PEER, size)
+            for runner, ours in self.measured(size):
+                if runner.entry.kind is not Kind.STRATA:
+                    continue
+                name = f"{self.data.format}, {size}: {runner.entry.name}"
+                ratio = self.ratio(ours, size)
+                if ratio is not None:
+                    wanted, met = f"≥ {LEAST_OF_LIMIT:.0%} of the limit", ratio >= LEAST_OF_LIMIT
+                    yield Target(name, wanted, f"{ratio:.0%}", met)
+                if peer is not None:
+                    ahead = ours.rate / peer
+                    yield Target(name, "over every peer", f"{ahead:.2f}×", ahead > 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Race:
-    """Measures contenders that read the same data."""
+    """Measures all contenders that read one dataset."""
 
-    def __init__(
-        self, python: Path, data: Dataset, converted_rows: int, scratch: Path, announce: Announce
-    ) -> None:
-        self._python = python
-        self._data = data
-        self._converted_rows = converted_rows
-        self._scratch = scratch
-        self._announce = announce
+    python: Path
+    data: Dataset
+    converted_rows: int
+    scratch: Path
+    announce: Announce
 
     def run(self, batch_sizes: Sequence[int], rounds: int, seconds: float) -> Contest:
-        """All contenders for the data's format."""
-        runners: dict[str, Runner] = {}
+        """Rounds for each batch size."""
+        format = self.data.format
         with ExitStack() as stack:
-            workers: dict[str, Worker] = {}
-            for number, entry in enumerate(ENTRIES):
-                if entry.format == self._data.format:
-                    runners[entry.name] = self._enter(stack, number, workers)
-            for batch_size in batch_sizes:
+            runners = [
+                self._enter(stack, number)
+                for number, entry in enumerate(ENTRIES)
+                if format in entry.parts
+            ]
+            for size in batch_sizes:
                 for turn in range(rounds + 1):
-                    for name, runner in runners.items():
-                        self._announce(
-                            f"{self._data.format}, batches of {batch_size}, "
-                            f"round {turn} of {rounds}: {name}"
-                        )
-                        # The first is a short one that nobody counts, to warm up.
+                    for runner, process in runners:
+                        where = f"{format}, batches of {size}, round {turn} of {rounds}"
+                        self.announce(f"{where}: {runner.entry.name}")
+                        # The first is a short one that does not count, to warm up.
                         limit = seconds if turn else min(1.0, seconds)
-                        found = _measure(workers[name], runner, batch_size, limit)
-                        if found is not None and turn:
-                            runner.passes.append(found)
-        return Contest(self._data, list(runners.values()))
+                        result = _measure(process, runner, size, limit)
+                        if result is not None and turn:
+                            runner.passes.append(result)
+        return Contest(self.data, [runner for runner, _ in runners])
 
-    def _enter(self, stack: ExitStack, number: int, workers: dict[str, Worker]) -> Runner:
+    def _enter(self, stack: ExitStack, number: int) -> tuple[Runner, Process]:
         entry = ENTRIES[number]
-        self._announce(f"{self._data.format}: preparing {entry.name}")
-        log = self._scratch / f"worker-{number}.log"
-        worker = stack.enter_context(Worker(self._python, log))
-        workers[entry.name] = worker
-        data = {**asdict(self._data), "folder": str(self._data.folder)}
+        self.announce(f"{self.data.format}: preparing {entry.name}")
         order = {
             "entry": number,
-            "data": data,
-            "converted_rows": self._converted_rows,
-            "scratch": str(self._scratch / f"contender-{number}"),
+            "data": {**asdict(self.data), "folder": str(self.data.folder)},
+            "converted_rows": self.converted_rows,
+            "scratch": str(self.scratch / f"contender-{number}"),
         }
+        process = Process("benchmarks.data_loading.worker", order, self.python)
+        stack.enter_context(process)
+        runner = Runner(entry)
         try:
-            ready = worker.ask(order, PREPARE_SECONDS)
-        except Failed as exc:
-            return Runner(entry, error=str(exc))
-        return Runner(entry, ready["rows"], ready["prepare_seconds"], ready["version"])
+            ready = process.ask({})
+            runner.rows, runner.version = ready["rows"], ready["version"]
+            runner.prepare_seconds = ready["prepare_seconds"]
+        except ProcessFailed as exc:
+            runner.error = str(exc)
+        return runner, process
 
 
-def _measure(worker: Worker, runner: Runner, batch_size: int, seconds: float) -> Pass | None:
+def _measure(process: Process, runner: Runner, batch_size: int, seconds: float) -> Pass | None:
     if runner.error:
         return None
     question = {"batch_size": batch_size, "seconds": seconds}
     try:
-        answer = worker.ask(question, seconds + GRACE_SECONDS)
-    except Failed as exc:
+        return Pass(**process.ask(question, seconds + GRACE_SECONDS))
+    except ProcessFailed as exc:
         runner.error = str(exc)
         return None
-    return Pass(batch_size, **answer)

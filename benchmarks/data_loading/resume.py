@@ -1,20 +1,21 @@
-"""Finding the place in the middle of an epoch, at sizes where a table of samples would hurt.
+"""Resuming in the middle of an epoch, at sizes where a table of samples would hurt.
 
-Run as a module it measures one order or one library once and prints JSON.
+Each measurement is made in a process of its own.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .isolated import ProcessFailed, Times, call, traced_peak
+from dtruntime.bench.report import Announce, Times
+
+from ..harness import Target
+from ..processes import ProcessFailed, call, serve, traced_peak
 
 RANKS = 1024
 RANK = 517
@@ -22,6 +23,8 @@ BATCH = 32
 REPEATS = 3
 ORDERS = ("global", "affinity")
 STREAMING_SAMPLES = 10**7
+TARGET_SAMPLES = 10**9
+TARGET_MS = 50.0
 PUBLISHED = (
     ("Streaming", 10**7, "py1e", 2700.0, None),
     ("LitData", 5 * 10**6, "shuffled", 3800.0, 660e6),
@@ -47,7 +50,7 @@ class Resumed:
 
 
 def compare(
-    python: Path, sizes: Sequence[int], rounds: int, announce: Callable[[str], None]
+    python: Path, sizes: Sequence[int], rounds: int, announce: Announce
 ) -> tuple[list[Resumed], str]:
     """Every order and size in turn, and Streaming where it is installed, else why not."""
     cases = [("Strata", size, order) for size in sizes for order in ORDERS]
@@ -58,20 +61,30 @@ def compare(
         for case in cases:
             announce(f"resume, round {turn} of {rounds}: {case[0]}, {case[1]:,} samples, {case[2]}")
             try:
-                samples[case].append(call(python, __name__, *case))
+                question = dict(zip(("who", "samples", "order"), case, strict=True))
+                samples[case].append(call(__name__, question, python))
             except ProcessFailed as exc:
                 if case[0] == "Strata":
                     raise
                 problem = str(exc)
-    found = [_summary(case, of) for case, of in samples.items() if of]
-    return found + _published(), problem
+    resumed = [_summary(case, of) for case, of in samples.items() if of]
+    return resumed + _published(), problem
+
+
+def targets(resumed: Sequence[Resumed]) -> Iterable[Target]:
+    """How fast Strata should be."""
+    for one in resumed:
+        if one.who == "Strata" and one.samples == TARGET_SAMPLES:
+            took = one.total_ms.median
+            name = f"resume at {one.samples:.0e} samples, {one.order}".replace("e+0", "e")
+            yield Target(name, f"< {TARGET_MS:g} ms", f"{took:.0f} ms", took < TARGET_MS)
 
 
 def _summary(case: tuple[str, int, str], samples: Sequence[dict[str, Any]]) -> Resumed:
     return Resumed(
         *case,
-        load_ms=Times.of(ms for sample in samples for ms in sample["load_ms"]),
-        total_ms=Times.of(ms for sample in samples for ms in sample["total_ms"]),
+        load_ms=Times.of([ms for sample in samples for ms in sample["load_ms"]]),
+        total_ms=Times.of([ms for sample in samples for ms in sample["total_ms"]]),
         peak_bytes=max(sample["peak_bytes"] for sample in samples),
     )
 
@@ -145,9 +158,10 @@ def measure_streaming(samples: int) -> dict[str, Any]:
     return {"load_ms": [took], "total_ms": [took], "peak_bytes": peak}
 
 
+def measure(who: str, samples: int, order: str) -> dict[str, Any]:
+    """Measure one library once in this process."""
+    return measure_strata(samples, order) if who == "Strata" else measure_streaming(samples)
+
+
 if __name__ == "__main__":
-    who, count, kind = sys.argv[1:]
-    if who == "Strata":
-        print(json.dumps(measure_strata(int(count), kind)))
-    else:
-        print(json.dumps(measure_streaming(int(count))))
+    serve(lambda order: lambda question: measure(**question))

@@ -1,26 +1,25 @@
-"""One contender in a process of its own: a line of JSON in, a line of JSON out."""
+"""One contender in a process of its own, which reads the data once for each question."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import resource
-import sys
 import time
-import traceback
-import warnings
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from ..machine import package_version
-from .contenders import ENTRIES, Contender, Task
+from dtruntime.bench.report import package_version
+
+from ..processes import Handler, serve
+from .contenders import ENTRIES
+from .contenders.base import Contender, Task
 from .dataset import Dataset
 
 TOLERANCE = 1e-6
-"""How much a sum may differ by the order in which it was added up, per sample."""
+"""How much a sum may differ by the order of its terms, per sample."""
 LEAST_BATCHES = 5
-"""No pass is cut off before so many came after the first."""
+"""A pass is not cut off before so many came after the first."""
 
 
 def measure(contender: Contender, batch_size: int, seconds: float) -> dict[str, Any]:
@@ -45,6 +44,7 @@ def measure(contender: Contender, batch_size: int, seconds: float) -> dict[str, 
     if complete:
         _check(contender, samples, total)
     return {
+        "batch_size": batch_size,
         "samples": samples,
         "first_samples": counts[0],
         "seconds": took,
@@ -56,7 +56,7 @@ def measure(contender: Contender, batch_size: int, seconds: float) -> dict[str, 
 
 
 def _check(contender: Contender, samples: int, total: float) -> None:
-    """Whoever does not read every sample once is not measured."""
+    """A contender that does not read every sample once is not measured."""
     if samples != contender.rows:
         raise ValueError(f"read {samples:,} samples of {contender.rows:,}")
     data = contender.task.data
@@ -72,39 +72,25 @@ def _cpu_seconds() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def _serve(order: dict[str, Any], out: TextIO) -> None:
+def _prepare(order: dict[str, Any]) -> Handler:
     entry = ENTRIES[order["entry"]]
     data = Dataset(**{**order["data"], "folder": Path(order["data"]["folder"])})
     scratch = Path(order["scratch"])
     scratch.mkdir(parents=True, exist_ok=True)
-    contender = entry.make(Task(data, order["converted_rows"], scratch))
+    contender = entry.make(__package__, Task(data, order["converted_rows"], scratch))
     began = time.perf_counter()
     contender.prepare()
-    took = time.perf_counter() - began
-    version = package_version(entry.package) if entry.package else None
-    _say(out, {"prepare_seconds": took, "rows": contender.rows, "version": version})
-    for line in sys.stdin:
-        wanted = json.loads(line)
-        _say(out, measure(contender, wanted["batch_size"], wanted["seconds"]))
+    ready = {
+        "prepare_seconds": time.perf_counter() - began,
+        "rows": contender.rows,
+        "version": package_version(entry.package) if entry.package else "",
+    }
 
+    def answer(question: dict[str, Any]) -> dict[str, Any]:
+        return measure(contender, **question) if question else ready
 
-def _say(out: TextIO, answer: dict[str, Any]) -> None:
-    print(json.dumps(answer), file=out, flush=True)
-
-
-def main() -> None:
-    """Serve until the input ends; the last line says what went wrong, if anything did."""
-    # Libraries print: only answers may go to the real standard output.
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    warnings.simplefilter("ignore")
-    try:
-        _serve(json.loads(sys.stdin.readline()), out)
-    except Exception as exc:
-        traceback.print_exc()
-        _say(out, {"error": f"{type(exc).__name__}: {exc}".splitlines()[0][:300]})
-        sys.exit(1)
+    return answer
 
 
 if __name__ == "__main__":
-    main()
+    serve(_prepare)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.machine import describe
+from benchmarks.harness import environment
 from tests.chaos.torture.disk import why_no_small_disk
 from tests.chaos.torture.plan import Place, plan_round
 from tests.chaos.torture.report import Report
@@ -56,7 +56,7 @@ def test_tortured_runs_end_as_if_nothing_had_happened(
         places.append("s3")
     if not left_out:
         places.append("tiers")
-    report = Report(SEED, left_out, describe(["dtruntime", "obstore", "grpcio", "numpy"]))
+    report = Report(SEED, left_out, environment(["dtruntime", "obstore", "grpcio", "numpy"]))
     console = Console(width=100)
     end = time.monotonic() + 60 * MINUTES
     number = int(ONLY or 0)

@@ -3,108 +3,61 @@
 from __future__ import annotations
 
 import mmap
-import os
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dtruntime._background import side_by_side
-from dtruntime.storage.local_writer import BLOCK, LANES
+from dtruntime.bench.raw_storage import read_file, write_file
 
-from .. import states
-from .base import Contender, Task, flush
+from .base import SavesBytes, SavesTensors, flush
 
 
-class Memcpy(Contender):
+class Memcpy(SavesTensors):
     """Copies tensors into memory that is used again."""
 
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        self._tensors = [tensor.numpy() for tensor in states.make_tensors(task.size).values()]
-        self._buffer = np.empty(sum(t.nbytes for t in self._tensors) // 4, np.float32)
+    def make_state(self) -> Any:
+        arrays = [tensor.numpy() for tensor in super().make_state().values()]
+        self._buffer = np.empty(sum(array.nbytes for array in arrays) // 4, np.float32)
+        return arrays
 
     def save(self) -> None:
         at = 0
-        for tensor in self._tensors:
-            np.copyto(self._buffer[at : at + tensor.size], tensor)
-            at += tensor.size
+        for array in self.state:
+            np.copyto(self._buffer[at : at + array.size], array)
+            at += array.size
 
 
-class PlainWrite(Contender):
-    """Writes bytes through the page cache, and fsync."""
+class Write(SavesBytes):
+    """Writes aligned blocks past the page cache as Strata does, or through it, and fsync."""
 
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        self._data = states.make_bytes(task.size)
+    direct = True
+
+    def make_state(self) -> Any:
+        memory = mmap.mmap(-1, self.task.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory[:] = super().make_state()
+        return memory
 
     def save(self) -> None:
         path = self.next_path(".bin")
-        with path.open("wb", buffering=0) as file:
-            left = memoryview(self._data)
-            while left:
-                left = left[file.write(left) :]
+        write_file(path, memoryview(self.state), direct=self.direct)
         flush(path)
 
 
-class DirectWrite(Contender):
-    """Writes aligned blocks past the page cache, as many at a time as Strata does, and fsync."""
+class Read(SavesBytes):
+    """Reads a file into memory that is new, as that of a loaded state is, or was used before."""
 
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        self._memory = mmap.mmap(-1, task.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._memory[:] = states.make_bytes(task.size)
+    is_new = True
 
-    def save(self) -> None:
-        path = self.next_path(".bin")
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o666)
-        try:
-            os.posix_fallocate(handle, 0, self.task.size)
-            with memoryview(self._memory) as whole:
-                side_by_side(
-                    range(0, self.task.size, BLOCK),
-                    lambda at: _put(handle, whole[at : at + BLOCK], at),
-                    LANES,
-                )
-        finally:
-            os.close(handle)
-        flush(path)
-
-
-class ReadNew(Contender):
-    """Reads a file into memory that is new, as that of a loaded state is."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        self._target: NDArray[np.uint8] | None = None
+    def make_state(self) -> Any:
+        self._used = None if self.is_new else np.zeros(self.task.size, np.uint8)
+        return super().make_state()
 
     def save(self) -> None:
         path = self.next_path(".bin")
-        path.write_bytes(states.make_bytes(self.task.size))
+        path.write_bytes(self.state)
         flush(path)
 
     def load(self) -> object:
-        target = self.target()
-        with self.path(".bin").open("rb", buffering=0) as file:
-            left = memoryview(target.data)
-            while left:
-                left = left[file.readinto(left) :]
+        target = np.empty(self.task.size, np.uint8) if self._used is None else self._used
+        read_file(self.path(".bin"), memoryview(target))
         return target
-
-    def target(self) -> NDArray[np.uint8]:
-        """Where to read into."""
-        return np.empty(self.task.size, np.uint8)
-
-
-class ReadAgain(ReadNew):
-    """The same into memory that has been used."""
-
-    def target(self) -> NDArray[np.uint8]:
-        if self._target is None:
-            self._target = np.zeros(self.task.size, np.uint8)
-        return self._target
-
-
-def _put(handle: int, view: memoryview, at: int) -> None:
-    while view:
-        written = os.pwrite(handle, view, at)
-        view, at = view[written:], at + written

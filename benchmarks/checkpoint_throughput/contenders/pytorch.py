@@ -10,20 +10,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from .. import states
-from .base import Contender, Task, flush
+from .base import SavesTensors, flush
 
 
-class _Tensors(Contender):
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        self.state = states.make_tensors(task.size)
-
-    def check(self, loaded: Any) -> None:
-        states.check_tensors(loaded, self.state)
-
-
-class TorchSave(_Tensors):
+class TorchSave(SavesTensors):
     """``torch.save`` and fsync."""
 
     def save(self) -> None:
@@ -35,7 +25,7 @@ class TorchSave(_Tensors):
         return torch.load(self.path(".pt"), weights_only=True, mmap=False)
 
 
-class Safetensors(_Tensors):
+class Safetensors(SavesTensors):
     """``safetensors.torch.save_file`` and fsync."""
 
     def save(self) -> None:
@@ -47,7 +37,7 @@ class Safetensors(_Tensors):
         return safetensors.torch.load_file(self.path(".safetensors"))
 
 
-class DcpSave(_Tensors):
+class DcpSave(SavesTensors):
     """``dcp.save``, which calls fsync by itself."""
 
     def save(self) -> None:
@@ -60,31 +50,23 @@ class DcpSave(_Tensors):
 
 
 class DcpAsync(DcpSave):
-    """``dcp.async_save`` with its defaults."""
+    """``dcp.async_save``, if asked with memory for the copy that is kept from save to save."""
 
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        self._options: dict[str, Any] = {}
-        self._future: Future[Any] | None = None
+    keeps_copy = False
+
+    def make_state(self) -> Any:
+        # Pinned memory needs a device; all else are the defaults.
+        self._stager = DefaultStager(StagingOptions(False, False, False, False))
+        return super().make_state()
 
     def save(self) -> None:
-        self._future = dcp.async_save(
-            self.state, checkpoint_id=self.next_path(), no_dist=True, **self._options
+        options = {"async_stager": self._stager} if self.keeps_copy else {}
+        self._future: Future[Any] = dcp.async_save(
+            self.state, checkpoint_id=self.next_path(), no_dist=True, **options
         )
 
     def settle(self) -> None:
-        assert self._future is not None
         self._future.result()
-
-
-class DcpAsyncCached(DcpAsync):
-    """The same with memory for the copy that is kept from save to save."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        # Pinned memory needs a device; all else are the defaults.
-        self._stager = DefaultStager(StagingOptions(False, False, False, False))
-        self._options["async_stager"] = self._stager
 
     def close(self) -> None:
         self._stager.close()

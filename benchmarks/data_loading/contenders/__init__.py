@@ -2,94 +2,82 @@
 
 from __future__ import annotations
 
-import importlib
-from dataclasses import dataclass
-from enum import StrEnum
+from ...harness import Entry, Kind
 
-from .base import Batches, Contender, Task
-
-
-class Kind(StrEnum):
-    """What a contender stands for."""
-
-    LIMIT = "limit"
-    """Plain reading, which a loader cannot beat."""
-    STRATA = "strata"
-    PEER = "peer"
-    REFERENCE = "reference"
-    """Shown for comparison; it does other work, so that no target refers to it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A contender by name."""
-
-    name: str
-    format: str
-    kind: Kind
-    home: str
-    """Module and class."""
-    package: str = ""
-    """What has to be installed."""
-
-    def make(self, task: Task) -> Contender:
-        """Import and make it."""
-        module, _, name = self.home.partition(":")
-        made: Contender = getattr(importlib.import_module(f".{module}", __package__), name)(task)
-        return made
-
-
+_PARQUET, _CSV, _TFRECORD = ("parquet",), ("csv",), ("tfrecord",)
+_TWO = {"processes": 2}
+_SHUFFLED = {"shuffle": True}
+_TORCH = {"output": "torch"}
 ENTRIES = (
-    Entry("pyarrow dataset", "parquet", Kind.LIMIT, "arrow:DatasetScan"),
-    Entry("pyarrow iter_batches", "parquet", Kind.LIMIT, "arrow:ParquetBatches"),
-    Entry("iter_batches, 1 thread", "parquet", Kind.LIMIT, "arrow:ParquetBatchesOneThread"),
-    Entry("Strata sequential", "parquet", Kind.STRATA, "strata:Strata"),
-    Entry("Strata sequential, torch", "parquet", Kind.STRATA, "strata:StrataTorchInOrder", "torch"),
-    Entry("Strata shuffled", "parquet", Kind.STRATA, "strata:StrataShuffled"),
-    Entry("Strata shuffled, torch", "parquet", Kind.STRATA, "strata:StrataTorch", "torch"),
-    Entry("DataLoader pyarrow", "parquet", Kind.PEER, "pytorch:PlainDataLoader", "torch"),
+    Entry("pyarrow dataset", Kind.LIMIT, "arrow:DatasetScan", _PARQUET),
+    Entry("pyarrow iter_batches", Kind.LIMIT, "arrow:ParquetBatches", _PARQUET),
+    Entry(
+        "iter_batches, 1 thread",
+        Kind.LIMIT,
+        "arrow:ParquetBatches",
+        _PARQUET,
+        options={"threads": False},
+    ),
+    Entry("Strata sequential", Kind.STRATA, "strata:Strata", _PARQUET),
+    Entry("Strata sequential, torch", Kind.STRATA, "strata:Strata", _PARQUET, "torch", _TORCH),
+    Entry("Strata shuffled", Kind.STRATA, "strata:Strata", _PARQUET, options=_SHUFFLED),
+    Entry(
+        "Strata shuffled, torch",
+        Kind.STRATA,
+        "strata:Strata",
+        _PARQUET,
+        "torch",
+        _SHUFFLED | _TORCH,
+    ),
+    Entry("DataLoader pyarrow", Kind.PEER, "pytorch:PlainDataLoader", _PARQUET, "torch"),
     Entry(
         "DataLoader pyarrow 2 procs",
-        "parquet",
         Kind.PEER,
-        "pytorch:PlainDataLoaderProcesses",
+        "pytorch:PlainDataLoader",
+        _PARQUET,
         "torch",
+        _TWO,
     ),
-    Entry("HF datasets sequential", "parquet", Kind.PEER, "huggingface:HuggingFace", "datasets"),
+    Entry("HF datasets sequential", Kind.PEER, "huggingface:HuggingFace", _PARQUET, "datasets"),
     Entry(
-        "HF datasets shuffled", "parquet", Kind.PEER, "huggingface:HuggingFaceShuffled", "datasets"
+        "HF datasets shuffled",
+        Kind.PEER,
+        "huggingface:HuggingFace",
+        _PARQUET,
+        "datasets",
+        _SHUFFLED,
     ),
     Entry(
         "HF datasets, not decoded",
-        "parquet",
         Kind.REFERENCE,
-        "huggingface:HuggingFaceMapped",
+        "huggingface:HuggingFace",
+        _PARQUET,
         "datasets",
+        {"format": "arrow"},
     ),
-    Entry("Streaming shuffled", "parquet", Kind.PEER, "mosaic:Mosaic", "mosaicml-streaming"),
+    Entry("Streaming shuffled", Kind.PEER, "mosaic:Mosaic", _PARQUET, "mosaicml-streaming"),
     Entry(
         "Streaming shuffled 2 procs",
-        "parquet",
         Kind.PEER,
-        "mosaic:MosaicProcesses",
+        "mosaic:Mosaic",
+        _PARQUET,
         "mosaicml-streaming",
+        _TWO,
     ),
-    Entry("LitData shuffled", "parquet", Kind.PEER, "lightning:LitData", "litdata"),
+    Entry("LitData shuffled", Kind.PEER, "lightning:LitData", _PARQUET, "litdata"),
+    Entry("LitData shuffled 2 procs", Kind.PEER, "lightning:LitData", _PARQUET, "litdata", _TWO),
+    Entry("pyarrow dataset", Kind.LIMIT, "arrow:DatasetScan", _CSV),
+    Entry("pyarrow open_csv", Kind.LIMIT, "arrow:CsvBatches", _CSV),
+    Entry("Strata sequential", Kind.STRATA, "strata:Strata", _CSV),
+    Entry("Strata shuffled", Kind.STRATA, "strata:Strata", _CSV, options=_SHUFFLED),
+    Entry("plain records, unchecked", Kind.REFERENCE, "arrow:Records", _TFRECORD),
     Entry(
-        "LitData shuffled 2 procs",
-        "parquet",
-        Kind.PEER,
-        "lightning:LitDataProcesses",
-        "litdata",
+        "plain records, protobuf",
+        Kind.LIMIT,
+        "arrow:Records",
+        _TFRECORD,
+        options={"parsed": True},
     ),
-    Entry("pyarrow dataset", "csv", Kind.LIMIT, "arrow:DatasetScan"),
-    Entry("pyarrow open_csv", "csv", Kind.LIMIT, "arrow:CsvBatches"),
-    Entry("Strata sequential", "csv", Kind.STRATA, "strata:Strata"),
-    Entry("Strata shuffled", "csv", Kind.STRATA, "strata:StrataShuffled"),
-    Entry("plain records, unchecked", "tfrecord", Kind.REFERENCE, "arrow:TfrecordFrames"),
-    Entry("plain records, protobuf", "tfrecord", Kind.LIMIT, "arrow:TfrecordProtobuf"),
-    Entry("Strata records", "tfrecord", Kind.REFERENCE, "strata:StrataRecords"),
-    Entry("Strata Examples", "tfrecord", Kind.STRATA, "strata:StrataExamples"),
+    Entry("Strata records", Kind.REFERENCE, "strata:StrataRecords", _TFRECORD),
+    Entry("Strata Examples", Kind.STRATA, "strata:StrataExamples", _TFRECORD),
 )
-
-__all__ = ["ENTRIES", "Batches", "Contender", "Entry", "Kind", "Task"]

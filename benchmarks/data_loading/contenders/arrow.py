@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import struct
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +15,7 @@ import pyarrow.csv
 import pyarrow.dataset
 import pyarrow.parquet as pq
 
-from ..dataset import TOUCHED
-from ..example_proto import Example
+from ..dataset import TOUCHED, Example
 from .base import Batches, Contender
 
 
@@ -23,86 +24,60 @@ def touch(batch: pa.RecordBatch) -> tuple[int, float]:
     return len(batch), float(batch[TOUCHED].to_numpy().sum(dtype=np.float64))
 
 
-class _Files(Contender):
-    """Reads file after file."""
-
-    threads = True
-
-    @contextmanager
-    def open(self, batch_size: int) -> Iterator[Batches]:
-        """Begin."""
-        files = sorted(self.task.data.folder.iterdir())
-        yield (found for file in files for found in self._file(file, batch_size))
-
-    def _file(self, path: Path, batch_size: int) -> Batches:
-        raise NotImplementedError
-
-
 class DatasetScan(Contender):
     """``pyarrow.dataset``."""
 
     @contextmanager
     def open(self, batch_size: int) -> Iterator[Batches]:
-        """Begin."""
         files = pa.dataset.dataset(self.task.data.folder, format=self.task.data.format)
         yield map(touch, files.to_batches(batch_size=batch_size))
+
+
+class _Files(Contender):
+    """Reads file after file."""
+
+    @contextmanager
+    def open(self, batch_size: int) -> Iterator[Batches]:
+        files = sorted(self.task.data.folder.iterdir())
+        yield (batch for file in files for batch in self.read(file, batch_size))
+
+    @abstractmethod
+    def read(self, path: Path, batch_size: int) -> Batches:
+        """Read one file."""
 
 
 class ParquetBatches(_Files):
     """``ParquetFile.iter_batches``."""
 
-    def _file(self, path: Path, batch_size: int) -> Batches:
+    threads = True
+
+    def read(self, path: Path, batch_size: int) -> Batches:
         with pq.ParquetFile(path) as file:
             yield from map(touch, file.iter_batches(batch_size, use_threads=self.threads))
-
-
-class ParquetBatchesOneThread(ParquetBatches):
-    """The same, decoding in the calling thread."""
-
-    threads = False
 
 
 class CsvBatches(_Files):
     """``pyarrow.csv.open_csv``; batches are as large as its blocks."""
 
-    def _file(self, path: Path, batch_size: int) -> Batches:
+    def read(self, path: Path, batch_size: int) -> Batches:
         with pyarrow.csv.open_csv(path) as reader:
             yield from map(touch, reader)
 
 
-class _Records(_Files):
-    """A loop over the records of a file, which does not look at checksums."""
+class Records(_Files):
+    """A loop over the records of a file without checksums: as bytes, or parsed by protobuf."""
 
-    def _file(self, path: Path, batch_size: int) -> Batches:
-        batch: list[bytes] = []
-        for record in _records(path):
-            batch.append(record)
-            if len(batch) == batch_size:
-                yield self._touch(batch)
-                batch = []
-        if batch:
-            yield self._touch(batch)
+    parsed = False
 
-    def _touch(self, batch: list[bytes]) -> tuple[int, float]:
-        raise NotImplementedError
-
-
-class TfrecordFrames(_Records):
-    """Records as bytes."""
-
-    def _touch(self, batch: list[bytes]) -> tuple[int, float]:
-        return len(batch), float("nan")
-
-
-class TfrecordProtobuf(_Records):
-    """Records parsed by protobuf."""
-
-    def _touch(self, batch: list[bytes]) -> tuple[int, float]:
-        rows = []
-        for record in batch:
-            features = Example.FromString(record).features.feature
-            rows.append(features["x"].float_list.value)
-        return len(rows), float(np.array(rows, np.float32)[:, 0].sum(dtype=np.float64))
+    def read(self, path: Path, batch_size: int) -> Batches:
+        records = _records(path)
+        while batch := list(islice(records, batch_size)):
+            total = float("nan")
+            if self.parsed:
+                features = (Example.FromString(record).features.feature for record in batch)
+                rows = np.array([each["x"].float_list.value for each in features], np.float32)
+                total = float(rows[:, 0].sum(dtype=np.float64))
+            yield len(batch), total
 
 
 def _records(path: Path) -> Iterator[bytes]:

@@ -23,7 +23,11 @@ BUFFER = 10_000
 
 
 class HuggingFace(Contender):
-    """Batches of arrays in the order of the files."""
+    """Batches of arrays, or with the format ``arrow`` of tables that are not decoded or copied."""
+
+    shuffle = False
+    """Shards and a buffer shuffled, which is much faster here than an index of all rows."""
+    format = "numpy"
 
     def prepare(self) -> None:
         """Convert parquet to uncompressed Arrow files."""
@@ -32,33 +36,13 @@ class HuggingFace(Contender):
 
     @contextmanager
     def open(self, batch_size: int) -> Iterator[Batches]:
-        """Begin."""
-        yield map(self._touch, self._batches(batch_size))
-
-    def _batches(self, batch_size: int) -> Iterator[Any]:
-        found: Iterator[Any] = self.dataset.with_format("numpy").iter(batch_size)
-        return found
-
-    def _touch(self, batch: Any) -> tuple[int, float]:
-        return len(batch[TOUCHED]), float(np.asarray(batch[TOUCHED]).sum(dtype=np.float64))
+        rows = self.dataset
+        if self.shuffle:
+            streamed = rows.to_iterable_dataset(num_shards=SHARDS)
+            rows = streamed.shuffle(seed=0, buffer_size=BUFFER)
+        batches = rows.with_format(self.format).iter(batch_size)
+        yield map(touch if self.format == "arrow" else _touch_arrays, batches)
 
 
-class HuggingFaceShuffled(HuggingFace):
-    """Shards and a buffer shuffled, which is much faster here than an index of all rows."""
-
-    def _batches(self, batch_size: int) -> Iterator[Any]:
-        streamed = self.dataset.to_iterable_dataset(num_shards=SHARDS)
-        mixed = streamed.shuffle(seed=0, buffer_size=BUFFER)
-        found: Iterator[Any] = mixed.with_format("numpy").iter(batch_size)
-        return found
-
-
-class HuggingFaceMapped(HuggingFace):
-    """Arrow tables as the files hold them: nothing is decoded or copied."""
-
-    def _batches(self, batch_size: int) -> Iterator[Any]:
-        found: Iterator[Any] = self.dataset.with_format("arrow").iter(batch_size)
-        return found
-
-    def _touch(self, batch: Any) -> tuple[int, float]:
-        return touch(batch)
+def _touch_arrays(batch: Any) -> tuple[int, float]:
+    return len(batch[TOUCHED]), float(np.asarray(batch[TOUCHED]).sum(dtype=np.float64))

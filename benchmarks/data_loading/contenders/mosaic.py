@@ -9,8 +9,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from .base import Batches
-from .rows import Converting, samples, touch
+from .base import Batches, Converting, touch_tensors
 
 
 def _without_torchvision() -> None:
@@ -45,30 +44,22 @@ SHUFFLE_BLOCK = 1 << 18
 
 
 class Mosaic(Converting):
-    """Shuffled, in the training process."""
-
-    processes = 0
+    """Shuffled."""
 
     def prepare(self) -> None:
         """Write MDS."""
         self._folder = self.task.scratch / "mds"
         columns = {"x": "ndarray:float32:12", "label": "int64"}
         with MDSWriter(out=str(self._folder), columns=columns, size_limit=SHARD_BYTES) as writer:
-            for features, label in samples(self.task.data.folder, self.rows):
+            for features, label in self.samples():
                 writer.write({"x": features, "label": label})
 
     @contextmanager
     def open(self, batch_size: int) -> Iterator[Batches]:
-        """Make a dataset and a ``DataLoader``."""
         clean_stale_shared_memory()
         dataset = StreamingDataset(local=str(self._folder), batch_size=batch_size, shuffle=True)
-        yield map(touch, DataLoader(dataset, batch_size=batch_size, num_workers=self.processes))
-
-
-class MosaicProcesses(Mosaic):
-    """In two loader processes."""
-
-    processes = 2
+        loader = DataLoader(dataset, batch_size=batch_size, num_workers=self.processes)
+        yield (touch_tensors(batch["x"][:, 0]) for batch in loader)
 
 
 def plan_resume(samples: int, ranks: int, batch: int, consumed: int) -> Any:

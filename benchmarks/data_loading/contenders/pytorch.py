@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ..dataset import TOUCHED
-from .base import Batches, Contender
-
-
-def touch(batch: Any) -> tuple[int, float]:
-    """Add up the touched column of a batch of tensors."""
-    column = batch[TOUCHED]
-    return len(column), float(column.double().sum())
+from .base import Batches, Contender, touch_tensors
 
 
 class ParquetDataset(IterableDataset):
@@ -42,18 +35,10 @@ class ParquetDataset(IterableDataset):
 
 
 class PlainDataLoader(Contender):
-    """In the training process."""
-
-    processes = 0
+    """``DataLoader``."""
 
     @contextmanager
     def open(self, batch_size: int) -> Iterator[Batches]:
-        """Make a ``DataLoader``."""
         files = ParquetDataset(sorted(self.task.data.folder.iterdir()), batch_size)
-        yield map(touch, DataLoader(files, batch_size=None, num_workers=self.processes))
-
-
-class PlainDataLoaderProcesses(PlainDataLoader):
-    """In two loader processes."""
-
-    processes = 2
+        loader = DataLoader(files, batch_size=None, num_workers=self.processes)
+        yield (touch_tensors(batch[TOUCHED]) for batch in loader)

@@ -12,58 +12,38 @@ from dtruntime.data import TfrecordOptions, build_index
 from dtruntime.data.loader import Loader
 
 from ..dataset import TOUCHED
-from .base import Batches, Contender
+from .base import Batches, Contender, touch_tensors
 
 
 class Strata(Contender):
-    """Batches in the order of the files."""
+    """Batches in the order of the files, or of the whole epoch's shuffle."""
 
     shuffle = False
     output: Any = "numpy"
-    options: Any = None
+    format_options: Any = None
 
     def prepare(self) -> None:
         """Index the files."""
-        data = self.task.data
-        self._index = build_index(data.folder, data.format, options=self.options, use_cache=False)
+        data, options = self.task.data, self.format_options
+        self._index = build_index(data.folder, data.format, options=options, use_cache=False)
 
     @contextmanager
     def open(self, batch_size: int) -> Iterator[Batches]:
-        """Make a loader."""
         with Loader(self._index, batch_size, shuffle=self.shuffle, output=self.output) as loader:
-            yield map(self._touch, loader)
+            yield map(self.touch, loader)
 
-    def _touch(self, batch: dict[str, Any]) -> tuple[int, float]:
+    def touch(self, batch: dict[str, Any]) -> tuple[int, float]:
+        """The size of a batch, and the sum of its touched column."""
         column = batch[TOUCHED]
+        if self.output == "torch":
+            return touch_tensors(column)
         return len(column), float(column.sum(dtype=np.float64))
-
-
-class StrataShuffled(Strata):
-    """Batches of the whole epoch's shuffle."""
-
-    shuffle = True
-
-
-class StrataTorchInOrder(Strata):
-    """Tensors in the order of the files."""
-
-    output = "torch"
-
-    def _touch(self, batch: dict[str, Any]) -> tuple[int, float]:
-        column = batch[TOUCHED]
-        return len(column), float(column.double().sum())
-
-
-class StrataTorch(StrataTorchInOrder):
-    """Tensors of the whole epoch's shuffle."""
-
-    shuffle = True
 
 
 class StrataExamples(Strata):
     """Parsed Examples; vectors come one by one and are stacked here."""
 
-    def _touch(self, batch: dict[str, Any]) -> tuple[int, float]:
+    def touch(self, batch: dict[str, Any]) -> tuple[int, float]:
         column = np.stack(batch["x"])[:, 0]
         return len(column), float(column.sum(dtype=np.float64))
 
@@ -71,7 +51,7 @@ class StrataExamples(Strata):
 class StrataRecords(Strata):
     """Records as bytes, checksums verified."""
 
-    options = TfrecordOptions(raw=True)
+    format_options = TfrecordOptions(raw=True)
 
-    def _touch(self, batch: dict[str, Any]) -> tuple[int, float]:
+    def touch(self, batch: dict[str, Any]) -> tuple[int, float]:
         return len(batch["record"]), float("nan")
