@@ -1,6 +1,6 @@
 import pytest
 
-from dtruntime.cli.checks.environment import required_packages, within
+from dtruntime.cli.doctor_checks import required_packages, within
 
 
 @pytest.mark.parametrize(

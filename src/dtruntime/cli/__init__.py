@@ -1,6 +1,6 @@
-"""The ``strata`` command; read ``main`` first, then a command in ``commands``.
+"""The ``strata`` command; read ``main`` first, then the module of a command.
 
-``invocation`` has what commands share. ``*_report`` is what a command found, in the shape that
-``--json`` prints, ``*_view`` the same for people; ``status_watch`` is the live screen, and
-``checks`` what ``strata doctor`` looks at.
+Each command has an `add_parser`, which declares its options, and functions that run it and return
+the exit code. ``invocation`` has what commands share. ``*_report`` is what a command read, in the
+shape that ``--json`` prints; ``doctor_checks`` is what ``strata doctor`` looks at.
 """

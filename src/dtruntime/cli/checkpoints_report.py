@@ -1,4 +1,4 @@
-"""What ``strata checkpoints`` finds in a place."""
+"""What ``strata checkpoints`` reads from a place, in the shape that ``--json`` prints."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class CheckpointList(msgspec.Struct, frozen=True):
     place: str
     checkpoints: tuple[ListedCheckpoint, ...]
     stored_bytes: int
-    """What all files of the place take."""
+    """The size of all files of the place."""
     unneeded_bytes: int | None
-    """What of that no checkpoint needs; None when a manifest cannot be read."""
+    """How much of that no checkpoint needs; None when a manifest cannot be read."""
     schema: int = SCHEMA
 
 
@@ -69,7 +69,7 @@ class ShownPack(msgspec.Struct, frozen=True):
     file: str
     size: int
     used_bytes: int
-    """What of it this checkpoint needs."""
+    """How much of it this checkpoint needs."""
     step: int | None
     """That of the checkpoint it was written for."""
     needed_by: tuple[int, ...]
@@ -118,7 +118,7 @@ class Verification(msgspec.Struct, frozen=True):
     """The newest step that is good, of those that were read."""
     read_bytes: int
     told: int = 0
-    """Of how many of them a coordinator was told."""
+    """How many of them a coordinator was told of."""
     schema: int = SCHEMA
 
     @property
@@ -138,13 +138,13 @@ class Removal(msgspec.Struct, frozen=True):
     removed_ids: tuple[str, ...] = ()
     """Those that could still be read."""
     told: int = 0
-    """Of how many of them a coordinator was told."""
+    """How many of them a coordinator was told of."""
     schema: int = SCHEMA
 
 
 @contextmanager
 def opened(place: str) -> Iterator[tuple[str, Catalog]]:
-    """A place that has checkpoints, which is not written to."""
+    """A place that has checkpoints, and its catalog."""
     config = Config.load().storage
     url = resolve_url(place, None, config)
     with open_backend(url, **with_region(url, {}, config)) as backend:
@@ -162,22 +162,20 @@ def read_list(place: str) -> CheckpointList:
     """All checkpoints, in the order of their commits."""
     with opened(place) as (where, catalog):
         entries = catalog.entries()
-        needed: set[str] | None = {entry.name for entry in entries}
+        needed = {entry.name for entry in entries}
         listed = []
         for entry in entries:
             try:
                 manifest = catalog.manifest(entry)
             except CheckpointDamagedError as exc:
-                needed = None
                 listed.append(ListedCheckpoint(entry.step, damaged=str(exc)))
                 continue
-            if needed is not None:
-                needed |= manifest.files
+            needed |= manifest.files
             listed.append(_listed(manifest, newest=entry == entries[-1]))
         files = [f for folder in (MANIFESTS, PACKS, PARTS) for f in catalog.backend.list(folder)]
-        unneeded = None
-        if needed is not None:
-            unneeded = sum(file.size for file in files if file.name not in needed)
+        unneeded: int | None = sum(file.size for file in files if file.name not in needed)
+        if any(one.damaged for one in listed):
+            unneeded = None
         return CheckpointList(where, tuple(listed), sum(file.size for file in files), unneeded)
 
 
@@ -201,33 +199,30 @@ def read_checkpoint(place: str, step: int | None) -> ShownCheckpoint:
 def verify(
     place: str, steps: Sequence[int], begin: Callable[[int], Callable[[int], None]]
 ) -> Verification:
-    """Read every chunk; ``begin`` is told how many bytes, and returns what counts them."""
+    """Read every chunk; ``begin`` is called with all bytes, and returns what counts them."""
     with opened(place) as (where, catalog):
         entries = [find(catalog, where, step) for step in steps] or catalog.entries()
         verifier = Verifier(catalog, entries)
         verdicts = list(verifier.run(begin(verifier.stored_bytes)))
         good = [verdict.entry for verdict in verdicts if verdict.good]
-        found = tuple(
+        checkpoints = tuple(
             VerifiedCheckpoint(
                 verdict.entry.step,
                 verdict.manifest.checkpoint_id if verdict.manifest else "",
                 verdict.good,
                 verdict.chunks,
-                tuple(
-                    FoundDamage(d.file, d.detail, d.chunk, d.position, d.length)
-                    for d in verdict.damages
-                ),
+                msgspec.convert(verdict.damages, tuple[FoundDamage, ...], from_attributes=True),
             )
             for verdict in verdicts
         )
         newest = max(good).step if good else None
-        return Verification(where, found, newest, verifier.stored_bytes)
+        return Verification(where, checkpoints, newest, verifier.stored_bytes)
 
 
 def remove(
     place: str, steps: Sequence[int], *, force: bool, confirm: Callable[[str, Sequence[int]], None]
 ) -> Removal:
-    """Drop checkpoints and what only they need; ``confirm`` raises when it is not wanted."""
+    """Delete checkpoints and what only they need; ``confirm`` raises when it is not wanted."""
     with opened(place) as (where, catalog):
         for step in steps:
             find(catalog, where, step)
@@ -237,16 +232,23 @@ def remove(
             raise StorageError(
                 f"no whole checkpoint would be left in {where}: use --force if that is wanted"
             )
-        confirm(where, sorted({entry.step for entry in doomed}))
-        ids = tuple(_ids(catalog, doomed))
+        removed, kept = (tuple(sorted({e.step for e in entries})) for entries in (doomed, left))
+        confirm(where, removed)
+        ids = []
+        for entry in doomed:
+            with suppress(CheckpointDamagedError):
+                ids.append(catalog.manifest(entry).checkpoint_id)
         dropped = catalog.drop(doomed)
         catalog.point_to_newest()
-        files, freed = _sweep(catalog)
+        sizes = {file.name: file.size for file in catalog.backend.list()}
+        is_dead = WriterLock(catalog.backend).is_dead
+        # What dropped checkpoints needed goes in the second sweep: saves under way refer to the
+        # newest one only, which the first sweep has noted.
+        deleted = [*catalog.sweep(is_dead), *catalog.sweep(is_dead)]
         if len(dropped) < len(doomed):
             raise StorageError(f"not all of them could be deleted from {where}: try again")
-        steps_left = tuple(sorted({entry.step for entry in left}))
-        removed = tuple(sorted({entry.step for entry in doomed}))
-        return Removal(where, removed, steps_left, files, freed, ids)
+        freed = sum(sizes.get(name, 0) for name in deleted)
+        return Removal(where, removed, kept, len(deleted), freed, tuple(ids))
 
 
 def find(catalog: Catalog, where: str, step: int | None) -> CatalogEntry:
@@ -258,22 +260,6 @@ def find(catalog: Catalog, where: str, step: int | None) -> CatalogEntry:
             f"there is no checkpoint of step {step} in {where} (there: {there})"
         )
     return entry
-
-
-def _ids(catalog: Catalog, entries: Sequence[CatalogEntry]) -> Iterator[str]:
-    for entry in entries:
-        with suppress(CheckpointDamagedError):
-            yield catalog.manifest(entry).checkpoint_id
-
-
-def _sweep(catalog: Catalog) -> tuple[int, int]:
-    """Delete what nobody needs; how many files, and their bytes."""
-    sizes = {file.name: file.size for file in catalog.backend.list()}
-    writer = WriterLock(catalog.backend)
-    # What dropped checkpoints needed goes in the second sweep: saves under way refer to the
-    # newest one only, and that has just been taken note of.
-    gone = [*catalog.sweep(writer.is_dead), *catalog.sweep(writer.is_dead)]
-    return len(gone), sum(sizes.get(name, 0) for name in gone)
 
 
 def _listed(manifest: Manifest, *, newest: bool) -> ListedCheckpoint:
@@ -304,27 +290,21 @@ def _arrays(part: Part) -> Iterator[ShownArray]:
 def _packs(catalog: Catalog, parts: Sequence[Part]) -> Iterator[ShownPack]:
     needed_by: dict[str, set[int]] = {}
     for entry in catalog.entries():
-        try:
-            files = catalog.manifest(entry).files
-        except CheckpointDamagedError:
-            continue
-        for file in files:
-            needed_by.setdefault(file, set()).add(entry.step)
+        with suppress(CheckpointDamagedError):
+            for file in catalog.manifest(entry).files:
+                needed_by.setdefault(file, set()).add(entry.step)
     used: dict[str, dict[int, int]] = {}
-    sizes = {pack.file: pack.size for part in parts for pack in part.packs}
     for part in parts:
         for chunk in (*part.chunks, *part.bases):
             used.setdefault(part.packs[chunk.pack].file, {})[chunk.position] = chunk.stored
-    for file, size in sizes.items():
+    for file, size in {pack.file: pack.size for part in parts for pack in part.packs}.items():
         name = _PACK_STEP.match(file)
         step = int(name[1]) if name else None
-        taken = sum(used.get(file, {}).values())
-        yield ShownPack(file, size, taken, step, tuple(sorted(needed_by.get(file, ()))))
+        used_bytes = sum(used.get(file, {}).values())
+        yield ShownPack(file, size, used_bytes, step, tuple(sorted(needed_by.get(file, ()))))
 
 
 def _nearby(folder: str) -> str:
     """Where checkpoints are instead, if they are in folders of a local one."""
-    if not os.path.isdir(folder):
-        return ""
-    found = sorted(path.parent.name for path in Path(folder).glob(f"*/{MANIFESTS}"))
-    return f", but in its folders {', '.join(found[:8])}" if found else ""
+    names = sorted(path.parent.name for path in Path(folder).glob(f"*/{MANIFESTS}"))
+    return f", but in its folders {', '.join(names[:8])}" if names else ""

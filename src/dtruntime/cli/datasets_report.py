@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -97,7 +98,7 @@ class PlanReport(msgspec.Struct, frozen=True):
 def read_list(url: str, job: str | None) -> DatasetList:
     """The datasets of one job, or of all."""
     listed = []
-    for name in [job] if job else _jobs(url):
+    for name in [job] if job else [one.job for one in _summaries(url)]:
         with DatasetRegistry(url, job=name, patience=PATIENCE) as registry:
             listed += [ListedDataset(name, dataset) for dataset in registry.list_datasets()]
     return DatasetList(url, tuple(listed))
@@ -118,7 +119,7 @@ def read_dataset(url: str, job: str, dataset_id: str, progress: Counted | None) 
         None if dataset.order == BATCHES_SHARED else _share(dataset, layout),
         coverage,
         unknown,
-        _live_workers(url, job),
+        next((one.live_workers for one in _summaries(url) if one.job == job), 0),
     )
 
 
@@ -134,44 +135,37 @@ def read_plan(
     with DatasetRegistry(url, job=job, patience=PATIENCE) as registry:
         plan = registry.plan(dataset_id, join, leave, world_size=world_size)
     before, after = _present(plan.before), _present(plan.after)
+    moves = {
+        name: getattr(plan, name) for name in PlanReport.__struct_fields__ if hasattr(plan, name)
+    }
     return PlanReport(
         url=url,
         job=job,
-        dataset_id=dataset_id,
         present_before=len(before),
         present_after=len(after),
         joining=tuple(sorted(after - before)),
         leaving=tuple(sorted(before - after)),
-        shard_count=plan.shard_count,
-        shards_moved=plan.shards_moved,
-        samples_moved=plan.samples_moved,
-        bytes_moved=plan.bytes_moved,
-        fraction_moved=plan.fraction_moved,
-        fewest_shards=plan.fewest_shards,
-        gained=plan.gained,
-        lost=plan.lost,
-        least_load=plan.least_load,
-        most_load=plan.most_load,
+        **{**moves, "dataset_id": dataset_id},
     )
 
 
 def find_job(url: str, job: str | None, dataset_id: str) -> str:
-    """The job that a dataset is meant to be of: the one named, or the only one that has it."""
+    """The dataset's job: the one named, or the only one that has it."""
     job = job or os.environ.get("STRATA_JOB")
     if job:
         return job
-    having = [item.job for item in read_list(url, None).datasets if _is(item, dataset_id)]
+    listed = read_list(url, None).datasets
+    having = [item.job for item in listed if item.dataset.dataset_id == dataset_id]
     if not having:
         raise ShardError(
             f"dataset {dataset_id!r} is not registered at {url}: 'strata datasets ls' shows those "
             "that are"
         )
     if len(having) > 1:
-        with Observer(url, patience=PATIENCE) as observer:
-            at_work = {job.job for job in observer.job_summaries() if job.live_workers}
-        live = [name for name in having if name in at_work]
-        if len(live) == 1:
-            return live[0]
+        live = {job.job for job in _summaries(url) if job.live_workers}
+        active = [name for name in having if name in live]
+        if len(active) == 1:
+            return active[0]
         raise ShardError(
             f"{len(having)} jobs have a dataset {dataset_id!r} ({', '.join(having[:8])}): name one "
             "with --job"
@@ -179,18 +173,9 @@ def find_job(url: str, job: str | None, dataset_id: str) -> str:
     return having[0]
 
 
-def _is(item: ListedDataset, dataset_id: str) -> bool:
-    return item.dataset.dataset_id == dataset_id
-
-
-def _jobs(url: str) -> list[str]:
+def _summaries(url: str) -> list[Any]:
     with Observer(url, patience=PATIENCE) as observer:
-        return observer.jobs()
-
-
-def _live_workers(url: str, job: str) -> int:
-    with Observer(url, patience=PATIENCE) as observer:
-        return next((one.live_workers for one in observer.job_summaries() if one.job == job), 0)
+        return observer.job_summaries()
 
 
 def _coverage(
@@ -205,7 +190,7 @@ def _coverage(
 
 
 def _share(dataset: DatasetSummary, layout: DatasetLayout) -> ShareReport:
-    """How evenly the shards are dealt."""
+    """How evenly shards and samples are spread."""
     slot_count, dead = dataset.slot_count or 1, dataset.dead_slots
     owners = SlotTable(dataset.shard_count, seed=dataset.seed).owners(slot_count, dead)
     live = np.setdiff1d(np.arange(slot_count), dead)

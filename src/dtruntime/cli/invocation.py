@@ -8,18 +8,39 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import FrameType
+from typing import Any, TypeVar
 
 import msgspec
 from rich.console import RenderableType
 from rich.progress import Progress, ProgressColumn
+from rich.table import Table
+from rich.text import Text
 
 from ..client import Observer
 from ..config import DEFAULT_URL
-from ..display import json_text, open_console, plain
+from ..display import count, json_text, open_console, plain
 from ..errors import ConfigError, StrataError
 from ..telemetry import ROOT, configure_logging
+
+T = TypeVar("T")
+
+
+def add_command(subparsers: Any, name: str, help: str, description: str) -> Any:
+    """Declare a command that has actions; returns where `add_action` adds them."""
+    parser = subparsers.add_parser(name, help=help, description=description)
+    return parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+
+def add_action(
+    actions: Any, name: str, text: str, run: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    """Declare an action of a command, which can print JSON."""
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+    return parser
 
 
 def whole_between(least: int, most: int) -> Callable[[str], int]:
@@ -35,7 +56,7 @@ def whole_between(least: int, most: int) -> Callable[[str], int]:
 
 
 def add_url(parser: argparse.ArgumentParser, *aliases: str) -> None:
-    """Declare the option that says which coordinator a command is about."""
+    """Declare the option that names the coordinator."""
     text = f"coordinator (default: COORDINATOR_URL, else {DEFAULT_URL})"
     parser.add_argument("--url", *aliases, help=text)
 
@@ -51,7 +72,6 @@ def observing(
     """A command that is given a connection to its coordinator, and the URL."""
 
     def run_connected(options: argparse.Namespace) -> int:
-        log_only_when_asked()
         url = coordinator_url(options)
         with Observer(url) as observer:
             return run(observer, url, options)
@@ -62,12 +82,43 @@ def observing(
 def write(
     report: msgspec.Struct, view: Callable[[], RenderableType], options: argparse.Namespace
 ) -> int:
-    """Print a report, as JSON where that is asked for; the exit code of having done so."""
+    """Print a report, as JSON if asked; returns the exit code of success."""
     if options.json:
         print(json_text(report), flush=True)
     else:
         open_console().print(view())
     return 0
+
+
+def listing(names: Iterable[str], left: Collection[str], wrapped: str = "") -> Table:
+    """An empty table: columns in ``left`` are text, all others numbers."""
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for name in names:
+        justify: Any = "left" if name in left else "right"
+        table.add_column(name, justify=justify, no_wrap=name != wrapped)
+    return table
+
+
+def facts_table(facts: Iterable[tuple[str, RenderableType]]) -> Table:
+    """Names and values, one pair in a line."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts:
+        table.add_row(Text(f"  {name}"), Text(value) if isinstance(value, str) else value)
+    return table
+
+
+def cut(items: Sequence[T], limit: int | None, noun: str) -> tuple[Sequence[T], list[Text]]:
+    """The first ``limit`` items, and a line that says how many are not shown."""
+    if limit is None or len(items) <= limit + 1:
+        return items, []
+    return items[:limit], [Text(f"  {count(len(items) - limit, noun)} not shown", "dim")]
+
+
+def limit_on_terminal(limit: int) -> int | None:
+    """How many items to show: on a terminal only some, elsewhere all (None)."""
+    return limit if open_console().is_terminal else None
 
 
 def confirm(question: str, refusal: StrataError) -> None:

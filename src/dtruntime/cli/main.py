@@ -15,39 +15,28 @@ from typing import NoReturn
 from .._version import __version__
 from ..display import plain
 from ..errors import ConfigError, ConnectionError, StrataError
-from .commands import (
-    actions,
-    bench,
-    checkpoints,
-    coordinator,
-    datasets,
-    demo,
-    doctor,
-    jobs,
-    outcome,
-    state,
-    status,
-)
+from . import bench, checkpoints, coordinator, datasets, demo, doctor, jobs, status
+from .invocation import log_only_when_asked
 
 COMMAND, ACTION = "COMMAND", "ACTION"
-"""How what has to be chosen is called in usages."""
+"""How usages call what has to be chosen."""
 COMMANDS = (
-    coordinator,
-    status,
-    outcome,
-    jobs,
-    actions,
-    datasets,
-    checkpoints,
-    state,
-    demo,
-    bench,
-    doctor,
+    coordinator.add_parser,
+    status.add_parser,
+    jobs.add_outcome_parser,
+    jobs.add_parser,
+    jobs.add_actions_parser,
+    datasets.add_parser,
+    checkpoints.add_parser,
+    coordinator.add_state_parser,
+    demo.add_parser,
+    bench.add_parser,
+    doctor.add_parser,
 )
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parser that says which commands there are where none is given."""
+    """Parser that lists the commands where none is given."""
 
     def error(self, message: str) -> NoReturn:
         """End with status 2, after the usage; without a command, after the whole help."""
@@ -65,14 +54,16 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"strata {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar=COMMAND, required=True)
-    for command in COMMANDS:
-        command.add_parser(subparsers)
+    for add_parser in COMMANDS:
+        add_parser(subparsers)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     options = build_parser().parse_args(arguments)
+    if options.command not in ("coordinator", "state"):
+        log_only_when_asked()
     try:
         code = int(options.run(options))
         sys.stdout.flush()
@@ -82,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConnectionError as exc:
         return _complain(exc, 3)
     except BrokenPipeError:
-        # Whoever read it has seen enough; what is still buffered must not raise again at exit.
+        # Nobody reads on; what is still buffered must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except (StrataError, ValueError, OSError) as exc:

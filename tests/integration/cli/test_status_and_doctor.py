@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dtruntime import DatasetRegistry, TrainingOrchestrator, __version__
-from dtruntime.cli.checks.environment import VARIABLES
+from dtruntime.cli.doctor_checks import VARIABLES
 from dtruntime.cli.main import main
 from dtruntime.testing import LocalCoordinator, eventually
 

@@ -179,7 +179,7 @@ def test_http_is_served_on_the_host_that_workers_use(monkeypatch: pytest.MonkeyP
     """Whoever binds the coordinator to loopback does not want its actions on every interface."""
     chosen: list[str] = []
     monkeypatch.setattr(
-        "dtruntime.cli.commands.coordinator.server.run",
+        "dtruntime.cli.coordinator.server.run",
         lambda config, **_: chosen.append(config.http_address),
     )
     for arguments in (["127.0.0.1:0"], [], ["127.0.0.1:0", "--http", "0.0.0.0:3000"]):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dtruntime.cli.commands.outcome import status_of
+from dtruntime.cli.jobs import status_of
 from dtruntime.types import CheckpointInfo, JobStatus, Membership, WorkerState, WorkerStatus
 
 LOST = 137

@@ -5,9 +5,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from dtruntime.cli.status_report import CoordinatorReport, StatusReport
-from dtruntime.cli.status_view import status_view
-from dtruntime.cli.worker_table import Severity, rows_of
+from dtruntime.cli.status_report import (
+    CoordinatorReport,
+    Severity,
+    StatusReport,
+    rows_of,
+    status_view,
+)
 from dtruntime.types import (
     Action,
     BarrierStatus,

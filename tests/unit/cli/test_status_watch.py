@@ -3,8 +3,7 @@
 import pytest
 from rich.console import Console
 
-from dtruntime.cli.status_report import CoordinatorReport, StatusReport
-from dtruntime.cli.status_watch import (
+from dtruntime.cli.status import (
     SORTS,
     StatusFrame,
     WatchState,
@@ -12,6 +11,7 @@ from dtruntime.cli.status_watch import (
     sparkline,
     watch_view,
 )
+from dtruntime.cli.status_report import CoordinatorReport, StatusReport
 from dtruntime.rpc.gen import coordinator_pb2 as pb
 from dtruntime.types import (
     BarrierStatus,

@@ -1,4 +1,4 @@
-"""``strata doctor``: is everything here as it should be, and if not, what to do."""
+"""``strata doctor``: checks this machine and the coordinator, with a remedy for each problem."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...config import Config, CoordinatorConfig
-from ...display import count, json_text, open_console
-from ...errors import ConfigError
-from ..checks.environment import check_packages, check_variables
-from ..checks.finding import Finding
-from ..checks.network import NetworkCheck
-from ..checks.system import check_machine
-from ..invocation import add_url, coordinator_url, log_only_when_asked
+from ..config import Config, CoordinatorConfig
+from ..display import count, json_text, open_console
+from ..errors import ConfigError
+from .doctor_checks import (
+    Finding,
+    check_coordinator,
+    check_machine,
+    check_packages,
+    check_variables,
+)
+from .invocation import add_url, coordinator_url
 
 SCHEMA = 1
 _MARKS = {
@@ -60,16 +63,14 @@ def add_parser(subparsers: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Check everything; 1 when something failed."""
-    log_only_when_asked()
     url = coordinator_url(options)
     findings = _findings(url, options.data_dir)
     if options.json:
-        found = list(findings)
-        document = Diagnosis(url, _healthy(found), found)
-        print(json_text(document))
+        results = list(findings)
+        print(json_text(Diagnosis(url, _healthy(results), results)))
     else:
-        found = _show(findings, url, open_console())
-    return 0 if _healthy(found) else 1
+        results = _show(findings, url, open_console())
+    return 0 if _healthy(results) else 1
 
 
 def _healthy(findings: list[Finding]) -> bool:
@@ -79,9 +80,7 @@ def _healthy(findings: list[Finding]) -> bool:
 def _findings(url: str, data_dir: str | None) -> Iterator[Finding]:
     yield from check_packages()
     yield from check_variables(os.environ, url)
-    network = NetworkCheck(url)
-    yield from network.findings()
-    live = network.contact.live_workers if network.contact else 0
+    live = yield from check_coordinator(url)
     world_size = os.environ.get("WORLD_SIZE", "")
     workers = max(live, int(world_size) if world_size.isdigit() else 0)
     yield from check_machine(Path(data_dir or _configured_data_dir()), workers)
@@ -96,15 +95,15 @@ def _configured_data_dir() -> str:
 
 def _show(findings: Iterator[Finding], url: str, console: Console) -> list[Finding]:
     """Write each finding as soon as it is there."""
-    found: list[Finding] = []
+    shown: list[Finding] = []
     for finding in findings:
-        if not found or found[-1].group != finding.group:
+        if not shown or shown[-1].group != finding.group:
             title = f"{finding.group} {url}" if finding.group == "coordinator" else finding.group
-            console.print(Text(f"{'' if not found else chr(10)}{title}", "bold"))
+            console.print(Text(f"{'' if not shown else chr(10)}{title}", "bold"))
         console.print(_line(finding))
-        found.append(finding)
-    console.print(_summary(found))
-    return found
+        shown.append(finding)
+    console.print(_summary(shown))
+    return shown
 
 
 def _line(finding: Finding) -> Table:

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ...config import ENVIRONMENT
-from ...display import open_console
-from ...errors import StrataError
-from ..invocation import ending_on_signals, log_only_when_asked, whole_between
+from ..config import ENVIRONMENT
+from ..display import open_console
+from ..errors import StrataError
+from .invocation import ending_on_signals, whole_between
 
 KEPT_FOLDER = ".strata-demo"
 LAUNCHER_VARIABLES = (
@@ -78,16 +78,14 @@ def add_parser(subparsers: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the demonstration; 0 when all its checks passed."""
     # Here, since no other command should pay for loading numpy and the demo.
-    from ...demo.digits import require_pyarrow
+    from ..demo.digits import require_pyarrow
 
     require_pyarrow()
-    from ...demo.demonstration import Demonstration
-    from ...demo.launcher import DemoFailed
-    from ...demo.proof import Kill
-    from ...demo.scenario import Scenario
-    from ...demo.terminal_view import TerminalView
+    from ..demo.demonstration import DemoFailed, Demonstration
+    from ..demo.proof import Kill
+    from ..demo.scenario import Scenario
+    from ..demo.terminal_view import TerminalView
 
-    log_only_when_asked()
     _isolate()
     console = open_console(colour=not options.plain)
     stay: bool | None = options.stay
@@ -130,7 +128,7 @@ def _workspace(folder: str | None) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="strata-demo-", ignore_cleanup_errors=True) as name:
             yield Path(name)
         return
-    from ...demo.scenario import PLAN_FILE
+    from ..demo.scenario import PLAN_FILE
 
     path = Path(folder).absolute()
     if path.exists() and not path.is_dir():

@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from ...display import json_text, open_console
-from ...errors import StrataError
-from ...rpc.channel import target_of
-from ..invocation import (
+from ..display import json_text, open_console
+from ..errors import StrataError
+from ..rpc.channel import target_of
+from .invocation import (
     confirm,
     ending_on_signals,
-    log_only_when_asked,
     progress_bar,
     whole_between,
 )
 
 if TYPE_CHECKING:
-    from ...bench.report import Announce, Section
+    from ..bench.report import Announce, Section
 
 Part: TypeAlias = "Callable[[argparse.Namespace, Announce], Section]"
 """Measures what the options say."""
@@ -169,10 +168,9 @@ def _run(
 ) -> int:
     """Measure parts one after the other, and show each as soon as it is there."""
     # Here, since no other command should pay for loading numpy and what is measured.
-    from ...bench.report import BenchReport, describe
-    from ...bench.tables import machine_view, section_view, skipped_view
+    from ..bench.report import BenchReport, describe
+    from ..bench.tables import machine_view, section_view, skipped_view
 
-    log_only_when_asked()
     console = open_console()
     report = BenchReport(round(time.time(), 3), describe(), [], dict(skipped))
     if not as_json:
@@ -192,7 +190,7 @@ def _run(
 
 
 def _checkpoints(options: argparse.Namespace, tell: Announce) -> Section:
-    from ...bench.checkpoint_throughput import bench_checkpoints
+    from ..bench.checkpoint_throughput import bench_checkpoints
 
     return bench_checkpoints(
         options.place, options.size, options.rounds, options.checkpoint_seconds, tell
@@ -200,7 +198,7 @@ def _checkpoints(options: argparse.Namespace, tell: Announce) -> Section:
 
 
 def _coordinator(options: argparse.Namespace, tell: Announce) -> Section:
-    from ...bench.coordinator_throughput import bench_coordinator
+    from ..bench.coordinator_throughput import bench_coordinator
 
     return bench_coordinator(options.url, options.seconds, options.workers, tell)
 
@@ -208,7 +206,7 @@ def _coordinator(options: argparse.Namespace, tell: Announce) -> Section:
 def _data(options: argparse.Namespace, tell: Announce) -> Section:
     if not _has_pyarrow():
         raise StrataError(_NO_PYARROW)
-    from ...bench.loader_throughput import bench_data
+    from ..bench.loader_throughput import bench_data
 
     return bench_data(
         options.files,
