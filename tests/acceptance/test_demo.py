@@ -21,10 +21,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from dtruntime.dashboard import static_folder
-from dtruntime.demo.progress import NoteReader
 from dtruntime.demo.proof import Kill, RunResult, check_coverage, check_disturbance, judge
 from dtruntime.demo.scenario import Scenario
-from dtruntime.demo.timeline import WorkerLoss
+from dtruntime.demo.timeline import Incident, NoteReader
 from dtruntime.testing import eventually
 from dtruntime.types import EpochCoverage
 
@@ -32,8 +31,8 @@ STRATA = [sys.executable, "-m", "dtruntime.cli.main"]
 PATIENT = """
 import sys
 from dtruntime.cli.main import main
-from dtruntime.demo import launcher, scenario
-launcher.SILENCE_MS = 60_000
+from dtruntime.demo import demonstration, scenario
+demonstration.SILENCE_MS = 60_000
 scenario.Scenario.kill_step = property(lambda plan: plan.save_steps * 3 // 2)
 sys.exit(main(sys.argv[1:]))
 """
@@ -253,7 +252,7 @@ def test_run_in_which_nobody_could_be_killed_proves_nothing() -> None:
 
 def test_comparison_with_a_run_that_was_disturbed_too_proves_nothing() -> None:
     plan, calm = Scenario(root="/nowhere"), RunResult((), (), 1.0)
-    survived = RunResult((WorkerLoss("worker-2", 1, 2, 1.0, resumed_at=4.0),), (), 1.0)
+    survived = RunResult((Incident(1, 1.0, "worker-2", 2, resumed_at=4.0),), (), 1.0)
 
     assert check_disturbance(plan, Kill.WORKER, survived, calm).passed
     assert check_disturbance(plan, Kill.NONE, survived, calm).passed

@@ -3,8 +3,8 @@
 Read ``worker`` first: it is what each of them runs, and what a program of your own looks like.
 
 - ``scenario``: how large it is, and where its files lie; ``digits``: the data and the model.
-- ``demonstration``: everything, twice: a *disturbed* run and an *undisturbed* one to compare with.
-- ``launcher``: the processes, and the replacements of those that are killed.
-- ``progress``: the steps that workers note; ``timeline``: what happened, and how long it took.
+- ``demonstration``: its processes, and two runs: a *disturbed* one, and an *undisturbed* one to
+  compare with.
+- ``timeline``: the steps that workers note, what happened, and how long it took.
 - ``proof``: each claim, checked against what the workers left; ``terminal_view`` shows it all.
 """

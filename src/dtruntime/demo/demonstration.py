@@ -1,31 +1,54 @@
-"""A whole demonstration: data, a coordinator, a run that is disturbed, the same undisturbed."""
+"""A whole demonstration: data, a coordinator, a run with a kill, and the same run without.
+
+Its processes are kept going as torchrun, Slurm or Kubernetes would. None stays behind when this
+process ends, however it does: it holds the other end of their standard input and never writes, so
+that the input ends with it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any, Self
 
 from ..client import DatasetRegistry, Observer
 from ..dashboard import static_folder
 from ..display import count, duration, size
-from ..errors import ConnectionError
+from ..errors import ConnectionError, StrataError
+from ..testing import LocalCoordinator
 from ..types import JobStatus, Membership
 from .digits import write_shards
-from .launcher import DemoCoordinator, DemoWorker, Launcher
-from .progress import NoteReader, RunSnapshot
 from .proof import Kill, Outcome, RunResult, judge
 from .scenario import DATASET, RunFiles, Scenario
 from .terminal_view import TerminalView
-from .timeline import Timeline
+from .timeline import NoteReader, RunSnapshot, Timeline
 
 POLL_SECONDS = 0.1
 PATIENCE = 0.2
-_TITLES = {
-    Kill.WORKER: "run 1 of 2, in which a worker is killed",
-    Kill.COORDINATOR: "run 1 of 2, in which the coordinator is killed",
-    Kill.NONE: "run 1 of 2",
-}
+REPLACEMENTS_MOST = 20
+HEARTBEAT_MS = 200
+SILENCE_MS = 2000
+"""How long a worker may be silent before the coordinator declares it dead."""
+TAIL_LINES = 12
+_ONE_THREAD = dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+"""Workers share the machine, and one thread adds up in the same order every time."""
+
+
+class DemoFailed(StrataError):
+    """The demonstration could not go on; ``tail`` is the end of the log that says why."""
+
+    def __init__(self, message: str, log_path: Path) -> None:
+        super().__init__(message)
+        self.tail: list[str] = []
+        with contextlib.suppress(OSError):
+            text = log_path.read_text(encoding="utf-8", errors="replace")
+            self.tail = text.splitlines()[-TAIL_LINES:]
 
 
 class Demonstration:
@@ -61,7 +84,9 @@ class Demonstration:
         say("coordinator", f"serves at {coordinator.url}, process {coordinator.pid}")
         no_dashboard = f"not built: make dashboard does it; its data is at {coordinator.http_url}"
         say("dashboard", self.dashboard or f"{no_dashboard}/api/dashboard")
-        disturbed = self._watch(plan.disturbed, _TITLES[self._kill], self._kill)
+        victim = {Kill.WORKER: "a worker", Kill.COORDINATOR: "the coordinator"}.get(self._kill)
+        title = f"run 1 of 2, in which {victim} is killed" if victim else "run 1 of 2"
+        disturbed = self._watch(plan.disturbed, title, self._kill)
         workers = count(plan.workers, "worker")
         say("again", f"the same run by {workers}, undisturbed, to compare with")
         undisturbed = self._watch(plan.undisturbed, "run 2 of 2, undisturbed", Kill.NONE)
@@ -71,6 +96,145 @@ class Demonstration:
 
     def _watch(self, files: RunFiles, title: str, kill: Kill) -> RunResult:
         return _WatchedRun(self._plan, files, title, kill, self._coordinator, self._view).run()
+
+
+class DemoCoordinator(LocalCoordinator):
+    """The coordinator, which may be killed at any time and is started again."""
+
+    def __init__(self, plan: Scenario) -> None:
+        super().__init__(
+            plan.coordinator_folder,
+            heartbeat_interval_ms=HEARTBEAT_MS,
+            heartbeat_timeout_ms=SILENCE_MS,
+            http=True,
+        )
+        self._pid_file = plan.coordinator_folder / "pid"
+        self._guard: subprocess.Popen[bytes] | None = None
+        """Ends the coordinator when this process is gone."""
+        self.last_pid = 0
+        """Its process number, also after it has ended."""
+
+    def start(self) -> Self:
+        """Start it, or start it again on the same port with the same state."""
+        try:
+            super().start()
+        except StrataError as exc:
+            raise DemoFailed("the coordinator did not start", self.log_path) from exc
+        self.last_pid = self.pid
+        self._pid_file.write_text(str(self.pid))
+        if self._guard is None:
+            self._guard = subprocess.Popen(
+                ["sh", "-c", 'read -r line; kill "$(cat "$0")"', str(self._pid_file)],
+                stdin=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        return self
+
+    def has_ended(self) -> bool:
+        """Whether its process is gone."""
+        try:
+            self.wait(0.0)
+        except StrataError:
+            return False
+        return True
+
+    def stop(self) -> int:
+        """End it in an orderly way."""
+        code = super().stop()
+        self._pid_file.unlink(missing_ok=True)
+        if self._guard is not None:
+            self._guard.communicate()
+        return code
+
+
+class DemoWorker:
+    """One worker process; without a rank it takes a free one."""
+
+    def __init__(
+        self, plan: Scenario, files: RunFiles, url: str, number: int, rank: int | None
+    ) -> None:
+        self.name = f"worker-{number}"
+        self.log_path = files.logs / f"{self.name}.log"
+        self.is_reported = False
+        """Whether its end was reported."""
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "dtruntime.demo.worker", str(plan.path), files.root.name],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={
+                    **os.environ,
+                    **_ONE_THREAD,
+                    **({} if rank is None else {"RANK": str(rank)}),
+                    "COORDINATOR_URL": url,
+                    "STRATA_CACHE_DIR": str(Path(plan.root, "cache")),
+                    "STRATA_JOB": files.job,
+                    "WORKER_ID": self.name,
+                    "WORLD_SIZE": str(plan.workers),
+                },
+            )
+        self.pid = self.process.pid
+
+    def kill(self) -> None:
+        """End it with SIGKILL."""
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+
+
+class Launcher:
+    """All workers of a run, and those that replace the killed ones; ends all with its block."""
+
+    def __init__(self, plan: Scenario, files: RunFiles, url: str) -> None:
+        self._plan, self._files, self._url = plan, files, url
+        self._to_replace: list[DemoWorker] = []
+        self.workers: list[DemoWorker] = []
+
+    def __enter__(self) -> Self:
+        try:
+            for rank in range(self._plan.workers):
+                self._start(rank)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers:
+            worker.kill()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a worker runs, or is to be replaced."""
+        return bool(self._to_replace) or any(w.process.poll() is None for w in self.workers)
+
+    def collect(self) -> list[DemoWorker]:
+        """Workers that were killed since the last call; raises `DemoFailed` when one failed."""
+        ended = [w for w in self.workers if w.process.poll() and not w.is_reported]
+        for worker in ended:
+            code = worker.process.returncode
+            if code > 0 or len(self.workers) > self._plan.workers + REPLACEMENTS_MOST:
+                how = f"ended with exit code {code}" if code > 0 else f"was killed ({code})"
+                text = f"{worker.name} (process {worker.pid}) {how}"
+                raise DemoFailed(text, worker.log_path)
+            worker.is_reported = True
+        self._to_replace += ended
+        return ended
+
+    def replace(self, live: Collection[str]) -> list[tuple[DemoWorker, DemoWorker]]:
+        """Start replacements for killed workers that are not ``live`` members any more."""
+        dead = [worker for worker in self._to_replace if worker.name not in live]
+        self._to_replace = [worker for worker in self._to_replace if worker.name in live]
+        return [(worker, self._start(None)) for worker in dead]
+
+    def _start(self, rank: int | None) -> DemoWorker:
+        worker = DemoWorker(self._plan, self._files, self._url, len(self.workers), rank)
+        self.workers.append(worker)
+        return worker
 
 
 class _WatchedRun:
@@ -87,14 +251,14 @@ class _WatchedRun:
     ) -> None:
         self._plan, self._files, self._title, self._kill = plan, files, title, kill
         self._coordinator, self._view = coordinator, view
-        self._timeline = Timeline(plan.workers, view)
+        self._timeline = Timeline(plan.workers, view.say)
         self._notes = NoteReader(files.notes)
         self._job: JobStatus | None = None
         self._last_event = 0
 
     def run(self) -> RunResult:
         """Start the workers, and watch until all have ended; raises `DemoFailed`."""
-        url, timeline = self._coordinator.url, self._timeline
+        url, tally = self._coordinator.url, self._timeline.tally
         with (
             Observer(url, patience=PATIENCE) as observer,
             Launcher(self._plan, self._files, url) as launcher,
@@ -108,18 +272,22 @@ class _WatchedRun:
             self._poll(launcher, observer)
         with DatasetRegistry(url, job=self._files.job) as registry:
             coverage = registry.coverage(DATASET)
-        tally = timeline.tally
         seconds = tally.last_at - tally.first_at
         self._view.say("finished", f"after step {tally.step:,}; {duration(seconds)} of training")
-        return RunResult(tuple(timeline.incidents), tuple(coverage), seconds)
+        return RunResult(tuple(self._timeline.incidents), tuple(coverage), seconds)
 
     def _poll(self, launcher: Launcher, observer: Observer) -> None:
         """Read what has happened, restart what was killed, and kill what is to be killed."""
-        timeline = self._timeline
-        if self._coordinator.has_ended():
-            self._restart_coordinator()
+        timeline, coordinator = self._timeline, self._coordinator
+        if coordinator.has_ended():
+            outage = timeline.down(coordinator.last_pid)
+            self._view.show(self._snapshot(is_alone=True))
+            coordinator.start()
+            timeline.restarted(outage, coordinator.pid)
         for worker in launcher.collect():
-            timeline.killed(worker, self._rank_of(worker), time.time())
+            members = self._job.workers if self._job else ()
+            rank = next((w.rank for w in members if w.worker_id == worker.name), None)
+            timeline.killed(worker.name, worker.pid, rank)
         timeline.noted(self._notes.news())
         try:
             events = self._read_job(observer)
@@ -130,7 +298,7 @@ class _WatchedRun:
         members = self._job.workers if self._job else ()
         live = {w.worker_id for w in members if w.membership is Membership.LIVE}
         for lost, replacement in launcher.replace(live):
-            timeline.replaced(lost, replacement)
+            timeline.replaced(lost.name, replacement.name, replacement.pid)
         self._view.show(self._snapshot())
         if timeline.tally.step >= self._plan.kill_step and not timeline.incidents:
             self._disturb(launcher)
@@ -139,7 +307,7 @@ class _WatchedRun:
         """Read the job's state; returns what its journal has gained."""
         if self._files.job not in observer.jobs():
             return []
-        # Events first: what one tells of is then known to the status, too.
+        # Events first, so that the status knows of all of them.
         events = observer.events(self._files.job, self._last_event)
         self._job = observer.status(self._files.job)
         if events:
@@ -148,25 +316,15 @@ class _WatchedRun:
 
     def _disturb(self, launcher: Launcher) -> None:
         if self._kill is Kill.COORDINATOR:
-            self._timeline.down(self._coordinator.pid, time.time())
+            self._timeline.down(self._coordinator.pid)
             self._coordinator.send_signal(signal.SIGKILL)
         elif self._kill is Kill.WORKER:
-            status = self._snapshot().worker(self._plan.workers // 2)
+            victim = self._snapshot().worker(self._plan.workers // 2)
             for worker in launcher.workers:
-                if status is not None and worker.name == status.worker_id:
-                    self._timeline.killed(worker, status.rank, time.time())
+                if victim is not None and worker.name == victim.worker_id:
+                    self._timeline.killed(worker.name, worker.pid, victim.rank)
                     worker.kill()
                     self._view.show(self._snapshot())
-
-    def _restart_coordinator(self) -> None:
-        outage = self._timeline.down(self._coordinator.last_pid, time.time())
-        self._view.show(self._snapshot(is_alone=True))
-        self._coordinator.start()
-        self._timeline.restarted(outage, self._coordinator.pid)
-
-    def _rank_of(self, worker: DemoWorker) -> int | None:
-        members = self._job.workers if self._job else ()
-        return next((w.rank for w in members if w.worker_id == worker.name), None)
 
     def _snapshot(self, *, is_alone: bool = False) -> RunSnapshot:
         losses = [loss for loss in self._timeline.losses if not loss.is_over]

@@ -5,15 +5,12 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import StrataError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 Batch = Mapping[str, NDArray[Any]]
 """Columns of samples: ``sample_id``, ``label``, and the bytes of the picture, ``pixels``."""
@@ -24,6 +21,7 @@ PIXELS = SIDE * SIDE
 CLASSES = 10
 HELD_OUT = 4000
 NOISE = 45.0
+MOMENTUM = 0.9
 _SHAPES = tuple((height, width) for height in (8, 9, 10, 11) for width in (6, 7, 8, 9))
 
 # Five by seven dots each, a number per row.
@@ -67,21 +65,25 @@ def draw(count: int, *seed: int, first_id: int = 0) -> Batch:
     return {"sample_id": ids, "pixels": pixels.reshape(count, PIXELS), "label": labels}
 
 
-def held_out(seed: int) -> Batch:
-    """Pictures that belong to no shard, for judging a model."""
-    return draw(HELD_OUT, seed, 1)
-
-
 def write_shards(folder: Path, total_samples: int, shard_size: int, seed: int) -> int:
     """Write a dataset, one file per shard; returns its size in bytes."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     folder.mkdir(parents=True, exist_ok=True)
-    size = 0
     for shard_id, start in enumerate(range(0, total_samples, shard_size)):
         count = min(shard_size, total_samples - start)
+        samples = draw(count, seed, 0, shard_id, first_id=start)
+        pictures = [picture.tobytes() for picture in samples["pixels"]]
+        columns = {
+            "sample_id": pa.array(samples["sample_id"]),
+            "label": pa.array(samples["label"].astype(np.int8)),
+            "pixels": pa.array(pictures, pa.binary(PIXELS)),
+        }
         path = folder / f"shard_{shard_id}.parquet"
-        _write(path, draw(count, seed, 0, shard_id, first_id=start))
-        size += path.stat().st_size
-    return size
+        # Noise does not compress, and a dictionary of it only costs time.
+        pq.write_table(pa.table(columns), path, compression="none", use_dictionary=False)
+    return sum(path.stat().st_size for path in folder.iterdir())
 
 
 def read_ids(folder: Path) -> NDArray[np.int64]:
@@ -91,20 +93,6 @@ def read_ids(folder: Path) -> NDArray[np.int64]:
     files = folder.glob("shard_*.parquet")
     tables = [pq.read_table(file, columns=["sample_id"], use_threads=False) for file in files]
     return np.sort(np.concatenate([table["sample_id"].to_numpy() for table in tables]))
-
-
-def _write(path: Path, samples: Batch) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    pictures = [picture.tobytes() for picture in samples["pixels"]]
-    columns: dict[str, pa.Array] = {
-        "sample_id": pa.array(samples["sample_id"]),
-        "label": pa.array(samples["label"].astype(np.int8)),
-        "pixels": pa.array(pictures, pa.binary(PIXELS)),
-    }
-    # Noise does not compress, and a dictionary of it only costs time.
-    pq.write_table(pa.table(columns), path, compression="none", use_dictionary=False)
 
 
 def _stencils() -> NDArray[np.float32]:
@@ -121,14 +109,9 @@ class Classifier:
     """Pictures to classes; all parameters lie in one vector."""
 
     def __init__(self, hidden: int, parameters: Floats) -> None:
-        self.hidden = hidden
         sizes = (PIXELS * hidden, hidden, hidden * CLASSES, CLASSES)
-        if parameters.shape != (sum(sizes),) or parameters.dtype != np.float32:
-            raise ValueError(
-                f"a model with {hidden} hidden units has {sum(sizes)} float32 parameters, not "
-                f"{parameters.dtype} of shape {parameters.shape}"
-            )
         self.parameters = parameters
+        self._velocity = np.zeros_like(parameters)
         w1, b1, w2, b2 = np.split(parameters, np.cumsum(sizes)[:-1])
         self._w1, self._b1 = w1.reshape(PIXELS, hidden), b1
         self._w2, self._b2 = w2.reshape(hidden, CLASSES), b2
@@ -159,13 +142,20 @@ class Classifier:
         _, log_probabilities = self._forward(_normalised(batch["pixels"]))
         return float((log_probabilities.argmax(1) == batch["label"]).mean())
 
+    def step(self, gradient: Floats, rate: float) -> None:
+        """Descend along the gradient, with momentum."""
+        self._velocity *= np.float32(MOMENTUM)
+        self._velocity += gradient
+        self.parameters -= np.float32(rate) * self._velocity
+
     def state_dict(self) -> dict[str, Floats]:
         """What has to be saved."""
-        return {"parameters": self.parameters}
+        return {"parameters": self.parameters, "velocity": self._velocity}
 
     def load_state_dict(self, state: Mapping[str, Floats]) -> None:
-        """Take over what was saved."""
+        """Restore what was saved."""
         self.parameters[:] = state["parameters"]
+        self._velocity[:] = state["velocity"]
 
     def _forward(self, inputs: Floats) -> tuple[Floats, Floats]:
         """The hidden layer, and the logarithm of each class's probability."""
@@ -174,29 +164,6 @@ class Classifier:
         logits -= logits.max(1, keepdims=True)
         logits -= np.log(np.exp(logits).sum(1, keepdims=True))
         return activation, logits
-
-
-class Momentum:
-    """Gradient descent that keeps some of its speed from step to step."""
-
-    def __init__(self, model: Classifier, rate: float, kept: float = 0.9) -> None:
-        self._model = model
-        self._rate, self._kept = np.float32(rate), np.float32(kept)
-        self._speed = np.zeros_like(model.parameters)
-
-    def step(self, gradient: Floats) -> None:
-        """Change the model's parameters."""
-        self._speed *= self._kept
-        self._speed += gradient
-        self._model.parameters -= self._rate * self._speed
-
-    def state_dict(self) -> dict[str, Floats]:
-        """What has to be saved."""
-        return {"speed": self._speed}
-
-    def load_state_dict(self, state: Mapping[str, Floats]) -> None:
-        """Take over what was saved."""
-        self._speed[:] = state["speed"]
 
 
 def _normalised(pixels: NDArray[np.uint8]) -> Floats:

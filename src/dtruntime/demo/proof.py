@@ -16,10 +16,9 @@ from ..errors import StorageError
 from ..run import load_tracked
 from ..storage import open_backend
 from ..types import EpochCoverage
-from .digits import HELD_OUT, Classifier, Floats, held_out, read_ids
-from .progress import NoteReader, last_notes
+from .digits import HELD_OUT, Classifier, Floats, draw, read_ids
 from .scenario import RunFiles, Scenario
-from .timeline import Incident
+from .timeline import Incident, NoteReader, last_notes
 
 Ids = NDArray[np.int64]
 
@@ -184,7 +183,7 @@ def _saved_weights(files: RunFiles) -> Floats:
 
 def check_learning(plan: Scenario) -> Check:
     """Judge the last checkpoint's model by pictures that nobody was trained on."""
-    judged = held_out(plan.seed)
+    judged = draw(HELD_OUT, plan.seed, 1)  # which belong to no shard
     before = Classifier.initial(plan.hidden, plan.seed).accuracy(judged)
     try:
         model = Classifier(plan.hidden, _saved_weights(plan.disturbed))

@@ -1,4 +1,4 @@
-"""What one demonstration does, and where its files lie."""
+"""How large one demonstration is, and where its files lie."""
 
 from __future__ import annotations
 
@@ -13,12 +13,25 @@ DATASET = "digits"
 PLAN_FILE = "plan.json"
 BATCH_MOST = 200
 STEPS_LEAST = 200
-"""Small batches make the steps of small datasets so many: time enough to see something."""
+"""Small datasets get small batches, so that there are steps enough to see something."""
 SAVES = 24
 
 
+class RunFiles:
+    """Where the workers of one run leave what they do."""
+
+    def __init__(self, root: Path, job: str) -> None:
+        self.root, self.job = root, job
+        self.checkpoints = root / "checkpoints"
+        self.exchange = root / "exchange"
+        """Where workers hand each other their gradients."""
+        self.notes = root / "notes"
+        """Where workers note which samples each step used."""
+        self.logs = root / "logs"
+
+
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """The demonstration's size; every worker reads the same one."""
+    """The size of the demonstration; every worker reads the same one."""
 
     root: str
     workers: int = 4
@@ -59,7 +72,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kill_step(self) -> int:
-        """After which step somebody is killed: midway, and midway between two checkpoints."""
+        """The step before the kill: midway, and midway between two checkpoints."""
         saves = self.total_steps * 9 // 20 // self.save_steps
         return saves * self.save_steps + self.save_steps // 2
 
@@ -75,12 +88,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def disturbed(self) -> RunFiles:
-        """The run in which somebody is killed."""
+        """The run with the kill."""
         return RunFiles(Path(self.root, "disturbed"), JOB)
 
     @property
     def undisturbed(self) -> RunFiles:
-        """The same run again, in which nobody is."""
+        """The same run again, without it."""
         return RunFiles(Path(self.root, "undisturbed"), f"{JOB}-undisturbed")
 
     @property
@@ -90,8 +103,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     def prepare(self) -> None:
         """Make the folders, and write the plan."""
-        for files in (self.disturbed, self.undisturbed):
-            for folder in (files.logs, files.notes, files.exchange):
+        for run in (self.disturbed, self.undisturbed):
+            for folder in (run.logs, run.notes, run.exchange):
                 folder.mkdir(parents=True, exist_ok=True)
         self.coordinator_folder.mkdir(exist_ok=True)
         self.path.write_bytes(msgspec.json.format(msgspec.json.encode(self)))
@@ -100,16 +113,3 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     def read(path: str | Path) -> Scenario:
         """The plan that `prepare` wrote."""
         return msgspec.json.decode(Path(path).read_bytes(), type=Scenario)
-
-
-class RunFiles:
-    """Where the workers of one run leave what they do."""
-
-    def __init__(self, root: Path, job: str) -> None:
-        self.root, self.job = root, job
-        self.checkpoints = root / "checkpoints"
-        self.exchange = root / "exchange"
-        """Where the workers hand each other their gradients."""
-        self.notes = root / "notes"
-        """Where the workers note which samples each step used."""
-        self.logs = root / "logs"

@@ -1,75 +1,228 @@
-"""What happened in one run, and how long it took."""
+"""What happened in a run: the steps that its workers note, its kills, and how long all took."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
 
 from ..display import count, duration
-from .launcher import DemoWorker
-from .progress import StepNote, StepTally
-from .terminal_view import TerminalView
+from ..types import JobStatus, WorkerStatus
+from .scenario import Scenario
+
+RATE_SECONDS = 2.0
+RATE_LEAST = 0.5
+
+
+class StepNote(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that a worker has done, with the samples that it used."""
+
+    at: float
+    """Seconds since 1970."""
+    generation: int
+    """Of the crew that did it."""
+    step: int
+    """From 1."""
+    epoch: int
+    rank: int
+    loss: float
+    """Mean over the batch of all workers."""
+    ids: list[int]
+
+
+class NoteReader:
+    """Reads the notes of a run while they are written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._offsets: dict[Path, int] = {}
+        self._decoder = msgspec.json.Decoder(StepNote)
+
+    def news(self) -> list[StepNote]:
+        """The notes since the last call, in the order of time, without any unfinished one."""
+        notes: list[StepNote] = []
+        for path in sorted(self._folder.glob("*.jsonl")):
+            offset = self._offsets.get(path, 0)
+            with path.open("rb") as file:
+                file.seek(offset)
+                text = file.read()
+            whole = text[: text.rfind(b"\n") + 1]
+            self._offsets[path] = offset + len(whole)
+            notes += map(self._decoder.decode, whole.splitlines())
+        return sorted(notes, key=lambda note: note.at)
+
+
+def last_notes(notes: Iterable[StepNote]) -> dict[int, list[StepNote]]:
+    """The notes of each step that count: those of the last crew that did it.
+
+    What earlier crews did of that step was undone when the run went back to a checkpoint.
+    """
+    steps: dict[int, list[StepNote]] = {}
+    for note in sorted(notes, key=lambda note: (note.step, note.generation)):
+        same = steps.setdefault(note.step, [])
+        if same and note.generation > same[0].generation:
+            same.clear()
+        same.append(note)
+    return steps
+
+
+class StepTally:
+    """Progress according to the workers' notes so far."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        """The last one done."""
+        self.furthest = 0
+        """The highest that was ever done."""
+        self.loss: float | None = None
+        self.first_at = self.last_at = 0.0
+        self.generation = 0
+        """Of the crew that trains."""
+        self._times: deque[tuple[float, int]] = deque()
+        """When the present crew did its last steps."""
+
+    def add(self, notes: Iterable[StepNote]) -> None:
+        """Count more notes."""
+        for note in notes:
+            if note.generation > self.generation:
+                self.generation = note.generation
+                self._times.clear()
+            self.furthest = max(self.furthest, note.step)
+            self.first_at = self.first_at or note.at
+            self.loss, self.last_at = note.loss, note.at
+            if not self._times or note.step > self.step:
+                self._times.append((note.at, note.step))
+            self.step = note.step
+        while self._times and self._times[0][0] < self.last_at - RATE_SECONDS:
+            self._times.popleft()
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """The present speed; None when there is too little to measure it by."""
+        if not self._times or (seconds := self._times[-1][0] - self._times[0][0]) < RATE_LEAST:
+            return None
+        return (self._times[-1][1] - self._times[0][1]) / seconds
+
+
+@dataclass(frozen=True, slots=True)
+class RunSnapshot:
+    """A run at one moment."""
+
+    plan: Scenario
+    title: str
+    elapsed: float
+    job: JobStatus | None
+    """As its coordinator sees it; None before it knows the job."""
+    tally: StepTally
+    killed: frozenset[str] = frozenset()
+    """Killed workers that the coordinator still takes for members."""
+    replacing: frozenset[int | None] = frozenset()
+    """Ranks for which a replacement is starting."""
+    is_held: bool = False
+    """Whether a worker is missing."""
+    is_alone: bool = False
+    """Whether the coordinator is away."""
+
+    def worker(self, rank: int) -> WorkerStatus | None:
+        """The worker that has a rank, or had it last."""
+        workers = self.job.workers if self.job else ()
+        return next((w for w in workers if w.rank == rank and w.incarnation), None)
+
+
+@dataclass(slots=True)
+class Incident:
+    """A kill: of a worker, or of the coordinator. Times are seconds since 1970, 0: not yet."""
+
+    pid: int
+    killed_at: float
+    worker: str = ""
+    """Empty: the coordinator was killed."""
+    rank: int | None = None
+    """None when the worker had none yet."""
+    last_step_at: float = 0.0
+    """When the last step was done before the coordinator was missed."""
+    detected_at: float = 0.0
+    """When the coordinator declared the worker dead."""
+    replacement: str = ""
+    started_at: float = 0.0
+    """When the replacement was started."""
+    back_at: float = 0.0
+    """When the replacement had joined, or the coordinator served again."""
+    generation: int = 0
+    """The membership with the replacement."""
+    resumed_at: float = 0.0
+    """When all did the next step."""
+    facts: dict[str, str] = field(default_factory=dict)
+    """What happened, in words, for the end."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all train again."""
+        return self.resumed_at > 0
+
+    def after_kill(self, at: float) -> str:
+        """How long after the kill something happened."""
+        return f"{duration(at - self.killed_at)} after the kill"
 
 
 class Timeline:
-    """Keeps the incidents of a run, with their times, and says what happens as it happens."""
+    """The incidents of a run, with their times; says what happens as it happens."""
 
-    def __init__(self, workers: int, view: TerminalView) -> None:
+    def __init__(self, workers: int, say: Callable[..., None]) -> None:
         self._workers = workers
-        self._say = view.say
+        self._say = say
         self._joined: set[str] = set()
         self.tally = StepTally()
         self.incidents: list[Incident] = []
 
     @property
-    def losses(self) -> list[WorkerLoss]:
+    def losses(self) -> list[Incident]:
         """The workers that were killed."""
-        return [incident for incident in self.incidents if isinstance(incident, WorkerLoss)]
-
-    # What the workers note
+        return [incident for incident in self.incidents if incident.worker]
 
     def noted(self, notes: Sequence[StepNote]) -> None:
-        """Steps were done; the first of a crew ends what held it up."""
+        """Steps were done; the first one after an incident ends it."""
         if notes and not self.tally.first_at:
             self._say("training", "has begun", at=notes[0].at)
         for incident in self.incidents:
-            if isinstance(incident, Outage) and not incident.is_over:
-                self._see_end_of_outage(incident, notes)
-            elif isinstance(incident, WorkerLoss) and not incident.is_over:
-                self._see_end_of_loss(incident, notes)
+            if not incident.is_over:
+                see_end = self._see_end_of_loss if incident.worker else self._see_end_of_outage
+                see_end(incident, notes)
         self.tally.add(notes)
 
-    def _see_end_of_outage(self, outage: Outage, notes: Sequence[StepNote]) -> None:
-        first = next((m for m in notes if outage.back_at and m.at > outage.back_at), None)
+    def _see_end_of_outage(self, outage: Incident, notes: Sequence[StepNote]) -> None:
+        first = next((n for n in notes if outage.back_at and n.at > outage.back_at), None)
         if first is None:
-            before = (note.at for note in notes)
-            outage.last_step_at = max(outage.last_step_at, *before, 0.0)
+            outage.last_step_at = max([outage.last_step_at, *(note.at for note in notes)])
             return
         outage.resumed_at = first.at
-        outage.is_rolled_back = first.generation > self.tally.generation
-        away = duration(first.at - outage.killed_at)
-        text = f"goes on with step {first.step:,}, {away} after the kill"
+        again = "some were" if first.generation > self.tally.generation else "none was"
+        passed = duration(first.at - outage.last_step_at)
+        outage.facts["carried on"] = f"{passed} passed between two steps, {again} done again"
+        text = f"goes on with step {first.step:,}, {outage.after_kill(first.at)}"
         self._say("training", text, "green", at=first.at)
 
-    def _see_end_of_loss(self, loss: WorkerLoss, notes: Sequence[StepNote]) -> None:
+    def _see_end_of_loss(self, loss: Incident, notes: Sequence[StepNote]) -> None:
         joined = loss.generation
-        first = next((m for m in notes if joined and m.generation >= joined), None)
+        first = next((n for n in notes if joined and n.generation >= joined), None)
         if first is None:
             return
-        loss.resumed_at, loss.resumed_from = first.at, first.step - 1
+        loss.resumed_at, saved = first.at, first.step - 1
         before = (note.step for note in notes if note.generation < joined)
-        loss.repeated = max(self.tally.furthest, *before, 0) - loss.resumed_from
-        text = f"to the checkpoint of step {loss.resumed_from:,}; "
-        text += f"{count(loss.repeated, 'step')} to do again"
-        self._say("rolled back", text, "yellow", at=first.at)
+        repeated = count(max(self.tally.furthest, *before, 0) - saved, "step")
+        text = f"to the checkpoint of step {saved:,}; {repeated}"
+        loss.facts["rolled back"] = f"{text} done again"
+        self._say("rolled back", f"{text} to do again", "yellow", at=first.at)
         away = duration(first.at - loss.killed_at)
+        loss.facts["recovered"] = f"{away} from the kill to the next step that all did"
         self._say("training", f"again, all workers, {away} after the kill", "green", at=first.at)
 
-    # What the coordinator's journal says
-
     def journal(self, at: float, kind: str, fields: Mapping[str, str]) -> None:
-        """Tell an entry, if it matters."""
+        """An entry of the coordinator's journal."""
         match kind, dict(fields):
             case "dataset.registered", {"dataset": name, "samples": samples, "shards": shards}:
                 text = f"{name}: {count(int(samples), 'sample')} in {count(int(shards), 'shard')}"
@@ -81,8 +234,10 @@ class Timeline:
 
     def _registered(self, at: float, name: str, rank: int, generation: int) -> None:
         for loss in self.losses:
-            if loss.replacement == name and not loss.joined_at:
-                loss.joined_at, loss.generation = at, generation
+            if loss.replacement == name and not loss.back_at:
+                loss.back_at, loss.generation = at, generation
+                took = duration(at - loss.started_at)
+                loss.facts["replaced"] = f"by {name}, {took} from its start to rank {rank}"
                 self._say("joined", f"{name} takes rank {rank}", "green", at=at)
                 return
         if name in self._joined:
@@ -97,124 +252,42 @@ class Timeline:
             self._say("dead", f"{name}: {reason}", "red", at=at)
             return
         loss.detected_at = at
-        took = duration(at - loss.killed_at)
-        self._say("detected", f"{took} after the kill: {reason}", "yellow", at=at)
+        loss.facts["detected"] = loss.after_kill(at)
+        self._say("detected", f"{loss.facts['detected']}: {reason}", "yellow", at=at)
         text = f"for a replacement; rank {loss.rank}'s share of the data is kept for it"
         self._say("waiting", text, "yellow", at=at)
 
-    # What is killed, and mended
-
-    def killed(self, worker: DemoWorker, rank: int | None, at: float) -> None:
+    def killed(self, worker: str, pid: int, rank: int | None) -> None:
         """A worker was killed; reported once."""
-        if any(loss.worker == worker.name for loss in self.losses):
-            return
-        self.incidents.append(WorkerLoss(worker.name, worker.pid, rank, at))
-        place = "no rank yet" if rank is None else f"rank {rank}"
-        who = f"{worker.name} ({place}, process {worker.pid})"
-        text = f"{who}, SIGKILL, after step {self.tally.step:,}"
-        self._say("KILLED", text, "bold red", at=at)
+        if not any(loss.worker == worker for loss in self.losses):
+            place = "no rank yet" if rank is None else f"rank {rank}"
+            loss = Incident(pid, time.time(), worker, rank)
+            self._add(loss, f"{worker} ({place}, process {pid})")
 
-    def replaced(self, lost: DemoWorker, replacement: DemoWorker) -> None:
+    def replaced(self, lost: str, replacement: str, pid: int) -> None:
         """A replacement was started."""
-        loss = next(loss for loss in self.losses if loss.worker == lost.name)
-        loss.replacement, loss.started_at = replacement.name, replacement.started_at
-        text = f"{replacement.name} starts, process {replacement.pid}"
-        self._say("replaced", text, at=replacement.started_at)
+        loss = next(loss for loss in self.losses if loss.worker == lost)
+        loss.replacement, loss.started_at = replacement, time.time()
+        self._say("replaced", f"{replacement} starts, process {pid}")
 
-    def down(self, pid: int, at: float) -> Outage:
+    def down(self, pid: int) -> Incident:
         """The coordinator was killed; reported once."""
         for incident in self.incidents:
-            if isinstance(incident, Outage) and not incident.back_at:
+            if not incident.worker and not incident.back_at:
                 return incident
-        outage = Outage(pid, at, self.tally.last_at)
-        self.incidents.append(outage)
-        text = f"the coordinator (process {pid}), SIGKILL, after step {self.tally.step:,}"
-        self._say("KILLED", text, "bold red", at=at)
+        outage = Incident(pid, time.time(), last_step_at=self.tally.last_at)
+        self._add(outage, f"the coordinator (process {pid})")
         return outage
 
-    def restarted(self, outage: Outage, pid: int) -> None:
+    def restarted(self, outage: Incident, pid: int) -> None:
         """The coordinator serves again."""
         outage.back_at = time.time()
-        took = duration(outage.back_at - outage.killed_at)
-        text = f"it serves again {took} after the kill, process {pid}"
-        self._say("restarted", text, "yellow", at=outage.back_at)
+        text = f"serving again {outage.after_kill(outage.back_at)}"
+        outage.facts["restarted"] = text
+        self._say("restarted", f"{text}, process {pid}", "yellow")
 
-
-@dataclass(slots=True)
-class WorkerLoss:
-    """A worker that was killed. Times are seconds since 1970, 0 before it has happened."""
-
-    worker: str
-    pid: int
-    rank: int | None
-    """Nothing when it had none yet."""
-    killed_at: float
-    detected_at: float = 0.0
-    """When the coordinator took it for dead."""
-    replacement: str = ""
-    started_at: float = 0.0
-    joined_at: float = 0.0
-    generation: int = 0
-    """The membership with the replacement."""
-    resumed_at: float = 0.0
-    """When the first step was done again by all of them."""
-    resumed_from: int = 0
-    """The step of the checkpoint that it went on from."""
-    repeated: int = 0
-    """Steps after that checkpoint that had been done, and were done again."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether everybody trains again."""
-        return self.resumed_at > 0
-
-    def facts(self) -> dict[str, str]:
-        """What happened, in words."""
-        killed = f"{self.worker}, rank {self.rank}, process {self.pid}"
-        if not self.is_over:
-            return {"killed": f"{killed}; nobody had to train after that"}
-        detected = f"{duration(self.detected_at - self.killed_at)} after the kill"
-        took = duration(self.joined_at - self.started_at)
-        return {
-            "killed": killed,
-            "detected": detected if self.detected_at else "before it was a member",
-            "replaced": f"by {self.replacement}, {took} from its start to rank {self.rank}",
-            "rolled back": f"to the checkpoint of step {self.resumed_from:,}; "
-            f"{count(self.repeated, 'step')} done again",
-            "recovered": f"{duration(self.resumed_at - self.killed_at)} from the kill to the next "
-            "step that all did",
-        }
-
-
-@dataclass(slots=True)
-class Outage:
-    """A coordinator that was killed. Times are seconds since 1970, 0 before it has happened."""
-
-    pid: int
-    killed_at: float
-    last_step_at: float
-    """When the last step was done before it was missed."""
-    back_at: float = 0.0
-    resumed_at: float = 0.0
-    is_rolled_back: bool = False
-    """Whether training went on from a checkpoint, since workers were taken for dead."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether everybody trains again."""
-        return self.resumed_at > 0
-
-    def facts(self) -> dict[str, str]:
-        """What happened, in words."""
-        killed = f"the coordinator, process {self.pid}"
-        if not self.is_over:
-            return {"killed": f"{killed}; nobody had to train after that"}
-        return {
-            "killed": killed,
-            "restarted": f"serving again {duration(self.back_at - self.killed_at)} after the kill",
-            "carried on": f"{duration(self.resumed_at - self.last_step_at)} passed between two "
-            f"steps, {'some were' if self.is_rolled_back else 'none was'} done again",
-        }
-
-
-Incident = WorkerLoss | Outage
+    def _add(self, incident: Incident, who: str) -> None:
+        self.incidents.append(incident)
+        incident.facts["killed"] = who
+        text = f"{who}, SIGKILL, after step {self.tally.step:,}"
+        self._say("KILLED", text, "bold red", at=incident.killed_at)

@@ -1,32 +1,34 @@
 """One worker of the demonstration: ``python -m dtruntime.demo.worker``.
 
-This is what a training program looks like on Strata. Which job it belongs to, where the
-coordinator is and how many workers there are to be comes from the environment, as launchers set it.
-There is nothing here about being killed, being replaced or starting again: `Run` sees to that.
+This is what a training program looks like on Strata. The job, the coordinator's address and the
+number of workers come from the environment, as launchers set it. Nothing here is about being
+killed, being replaced or starting again: `Run` sees to that.
 """
 
 from __future__ import annotations
 
-import argparse
+import os
+import sys
+import threading
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from ..run import Recovery, Run
 from ..telemetry import configure_logging
-from .digits import Classifier, Floats, Momentum
-from .launcher import end_with_parent
-from .progress import NoteFile, StepNote
+from .digits import Classifier, Floats
 from .scenario import DATASET, RunFiles, Scenario
+from .timeline import StepNote
 
 KEEP_ALL = 1_000_000
+BARRIER_MS = 60_000
 
 
 def train(plan: Scenario, files: RunFiles) -> None:
     """Train all epochs together with the others."""
     model = Classifier.initial(plan.hidden, plan.seed)
-    optimizer = Momentum(model, plan.rate)
     run = Run(
         files.checkpoints,
         data=plan.data_folder,
@@ -38,86 +40,77 @@ def train(plan: Scenario, files: RunFiles) -> None:
         keep_count=KEEP_ALL,
         recovery=Recovery(min_workers=plan.workers),
         loader={"shard_size": plan.shard_size},
-        track={"model": model, "optimizer": optimizer},
+        track={"model": model},
     )
-    exchange = Exchange(files.exchange, run)
+    samples = 0
     with run:
-        assert run.orchestrator is not None
-        notes = NoteFile(files.notes, run.orchestrator.worker_id)
         for batch in run:
             with run.guard():
                 gradient, loss_sum = model.gradient(batch)
                 counts = np.array([loss_sum, len(batch["label"])], np.float32)
-                total = exchange.sum(np.concatenate([gradient, counts]))
+                total = sum_over_workers(run, files.exchange, np.concatenate([gradient, counts]))
                 mean = total[:-1] / total[-1]
-                optimizer.step(mean[:-1])
-                notes.write(
-                    StepNote(
-                        at=time.time(),
-                        generation=run.crew.generation,
-                        step=run.step + 1,
-                        epoch=run.epoch,
-                        rank=run.rank,
-                        loss=float(mean[-1]),
-                        ids=batch["sample_id"].tolist(),
-                    )
-                )
-                run.report(loss=float(mean[-1]), samples=notes.samples)
+                model.step(mean[:-1], plan.rate)
+                samples += len(batch["label"])
+                note_step(run, files, batch["sample_id"].tolist(), loss=float(mean[-1]))
+                run.report(loss=float(mean[-1]), samples=samples)
     if run.ending == "finished":
         np.save(files.root / f"weights-{run.rank}.npy", model.parameters)
 
 
-def main() -> None:
-    """Run one worker."""
-    parser = argparse.ArgumentParser(prog="python -m dtruntime.demo.worker")
-    parser.add_argument("plan", type=Path)
-    parser.add_argument("run", choices=["disturbed", "undisturbed"])
-    options = parser.parse_args()
-    configure_logging()
-    plan = Scenario.read(options.plan)
-    end_with_parent()
-    train(plan, plan.disturbed if options.run == "disturbed" else plan.undisturbed)
+def sum_over_workers(run: Run, folder: Path, vector: Floats) -> Floats:
+    """The sum of all workers' vectors, which NCCL or gloo compute where there is torch.
 
-
-BARRIER_MS = 60_000
-
-
-class Exchange:
-    """Sums up vectors of all workers: what NCCL or gloo do where there is torch.
-
-    Everybody adds in the order of the ranks and so gets the same sum, bit for bit.
+    All add in the order of the ranks and so get the same sum, bit for bit. Raises `SyncError` when
+    a worker is lost meanwhile.
     """
+    assert run.orchestrator is not None
 
-    def __init__(self, folder: Path, run: Run) -> None:
-        self._folder = folder
-        self._run = run
-        self._read: Path | None = None
-        """Our file of the step before."""
+    def path(step: int, rank: int) -> Path:
+        # A worker that is falsely believed dead must not change what the next crew reads.
+        return folder / f"crew-{run.crew.generation}.step-{step}.rank-{rank}.npy"
 
-    def sum(self, vector: Floats) -> Floats:
-        """The sum over all workers; raises `SyncError` when one is lost meanwhile."""
-        run = self._run
-        assert run.orchestrator is not None
-        mine = self._path(run.rank)
-        np.save(mine, vector)
-        run.orchestrator.barrier(f"step-{run.step + 1}", timeout_ms=BARRIER_MS)
-        total: Floats = np.load(self._path(0))
-        for rank in range(1, run.world_size):
-            total += np.load(self._path(rank))
-        self._forget(mine)
-        return total
+    step = run.step + 1
+    np.save(path(step, run.rank), vector)
+    run.orchestrator.barrier(f"step-{step}", timeout_ms=BARRIER_MS)
+    total: Floats = np.load(path(step, 0))
+    for rank in range(1, run.world_size):
+        total += np.load(path(step, rank))
+    # All have read the files of the last step before they came to the barrier of this one.
+    path(step - 1, run.rank).unlink(missing_ok=True)
+    return total
 
-    def _forget(self, mine: Path) -> None:
-        # Nobody needs the file of the last step, now that all have come to the barrier of this one.
-        if self._read is not None:
-            self._read.unlink(missing_ok=True)
-        self._read = mine
 
-    def _path(self, rank: int) -> Path:
-        # A worker that is believed dead and is not must not change what the next crew reads.
-        run = self._run
-        return self._folder / f"crew-{run.crew.generation}.step-{run.step + 1}.rank-{rank}.npy"
+def note_step(run: Run, files: RunFiles, ids: list[int], loss: float) -> None:
+    """Note a step in a file that outlives the process, however it ends."""
+    assert run.orchestrator is not None
+    note = StepNote(
+        at=time.time(),
+        generation=run.crew.generation,
+        step=run.step + 1,
+        epoch=run.epoch,
+        rank=run.rank,
+        loss=loss,
+        ids=ids,
+    )
+    path = files.notes / f"{run.orchestrator.worker_id}.jsonl"
+    with path.open("ab", buffering=0) as file:
+        file.write(msgspec.json.encode(note) + b"\n")
+
+
+def end_with_parent() -> None:
+    """End this process with the one that holds its standard input."""
+
+    def watch() -> None:
+        # Not sys.stdin: its lock, held by this thread, would stop the interpreter's end.
+        os.read(0, 1)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 if __name__ == "__main__":
-    main()
+    configure_logging()
+    plan = Scenario.read(sys.argv[1])
+    end_with_parent()
+    train(plan, plan.disturbed if sys.argv[2] == "disturbed" else plan.undisturbed)

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from dtruntime.demo.progress import NoteReader, StepNote, last_notes
+from dtruntime.demo.timeline import NoteReader, StepNote, last_notes
 
 
 def note(step, generation, rank=0, ids=(), at=0.0):

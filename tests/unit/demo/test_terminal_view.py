@@ -5,9 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
-from dtruntime.demo.progress import RunSnapshot, StepNote, StepTally
 from dtruntime.demo.scenario import Scenario
 from dtruntime.demo.terminal_view import live_table
+from dtruntime.demo.timeline import RunSnapshot, StepNote, StepTally
 from dtruntime.types import CheckpointInfo, JobStatus, Membership, WorkerState, WorkerStatus
 
 PLAN = Scenario(root="/nowhere", epochs=1000)
