@@ -168,7 +168,9 @@ def empty_worlds(url: str, http_url: str, seconds: float) -> None:
                 continue
             waits = number % 50 == 1
             waiting = stack.enter_context(RawHttp2Client(url, SOURCE)) if waits else None
-            for barrier in range(10 if waiting else 0):
+            for barrier in range(10):
+                if waiting is None:
+                    break
                 request = pb.BarrierRequest(
                     job=job,
                     worker_id=member.worker_id,

@@ -158,7 +158,7 @@ class Benchmark:
         for each in outcome.tables:
             console.print(each)
         if outcome.targets:
-            rows = []
+            rows: list[Row] = []
             for target in outcome.targets:
                 verdict = Text("met", "green") if target.met else Text("missed", "red")
                 rows.append([target.name, target.wanted, target.measured, verdict])

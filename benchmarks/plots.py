@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 STRATA, STRATA_SECOND, LIMIT, PEER, REFERENCE = (
     "#1f6feb",
@@ -67,7 +68,7 @@ def draw(title: str, panels: Sequence[Panel], path: Path) -> None:
     plt.close(figure)
 
 
-def _draw_panel(panel: Panel, axes: object) -> None:
+def _draw_panel(panel: Panel, axes: Any) -> None:
     for row, bar in enumerate(panel.bars):
         axes.barh(row, bar.value, height=0.7, color=bar.colour)
         axes.annotate(

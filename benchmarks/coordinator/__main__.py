@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -138,7 +139,7 @@ class Session:
             for kind, of_kind in samples.items():
                 where = f"{operation.name}, round {number} of {rounds}"
                 self._announce(f"{where}: {kind.value}")
-                of_kind.append(least_disturbed(lambda kind=kind: operation.sample(kind)))
+                of_kind.append(least_disturbed(partial(operation.sample, kind)))
         return Measured(operation.name, operation.unit, operation.in_flight, samples, verdict)
 
 

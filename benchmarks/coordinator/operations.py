@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from dtruntime.rpc.gen import coordinator_pb2 as pb
 
@@ -207,7 +208,11 @@ class SmallJob:
                 seed=7,
             )
             client.call("RegisterDataset", dataset)
-            first = {"dataset_id": DATASET, "worker_id": workers[0].worker_id, "job": job}
+            first: dict[str, Any] = {
+                "dataset_id": DATASET,
+                "worker_id": workers[0].worker_id,
+                "job": job,
+            }
             shards = client.call("ListShards", pb.ShardListRequest(**first)).shards
             pulse = client.beat(job, workers)[-1]
         beat = messages.heartbeat(job, workers[0])

@@ -102,8 +102,8 @@ def _example_class() -> Any:
         {"name": name, "field": [_field(n, text) for n, text in enumerate(fields, 1)]}
         for name, fields in _MESSAGES.items()
     ]
-    entry = {"name": "FeatureEntry", "options": {"mapEntry": True}}
-    entry["field"] = [_field(1, "STRING key"), _field(2, "Feature value")]
+    fields = [_field(1, "STRING key"), _field(2, "Feature value")]
+    entry = {"name": "FeatureEntry", "options": {"mapEntry": True}, "field": fields}
     next(each for each in types if each["name"] == "Features")["nestedType"] = [entry]
     file = {"name": "example.proto", "package": _PACKAGE, "syntax": "proto3", "messageType": types}
     pool = descriptor_pool.DescriptorPool()

@@ -59,5 +59,5 @@ class Read(SavesBytes):
 
     def load(self) -> object:
         target = np.empty(self.task.size, np.uint8) if self._used is None else self._used
-        read_file(self.path(".bin"), memoryview(target))
+        read_file(self.path(".bin"), target.data)
         return target

@@ -8,8 +8,9 @@ from typing import Any
 
 from obstore.store import S3Store
 
-from dtruntime.bench.raw_storage import PARALLEL_PARTS, PART_BYTES, download, upload
+from dtruntime.bench.raw_storage import download, upload
 from dtruntime.checkpoint.load.pack_reader import lanes
+from dtruntime.storage.object_backend import PARALLEL_PARTS, PART_BYTES
 
 from .base import SavesBytes
 

@@ -13,7 +13,9 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ..dataset import FEATURES, LABEL, Dataset
+from dtruntime.bench.loader_throughput import FEATURES, LABEL
+
+from ..dataset import Dataset
 
 Batches = Iterator[tuple[int, float]]
 """How many samples a batch has, and the sum of its touched column."""
