@@ -23,27 +23,21 @@ from dtruntime.coordinator.state.checkpoints.attempts import (
     PENDING_LIMIT,
     RANKS_KEPT,
     Attempt,
-    ask_key,
     attempt_id,
-    part_key,
 )
 from dtruntime.coordinator.state.checkpoints.commits import Checkpoints
 from dtruntime.coordinator.state.checkpoints.history import CHECKPOINTS_KEPT
-from dtruntime.coordinator.state.epochs.epoch_coverage import coverage_key, share_key
 from dtruntime.coordinator.state.epochs.epochs import (
     EPOCHS_KEPT,
     SEGMENT_SLOTS_LIMIT,
     SEGMENTS_LIMIT,
-    epoch_key,
     is_stale,
-    reader_key,
-    segment_key,
 )
 from dtruntime.coordinator.state.epochs.ledger import Ledger
 from dtruntime.coordinator.state.machine import JOBS_LIMIT, Job, Machine
 from dtruntime.coordinator.state.members import LOSSES_KEPT, TIMES_KEPT, Member
 from dtruntime.coordinator.state.operator_requests import ACTIONS_LIMIT, action_id
-from dtruntime.coordinator.state.records import AskRecord, ReaderRecord, Record, TakenBack
+from dtruntime.coordinator.state.records import AskRecord, ReaderRecord, Record, TakenBack, place_of
 from dtruntime.coordinator.state.roster import Roster
 from dtruntime.types import Membership
 
@@ -65,50 +59,30 @@ def durable_rows(machine: Machine) -> Rows:
     if machine.removed is not None:
         rows["removed", "", ""] = machine.removed
     for name, job in machine.jobs.items():
-        rows["job", name, ""] = job.roster.record()
-        for member in job.roster.slots:
-            if member is not None:
-                rows["worker", name, str(member.rank)] = member.record
-        for dataset in job.datasets.records():
-            rows["dataset", name, dataset.dataset_id] = dataset
-        for key, checkpoint in job.checkpoints.committed.items():
-            rows["checkpoint", name, key] = checkpoint
-        for key, pending in job.checkpoints.pending.items():
-            rows["pending", name, key] = pending.record
-            for part in pending.parts.values():
-                rows["part", name, part_key(part)] = part
-        for attempt in job.checkpoints.attempts:
-            rows.update(_attempt_rows(name, attempt))
-        for key, done in job.barriers.completed.items():
-            rows["round", name, key] = done
-        for key, action in job.actions.pending.items():
-            rows["action", name, key] = action
-        rows.update(_consumption_rows(name, job))
+        for record in _records(job):
+            kind, key = place_of(record)
+            rows[kind, name, key] = record
     return rows
 
 
-def _attempt_rows(name: str, attempt: Attempt) -> Rows:
-    key = attempt.record.checkpoint_id
-    rows: Rows = {("attempt", name, key): attempt.record}
-    for who, ticket in attempt.tickets.items():
-        rows["ask", name, ask_key(key, who)] = AskRecord(key, who, ticket)
-    return rows
-
-
-def _consumption_rows(name: str, job: Job) -> Rows:
-    rows: Rows = {}
+def _records(job: Job) -> Iterator[Record]:
+    yield job.roster.record()
+    yield from (member.record for member in job.roster.slots if member is not None)
+    yield from job.datasets.records()
+    yield from job.checkpoints.committed.values()
+    for pending in job.checkpoints.pending.values():
+        yield from (pending.record, *pending.parts.values())
+    for attempt in job.checkpoints.attempts:
+        yield attempt.record
+        key = attempt.record.checkpoint_id
+        yield from (AskRecord(key, who, ticket) for who, ticket in attempt.tickets.items())
+    yield from job.barriers.completed.values()
+    yield from job.actions.pending.values()
     for ledger in job.epochs:
-        rows["epoch", name, epoch_key(ledger.record)] = ledger.record
-        for segment in ledger.segments:
-            rows["segment", name, segment_key(segment)] = segment
-        for reader in ledger.readers.values():
-            rows["reader", name, reader_key(reader)] = reader
+        yield from (ledger.record, *ledger.segments, *ledger.readers.values())
     for attempts in job.coverages.attempts.values():
-        for attempt in attempts.values():
-            rows["coverage", name, coverage_key(attempt.record)] = attempt.record
-            for share in attempt.shares.values():
-                rows["share", name, share_key(share)] = share
-    return rows
+        for covered in attempts.values():
+            yield from (covered.record, *covered.shares.values())
 
 
 def snapshot(machine: Machine) -> dict[str, Any]:
@@ -145,7 +119,7 @@ def _machine(machine: Machine) -> Iterator[str]:
     calls: list[int] = []
     for job in machine.jobs.values():
         calls += job.barriers.held_calls
-        calls += job.checkpoints.held_calls
+        calls += job.checkpoints.waiting.held_calls
         calls += job.epochs.held_calls
         for holder in job.roster.slots:
             if holder is None or not holder.live:
@@ -427,8 +401,8 @@ def _pending(roster: Roster, checkpoints: Checkpoints) -> Iterator[str]:
         for who, part in parts.items():
             if (part.incarnation, part.checkpoint_id, part.step) != (who, key, pending.record.step):
                 yield f"checkpoint {key} keeps a part of {part.checkpoint_id} from {who}"
-    if calls != checkpoints.held_calls:
-        yield f"calls {calls} wait for a commit, but {checkpoints.held_calls} are held"
+    if calls != checkpoints.waiting.held_calls:
+        yield f"calls {calls} wait for a commit, but {checkpoints.waiting.held_calls} are held"
 
 
 def _epochs(job: Job) -> Iterator[str]:

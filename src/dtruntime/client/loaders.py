@@ -16,7 +16,7 @@ from ..data.order import Segment, TakenBack
 from ..data.source import FileSource, NumberSource, Ranges, Source
 from ..errors import ShardError, ShardNotFoundError, StrataError
 from ..rpc.gen import coordinator_pb2 as pb
-from ..sharding.coverage_digest import Counted, Digest, compare, whole
+from ..sharding.coverage_digest import Counted, Digest, judge, whole
 from ..storage import DiskCache
 from ..types import DatasetSummary, EpochCoverage, WorkerState
 from . import current_orchestrator
@@ -320,22 +320,25 @@ def coverage_of(
 
 
 def _coverage(total: int, epoch: pb.Coverage, expected: Digest) -> EpochCoverage:
-    verdict = compare(Digest(total, epoch.digest), expected)
-    elsewhere = total - epoch.expected if epoch.expected else 0
-    excused = epoch.assumed + epoch.dropped + elsewhere
-    missing = max(0, verdict.missing - excused)
+    verdict = judge(
+        Digest(total, epoch.digest),
+        expected,
+        expected=epoch.expected,
+        assumed=epoch.assumed,
+        dropped=epoch.dropped,
+    )
     return EpochCoverage(
         epoch=epoch.epoch,
         total=total,
         covered=verdict.covered,
-        missing=missing,
+        missing=verdict.missing,
         repeated=verdict.repeated,
         assumed=epoch.assumed,
         dropped=epoch.dropped,
         complete=epoch.complete,
         workers=epoch.workers,
         segments=epoch.segments,
-        suspect=verdict.suspect if missing or verdict.repeated else (),
+        suspect=verdict.suspect,
         ended_incomplete=epoch.ended_incomplete,
     )
 

@@ -209,7 +209,12 @@ class Queries:
         found = job.coverages.of(request.dataset_id, ledgers)
         if request.HasField("epoch"):
             found = [covered for covered in found if covered.epoch == request.epoch]
-        return pb.CoverageList(epochs=[to_message(covered, pb.Coverage) for covered in found])
+        return pb.CoverageList(
+            epochs=[
+                to_message(one, pb.Coverage, digest=one.digest, complete=one.complete)
+                for one in found
+            ]
+        )
 
     def _rank_of(self, job: str, worker_id: str, incarnation: int, now: float) -> int:
         known = self._machine.job(job).roster.by_id.get(worker_id)

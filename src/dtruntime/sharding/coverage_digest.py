@@ -10,7 +10,7 @@ ranges that differ say where to look.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,13 @@ def count_of(digests: Iterable[bytes]) -> int:
     """How many samples serialized digests (`Digest.to_bytes`) have counted together."""
     table = np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2 * BUCKETS)
     return int(table[:, :BUCKETS].sum())
+
+
+def sum_of(digests: Iterable[bytes]) -> bytes:
+    """The digest of what several parts consumed together; empty ones count as nothing."""
+    table = np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2 * BUCKETS)
+    total: Counts = table.sum(axis=0, dtype=np.uint64)
+    return total.astype("<u8").tobytes()
 
 
 class Digest:
@@ -153,3 +160,17 @@ def compare(seen: Digest, expected: Digest) -> CoverageVerdict:
     width = seen.width
     ranges = tuple((i * width, min((i + 1) * width, seen.total)) for i in places)
     return CoverageVerdict(int(due.sum()) - missing, missing, repeated, ranges)
+
+
+def judge(
+    seen: Digest, everything: Digest, *, expected: int, assumed: int, dropped: int
+) -> CoverageVerdict:
+    """The verdict on an epoch: samples that it assumes or leaves out on purpose are not missing.
+
+    ``expected`` is how many samples the epoch has; 0: all.
+    """
+    verdict = compare(seen, everything)
+    elsewhere = seen.total - expected if expected else 0
+    missing = max(0, verdict.missing - assumed - dropped - elsewhere)
+    suspect = verdict.suspect if missing or verdict.repeated else ()
+    return replace(verdict, missing=missing, suspect=suspect)

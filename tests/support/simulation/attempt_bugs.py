@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from dtruntime.coordinator.state import commands as c
 from dtruntime.coordinator.state.checkpoints.attempts import Attempt, Attempts, PendingCheckpoint
-from dtruntime.coordinator.state.checkpoints.commits import CheckpointAgreements, Checkpoints
+from dtruntime.coordinator.state.checkpoints.commits import Checkpoints
 from dtruntime.coordinator.state.roster import Roster
 
 Patch = Callable[..., None]
@@ -33,7 +33,7 @@ def _retries_begin_again(patch: Patch) -> None:
 
 
 def _all_may_join(patch: Patch) -> None:
-    patch(CheckpointAgreements, "_may_join", lambda self, attempt, command: True)
+    patch(Checkpoints, "_may_join", lambda self, attempt, command: True)
 
 
 def join_attempts_given_up(patch: Patch) -> None:
@@ -64,6 +64,6 @@ ATTEMPT_BUGS: dict[str, Callable[[Patch], None]] = {
     "ends are not noted": lambda patch: patch(Attempts, "end", lambda *_, **__: None),
     "the last part is not awaited": _last_part_is_not_awaited,
     "those who went past are awaited": lambda patch: patch(
-        CheckpointAgreements, "end_passed", lambda *_: None
+        Checkpoints, "_end_passed", lambda *_: None
     ),
 }

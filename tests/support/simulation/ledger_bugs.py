@@ -149,7 +149,7 @@ def offers_are_commits(patch: Patch) -> None:
         offer = ledger.with_offer(reader, c_, rest[-1].now)
         if offer is not None:
             ledger.keep(offer)
-            rest[-1].put("reader", self._roster.job, epochs.reader_key(offer), offer)
+            rest[-1].put(self._roster.job, offer)
             reader = offer
         return after_claim(self, ledger, reader, c_, *rest)
 

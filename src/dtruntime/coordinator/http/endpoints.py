@@ -13,6 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from ..._version import __version__
 from ...rpc.gen import coordinator_pb2 as pb
 from ..state import Job
+from ..state.records import copied
 from . import event_log, views
 from .event_stream import JobStreams
 from .metrics.prometheus import Exporter
@@ -205,7 +206,8 @@ class Endpoints:
     async def actions(self, query: views.JobQuery, request: Request) -> Answer:
         """What is asked for and not done yet."""
         job = self._job(query.job)
-        rows = sections.actions(job.actions.pending.values()) if job else []
+        pending = job.actions.pending.values() if job else ()
+        rows = [copied(record, views.Action) for record in pending]
         return Answer.json(views.Page(rows, len(rows), None))
 
     async def act(self, query: views.NoQuery, request: Request) -> Answer:

@@ -21,7 +21,7 @@ from .commands import (
 )
 from .effects import Outbox
 from .members import Member, RankSet
-from .records import RoundRecord
+from .records import RoundRecord, copied
 from .roster import Roster
 
 NAMES_CUT = 256
@@ -119,7 +119,7 @@ class Barriers:
         """Count an arrival; completes the round when it is the last."""
         done = self.completed.get(c.barrier_id)
         if done and 0 < c.ticket <= done.tickets.get(member.incarnation, 0):
-            return _passed(done)
+            return copied(done, Passed)
         timed_out = self._timed_out.get((member.incarnation, c.ticket))
         if timed_out is not None:
             return timed_out
@@ -275,7 +275,7 @@ class Barriers:
             values=round_.values(),
             left_out=self._roster.live_count - participants,
         )
-        passed = _passed(record)
+        passed = copied(record, Passed)
         for call in [call for arrival in round_.arrived.values() for call in arrival.calls]:
             del self._calls[call]
             if call != answered:
@@ -290,13 +290,13 @@ class Barriers:
         before = self.completed.pop(record.barrier_id, None)
         self._values_kept += _size_of_values(record) - _size_of_values(before)
         self.completed[record.barrier_id] = record
-        out.put("round", self._roster.job, record.barrier_id, record)
+        out.put(self._roster.job, record)
         while len(self.completed) > ROUNDS_KEPT or (
             self._values_kept > VALUES_KEPT and len(self.completed) > 1
         ):
-            name, forgotten = self.completed.popitem(last=False)
+            _, forgotten = self.completed.popitem(last=False)
             self._values_kept -= _size_of_values(forgotten)
-            out.delete("round", self._roster.job, name)
+            out.delete(self._roster.job, forgotten)
 
     def _withdraw(self, call: int) -> None:
         round_, arrival = self._calls.pop(call)
@@ -334,12 +334,6 @@ class Barriers:
         if member is None or not member.live:
             return Missing(f"worker-{rank}", rank, None, registered=False)
         return Missing(member.worker_id, rank, member.last_step, registered=True)
-
-
-def _passed(record: RoundRecord) -> Passed:
-    return Passed(
-        record.round, record.generation, record.participants, record.values, record.left_out
-    )
 
 
 def _size_of_values(record: RoundRecord | None) -> int:

@@ -12,6 +12,21 @@ class Command(msgspec.Struct, frozen=True):
     """Something that happened outside: a request, or the passing of time."""
 
 
+class MemberCommand(Command, frozen=True):
+    """A call of a member, which every one of them identifies itself in."""
+
+    job: str
+    worker_id: str
+    incarnation: int
+
+
+class EpochCommand(MemberCommand, frozen=True):
+    """A member's call about an epoch of a dataset."""
+
+    dataset_id: str
+    epoch: int
+
+
 class Register(Command, frozen=True):
     """A worker asks for a rank."""
 
@@ -46,12 +61,9 @@ class ReportEnded(Command, frozen=True):
     incarnations: tuple[int, ...]
 
 
-class Heartbeat(Command, frozen=True):
+class Heartbeat(MemberCommand, frozen=True):
     """A worker is alive, and says how far it is."""
 
-    job: str
-    worker_id: str
-    incarnation: int
     state: WorkerState = WorkerState.IDLE
     step: int | None = None
     epoch: int = 0
@@ -63,21 +75,15 @@ class Heartbeat(Command, frozen=True):
     """How many the process has used in all; 0: not reported."""
 
 
-class Deregister(Command, frozen=True):
+class Deregister(MemberCommand, frozen=True):
     """A worker says goodbye."""
 
-    job: str
-    worker_id: str
-    incarnation: int
     reason: str = ""
 
 
-class Arrive(Command, frozen=True):
+class Arrive(MemberCommand, frozen=True):
     """A worker reaches a barrier and waits; the call is held."""
 
-    job: str
-    worker_id: str
-    incarnation: int
     barrier_id: str
     call: int
     timeout: float
@@ -125,12 +131,9 @@ class RegisterDataset(Command, frozen=True):
     index: bytes = b""
 
 
-class BeginCheckpoint(Command, frozen=True):
+class BeginCheckpoint(MemberCommand, frozen=True):
     """A worker is about to save a step together with all others."""
 
-    job: str
-    worker_id: str
-    incarnation: int
     step: int
     ticket: int
     """Numbers the worker's saves, from 1; a retry repeats it."""
@@ -138,20 +141,13 @@ class BeginCheckpoint(Command, frozen=True):
     """Who saves together; none: all members that are live."""
 
 
-class AbandonCheckpoints(Command, frozen=True):
+class AbandonCheckpoints(MemberCommand, frozen=True):
     """A worker will not send its part of anything that is being saved."""
 
-    job: str
-    worker_id: str
-    incarnation: int
 
-
-class NotifyCheckpoint(Command, frozen=True):
+class NotifyCheckpoint(MemberCommand, frozen=True):
     """A worker has written a checkpoint, or its part of one."""
 
-    job: str
-    worker_id: str
-    incarnation: int
     checkpoint_id: str
     step: int
     epoch: int = 0
@@ -179,14 +175,9 @@ class ReportCheckpoints(Command, frozen=True):
     incarnation: int = 0
 
 
-class Claim(Command, frozen=True):
+class Claim(EpochCommand, frozen=True):
     """A worker takes samples of its lane; at the end of it the call may be held."""
 
-    job: str
-    worker_id: str
-    incarnation: int
-    dataset_id: str
-    epoch: int
     plan: str = ""
     segment: int = 0
     """0: the worker has not been told of one."""
@@ -202,14 +193,9 @@ class Claim(Command, frozen=True):
     """What it would commit, if the epoch became complete while the call is held."""
 
 
-class Commit(Command, frozen=True):
+class Commit(EpochCommand, frozen=True):
     """A worker has consumed for good what it took up to a place."""
 
-    job: str
-    worker_id: str
-    incarnation: int
-    dataset_id: str
-    epoch: int
     segment: int
     position: int
     digest: bytes = b""
@@ -225,14 +211,9 @@ class Rebalance(Command, frozen=True):
     """Percentages by rank; empty: as fast as each has been."""
 
 
-class ReportCoverage(Command, frozen=True):
+class ReportCoverage(EpochCommand, frozen=True):
     """A worker says what it consumed of an epoch whose position is kept in checkpoints."""
 
-    job: str
-    worker_id: str
-    incarnation: int
-    dataset_id: str
-    epoch: int
     base: bytes = b""
     digest: bytes = b""
     world_size: int = 0
@@ -432,11 +413,15 @@ class Abandoned(Reply, frozen=True):
     count: int
 
 
-class Committed(Reply, frozen=True):
-    """The checkpoint is committed, durably."""
+class CheckpointReply(Reply, frozen=True):
+    """An answer to a part of a checkpoint, or to a whole one."""
 
     checkpoint_id: str
     generation: int
+
+
+class Committed(CheckpointReply, frozen=True):
+    """The checkpoint is committed, durably."""
 
 
 class CheckpointsReported(Reply, frozen=True):
@@ -445,52 +430,45 @@ class CheckpointsReported(Reply, frozen=True):
     known: int
 
 
-class Aborted(Reply, frozen=True):
+class Aborted(CheckpointReply, frozen=True):
     """The part that the caller sent will never be committed."""
 
-    checkpoint_id: str
-    generation: int
     detail: str
 
 
-class Pending(Reply, frozen=True):
+class Pending(CheckpointReply, frozen=True):
     """The checkpoint still lacks parts when the caller's time is up."""
 
-    checkpoint_id: str
-    generation: int
     missing_ranks: tuple[int, ...]
 
 
-class Granted(Reply, frozen=True):
+class ClaimReply(Reply, frozen=True):
+    """An answer to a claim."""
+
+    generation: int
+    slot: int
+
+
+class Granted(ClaimReply, frozen=True):
     """The claim stands."""
 
-    generation: int
-    slot: int
 
-
-class Moved(Reply, frozen=True):
+class Moved(ClaimReply, frozen=True):
     """Another segment has begun."""
 
-    generation: int
-    slot: int
     segments: tuple[SegmentRecord, ...]
     """All that the caller has not kept; the last one is current."""
     reader: ReaderRecord | None = None
     """What is recorded of the caller."""
 
 
-class Complete(Reply, frozen=True):
+class Complete(ClaimReply, frozen=True):
     """All samples of the epoch are taken and committed."""
 
-    generation: int
-    slot: int
 
-
-class Waiting(Reply, frozen=True):
+class Waiting(ClaimReply, frozen=True):
     """The caller has finished, and others have not."""
 
-    generation: int
-    slot: int
     unfinished: tuple[int, ...]
 
 

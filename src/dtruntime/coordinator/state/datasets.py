@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from ...sharding import FileTable, Permutation, SlotTable
 from .commands import DatasetRegistered, Refused, RegisterDataset
 from .effects import Outbox
-from .records import DatasetRecord, IndexRecord, LayoutRecord, unpack
+from .records import DatasetRecord, IndexRecord, LayoutRecord, copied, unpack
 from .roster import Roster
 
 DATASETS_LIMIT = 10_000
@@ -250,28 +250,16 @@ class Datasets:
 
     def register(self, c: RegisterDataset, out: Outbox) -> DatasetRegistered:
         """Make a dataset known; the same again is a no-op, another one a refusal."""
-        record = DatasetRecord(
-            dataset_id=c.dataset_id,
-            path=c.path,
-            format=c.format,
-            total_samples=c.total_samples,
-            shard_size=c.shard_size,
-            shuffle=c.shuffle,
-            seed=c.seed,
-            metadata=c.metadata,
-            exact=c.exact,
-            layout=c.layout,
-            registered_at=out.now,
-        )
+        record = copied(c, DatasetRecord, registered_at=out.now)
         known = self._by_id.get(c.dataset_id)
         if known is not None:
             self._check_same(known.record, record)
             return DatasetRegistered(c.dataset_id, known.record.shard_count, created=False)
         self._check_limits(record)
         self.restore(record)
-        out.put("dataset", self._roster.job, c.dataset_id, record)
+        out.put(self._roster.job, record)
         if c.index:
-            out.put("index", self._roster.job, c.dataset_id, IndexRecord(c.index))
+            out.put(self._roster.job, IndexRecord(c.index), c.dataset_id)
         out.emit(
             self._roster.job,
             "dataset.registered",
@@ -283,9 +271,8 @@ class Datasets:
 
     def remove(self, dataset_id: str, out: Outbox) -> None:
         """Forget a dataset that is known, and the index of its files."""
-        del self._by_id[dataset_id]
-        for kind in ("dataset", "index"):
-            out.delete(kind, self._roster.job, dataset_id)
+        out.delete(self._roster.job, self._by_id.pop(dataset_id).record)
+        out.delete(self._roster.job, IndexRecord(b""), dataset_id)
 
     def shards_for(
         self, dataset_id: str, rank: int, epoch: int, world_hint: int = 0

@@ -1,4 +1,4 @@
-"""Where the machine's parts put the effects of the command being applied."""
+"""Effects of a command: records to store, answers to held calls, and entries of the journal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from .records import Event, Record
+from .records import Event, Record, place_of
 
 
 class Effect(msgspec.Struct, frozen=True):
@@ -58,40 +58,35 @@ class Release(Effect, frozen=True):
 class Outbox:
     """Effects of one command, in order."""
 
-    __slots__ = ("_effects", "_journal", "now")
+    __slots__ = ("_journal", "effects", "now")
 
     def __init__(self, journal: Journal) -> None:
-        self._effects: list[Effect] = []
+        self.effects: list[Effect] = []
         self._journal = journal
         self.now = 0.0
 
-    def put(self, kind: str, job: str, key: str, record: Record) -> None:
-        """Store a record."""
-        self._effects.append(Put(kind, job, key, record))
+    def put(self, job: str, record: Record, key: str = "") -> None:
+        """Store a record of a job, under its own key where none is given."""
+        kind, own = place_of(record)
+        self.effects.append(Put(kind, job, key or own, record))
 
-    def delete(self, kind: str, job: str, key: str) -> None:
-        """Remove a record."""
-        self._effects.append(Delete(kind, job, key))
+    def delete(self, job: str, record: Record, key: str = "") -> None:
+        """Remove a record of a job."""
+        kind, own = place_of(record)
+        self.effects.append(Delete(kind, job, key or own))
 
     def delete_job(self, job: str) -> None:
         """Remove all records of a job."""
-        self._effects.append(DeleteJob(job))
+        self.effects.append(DeleteJob(job))
 
     def release(self, call: int, reply: Any) -> None:
         """Answer a held call."""
-        self._effects.append(Release(call, reply))
+        self.effects.append(Release(call, reply))
 
     def emit(self, job: str, kind: str, **fields: object) -> None:
         """Append to the journal."""
         texts = {key: str(value) for key, value in fields.items()}
-        self._effects.append(Emit(*self._journal.append(self.now, job, kind, texts)))
-
-    def take(self) -> tuple[Effect, ...] | list[Effect]:
-        """Hand over what was collected."""
-        if not self._effects:
-            return ()
-        effects, self._effects = self._effects, []
-        return effects
+        self.effects.append(Emit(*self._journal.append(self.now, job, kind, texts)))
 
 
 JOURNAL_LENGTH = 20_000

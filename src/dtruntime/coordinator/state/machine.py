@@ -24,7 +24,6 @@ from .effects import Effect, Journal, Outbox
 from .epochs.epoch_coverage import Coverages
 from .epochs.epochs import Epochs
 from .members import Member
-from .membership_refusals import SILENT
 from .operator_requests import Actions
 from .records import (
     ActionRecord,
@@ -46,7 +45,7 @@ from .records import (
     ShareRecord,
     WorkerRecord,
 )
-from .roster import MAX_WORKERS, Roster
+from .roster import MAX_WORKERS, SILENT, Roster
 from .stragglers import Stragglers
 
 JOBS_LIMIT = 10_000
@@ -87,6 +86,8 @@ class Job:
         self.coverages = Coverages(self.roster, self.datasets)
         self.actions = Actions(self.roster)
         self.stragglers = Stragglers(self.roster)
+        self.waiting = (self.barriers, self.checkpoints.waiting, self.epochs)
+        """The parts that hold calls."""
 
     @property
     def is_forgettable(self) -> bool:
@@ -120,8 +121,7 @@ class Job:
     @property
     def held_calls(self) -> set[int]:
         """Calls that wait for an answer."""
-        waiting = self.barriers.held_calls | self.checkpoints.held_calls
-        return waiting | self.epochs.held_calls
+        return set().union(*(part.held_calls for part in self.waiting))
 
 
 Handler = Callable[[Any], Reply]
@@ -130,8 +130,8 @@ OfAnybody = Callable[[Job, Any, Outbox], Reply]
 
 OF_MEMBERS: dict[type[c.Command], OfMember] = {
     c.Arrive: lambda job, x, member, out: job.barriers.arrive(x, member, out),
-    c.BeginCheckpoint: lambda job, x, _, out: job.checkpoints.agreements.begin(x, out),
-    c.AbandonCheckpoints: lambda job, x, _, out: job.checkpoints.agreements.abandon(x, out),
+    c.BeginCheckpoint: lambda job, x, _, out: job.checkpoints.begin(x, out),
+    c.AbandonCheckpoints: lambda job, x, _, out: job.checkpoints.abandon(x, out),
     c.NotifyCheckpoint: lambda job, x, member, out: job.checkpoints.notify(x, member, out),
     c.Claim: lambda job, x, member, out: job.epochs.claim(x, member, out),
     c.Commit: lambda job, x, member, out: job.epochs.commit(x, member, out),
@@ -201,13 +201,18 @@ class Machine:
 
     def apply(self, command: c.Command, now: float) -> Result:
         """Carry out a command. Raises `Refused`, with nothing changed."""
-        self._out.now = now
+        out = self._out
+        out.now = now
         try:
             reply = self._handlers[type(command)](command)
         except BaseException:
-            self._out.take()
+            out.effects = []
             raise
-        return reply, self._out.take()
+        effects = out.effects
+        if not effects:
+            return reply, ()
+        out.effects = []
+        return reply, effects
 
     # Queries
 
@@ -353,7 +358,7 @@ class Machine:
         registered = job.datasets.register(command, self._out)
         if command.job not in self.jobs:
             self._take_in(job)
-            self._out.put("job", command.job, "", job.roster.record())
+            self._out.put(command.job, job.roster.record())
         return registered
 
     def _remove_job(self, command: c.RemoveJob) -> Reply:
@@ -384,7 +389,7 @@ class Machine:
         )
         del self.jobs[job.name]
         self._out.delete_job(job.name)
-        self._out.put("removed", "", "", self.removed)
+        self._out.put("", self.removed)
 
     def _remove_dataset(self, command: c.RemoveDataset) -> Reply:
         job = self.job(command.job)
@@ -410,7 +415,7 @@ class Machine:
     def _hang_up(self, command: c.Hangup) -> Reply:
         job = self.jobs.get(command.job)
         if job is not None:
-            for part in (job.barriers, job.checkpoints, job.epochs):
+            for part in job.waiting:
                 part.hang_up(command.call)
         return c.DONE
 
@@ -494,7 +499,7 @@ class Machine:
             job = self.jobs.get(name)
             if job is None:
                 continue
-            for part in (job.barriers, job.checkpoints, job.epochs):
+            for part in job.waiting:
                 part.time_out(calls, self._out)
 
     def _job_or_new(self, name: str) -> Job:
@@ -553,7 +558,7 @@ class Machine:
     def _spread_loss(self, job: Job, lost: list[Lost]) -> None:
         if lost:
             job.barriers.lose(lost, self._out)
-            job.checkpoints.lose(lost, self._out)
+            job.checkpoints.waiting.lose(lost, self._out)
             job.actions.lose(lost, self._out)
             job.epochs.membership_changed(self._out)
             job.coverages.membership_changed(self._out)

@@ -16,7 +16,7 @@ from typing import Self
 
 from ...types import Membership, WorkerState
 from .commands import Heartbeat, Lost
-from .records import ReportRecord, WorkerRecord
+from .records import ReportRecord, WorkerRecord, copied
 
 
 class Member:
@@ -59,13 +59,9 @@ class Member:
 
     @property
     def last_report(self) -> ReportRecord | None:
-        """What it said of itself last, for its record."""
-        said = self.pulse
-        if said is None:
-            return None
-        return ReportRecord(
-            said.state, said.step, said.epoch, said.report, said.step_seconds, said.samples
-        )
+        """Its last heartbeat, for its record."""
+        pulse = self.pulse
+        return copied(pulse, ReportRecord, message=pulse.report) if pulse else None
 
     @property
     def has_finished(self) -> bool:
@@ -79,20 +75,11 @@ class Member:
 
 
 def _stored_pulse(record: WorkerRecord, job: str) -> Heartbeat | None:
-    said = record.report
-    if said is None:
+    last = record.report
+    if last is None:
         return None
-    return Heartbeat(
-        job,
-        record.worker_id,
-        record.incarnation,
-        said.state,
-        said.step,
-        said.epoch,
-        said.message,
-        said.step_seconds,
-        said.samples,
-    )
+    identity = {"worker_id": record.worker_id, "incarnation": record.incarnation}
+    return copied(last, Heartbeat, job=job, report=last.message, **identity)
 
 
 class RankSet(MutableSet[int]):

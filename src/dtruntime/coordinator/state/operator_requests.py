@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ...types import ACTION_KINDS
 from .commands import DONE, CompleteAction, Done, Lost, Refused, RequestAction, Requested
 from .effects import Outbox
-from .records import ActionRecord
+from .records import ActionRecord, copied
 from .roster import Roster
 
 ACTIONS_LIMIT = 16
@@ -102,20 +102,18 @@ class Actions:
     def _add(self, c: RequestAction, incarnation: int, out: Outbox) -> ActionRecord:
         roster = self._roster
         roster.actions_requested += 1
-        record = ActionRecord(
+        record = copied(
+            c,
+            ActionRecord,
             action_id=action_id(roster.actions_requested),
             number=roster.actions_requested,
-            kind=c.kind,
             requested_at=out.now,
-            worker_id=c.worker_id,
             incarnation=incarnation,
-            reason=c.reason,
-            requested_by=c.requested_by,
         )
         self.pending[record.action_id] = record
         roster.show_actions(tuple(self.pending.values()))
-        out.put("job", roster.job, "", roster.record())
-        out.put("action", roster.job, record.action_id, record)
+        out.put(roster.job, roster.record())
+        out.put(roster.job, record)
         out.emit(
             roster.job,
             "action.requested",
@@ -139,7 +137,7 @@ class Actions:
     def _end(self, key: str, by: str, outcome: str, out: Outbox) -> None:
         record = self.pending.pop(key)
         self._roster.show_actions(tuple(self.pending.values()))
-        out.delete("action", self._roster.job, key)
+        out.delete(self._roster.job, record)
         out.emit(
             self._roster.job,
             "action.completed",

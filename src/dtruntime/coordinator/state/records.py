@@ -1,8 +1,9 @@
-"""What the coordinator remembers across restarts, and the effects that change it."""
+"""Records: what the coordinator remembers across restarts."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -10,12 +11,20 @@ from numpy.typing import NDArray
 
 from ...types import WorkerState
 
+S = TypeVar("S", bound=msgspec.Struct)
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Record(msgspec.Struct, frozen=True):
     """A durable fact; stored as JSON under (kind, job, key)."""
+
+
+class EpochPart(Record, frozen=True):
+    """Something recorded of one epoch of a dataset."""
+
+    dataset_id: str
+    epoch: Count
 
 
 class JobRecord(Record, frozen=True):
@@ -261,11 +270,9 @@ class ActionRecord(Record, frozen=True):
     requested_by: str = ""
 
 
-class EpochRecord(Record, frozen=True):
+class EpochRecord(EpochPart, frozen=True):
     """The ledger of an epoch, without its segments and readers."""
 
-    dataset_id: str
-    epoch: Count
     plan: str
     samples: Positive
     sequence: int
@@ -291,11 +298,9 @@ class TakenBack(msgspec.Struct, frozen=True, array_like=True):
     stop: Count
 
 
-class SegmentRecord(Record, frozen=True):
+class SegmentRecord(EpochPart, frozen=True):
     """A stretch of an epoch in which the same slots read."""
 
-    dataset_id: str
-    epoch: Count
     ledger: int
     """The sequence of the ledger."""
     number: Positive
@@ -308,11 +313,9 @@ class SegmentRecord(Record, frozen=True):
     taken_back: tuple[TakenBack, ...] = ()
 
 
-class ReaderRecord(Record, frozen=True):
+class ReaderRecord(EpochPart, frozen=True):
     """How far one incarnation came in an epoch."""
 
-    dataset_id: str
-    epoch: Count
     ledger: int
     """The sequence of the ledger."""
     incarnation: Positive
@@ -334,11 +337,9 @@ class ReaderRecord(Record, frozen=True):
     """Since when it works on what it has not committed."""
 
 
-class CoverageRecord(Record, frozen=True):
+class CoverageRecord(EpochPart, frozen=True):
     """What an epoch whose position is kept in checkpoints was resumed from."""
 
-    dataset_id: str
-    epoch: Count
     sequence: int
     base: bytes
     world_size: int
@@ -354,11 +355,9 @@ class CoverageRecord(Record, frozen=True):
     """The order in which it is read; empty: nobody said."""
 
 
-class ShareRecord(Record, frozen=True):
+class ShareRecord(EpochPart, frozen=True):
     """What one slot consumed since the state that an epoch was resumed from."""
 
-    dataset_id: str
-    epoch: Count
     slot: Count
     incarnation: int
     digest: bytes
@@ -390,26 +389,48 @@ class Event(Record, frozen=True):
     fields: dict[str, str] = {}
 
 
-RECORD_TYPES: dict[str, type[Record]] = {
-    "job": JobRecord,
-    "worker": WorkerRecord,
-    "dataset": DatasetRecord,
-    "index": IndexRecord,
-    "checkpoint": CheckpointRecord,
-    "part": PartRecord,
-    "pending": PendingRecord,
-    "attempt": AttemptRecord,
-    "ask": AskRecord,
-    "round": RoundRecord,
-    "action": ActionRecord,
-    "epoch": EpochRecord,
-    "segment": SegmentRecord,
-    "reader": ReaderRecord,
-    "coverage": CoverageRecord,
-    "share": ShareRecord,
-    "removed": RemovedRecord,
+_PLACES: dict[type[Record], tuple[str, str]] = {
+    JobRecord: ("job", ""),
+    WorkerRecord: ("worker", "{0.rank}"),
+    DatasetRecord: ("dataset", "{0.dataset_id}"),
+    IndexRecord: ("index", ""),
+    CheckpointRecord: ("checkpoint", "{0.checkpoint_id}"),
+    PartRecord: ("part", "{0.checkpoint_id}#{0.incarnation}"),
+    PendingRecord: ("pending", "{0.checkpoint_id}"),
+    AttemptRecord: ("attempt", "{0.checkpoint_id}"),
+    AskRecord: ("ask", "{0.checkpoint_id}#{0.incarnation}"),
+    RoundRecord: ("round", "{0.barrier_id}"),
+    ActionRecord: ("action", "{0.action_id}"),
+    EpochRecord: ("epoch", "{0.epoch}:{0.dataset_id}"),
+    SegmentRecord: ("segment", "{0.epoch}:{0.number}:{0.dataset_id}"),
+    ReaderRecord: ("reader", "{0.epoch}:{0.incarnation}:{0.dataset_id}"),
+    CoverageRecord: ("coverage", "{0.epoch}:{0.dataset_id}"),
+    ShareRecord: ("share", "{0.epoch}:{0.slot}:{0.dataset_id}"),
+    RemovedRecord: ("removed", ""),
 }
+"""The kind that each record is stored under, and the form of its key; an index gets a dataset's."""
+RECORD_TYPES: dict[str, type[Record]] = {kind: record for record, (kind, _) in _PLACES.items()}
 """Record types by the kind they are stored under."""
+
+
+def place_of(record: Record) -> tuple[str, str]:
+    """The kind and the key that a record is stored under."""
+    kind, key = _PLACES[type(record)]
+    return kind, key.format(record)
+
+
+def copied(source: msgspec.Struct, kind: type[S], **more: Any) -> S:
+    """A struct with the fields that ``source`` has too; ``more`` gives others or overrides them."""
+    for name in _shared_fields(type(source), kind):
+        if name not in more:
+            more[name] = getattr(source, name)
+    return kind(**more)
+
+
+@cache
+def _shared_fields(source: Any, target: Any) -> tuple[str, ...]:
+    return tuple(x for x in target.__struct_fields__ if x in source.__struct_fields__)
+
 
 READ_ON_DEMAND = "index"
 """The kind that is large and seldom asked for: the machine writes it and never holds it."""

@@ -8,16 +8,28 @@ from collections import Counter, OrderedDict
 import msgspec
 
 from ...types import Membership
-from . import membership_refusals
 from .commands import Lost, Pulse, Refused, Register, Registered
 from .effects import Outbox
 from .members import Member, MemberLosses, RankSet, Slots
-from .records import ActionRecord, JobRecord, RemovedRecord, WorkerRecord
+from .records import ActionRecord, JobRecord, RemovedRecord, WorkerRecord, copied
 
 HOLES_KEPT = 4096
 """A list of more ranks that are not there is made anew when it is asked for."""
 SUPERSEDED_KEPT = 1024
 MAX_WORKERS = 65_536
+RETRY_SECONDS = 1.0
+"""When to ask again after a refusal that ends when ghosts are declared dead."""
+SILENT = "no heartbeat for"
+"""How the reason of a death begins that was only inferred."""
+SILENT_HINT = (
+    "the process or its machine is gone, or code that holds the interpreter lock ran for that "
+    "long: then raise heartbeat_timeout_ms of the coordinator"
+)
+_STILL_ALIVE = (
+    "; this process lives, so it was stopped, cut off from the coordinator, or code that holds the "
+    "interpreter lock ran for that long: then raise the coordinator's heartbeat_timeout_ms"
+)
+_AGAIN = "stop this process, or call register() again to join as a new member"
 
 
 class Roster:
@@ -203,7 +215,7 @@ class Roster:
         if how == Membership.DEAD:
             self.losses.times.append(out.now)
         self._expect_anew(out)
-        out.put("job", self.job, "", self.record())
+        out.put(self.job, self.record())
         return loss
 
     def see_epoch(self, member: Member, epoch: int, out: Outbox) -> None:
@@ -219,7 +231,7 @@ class Roster:
         if completed > self.completed_epochs:
             out.emit(self.job, "epoch.completed", epoch=completed - 1)
         self.epoch, self.completed_epochs = current, completed
-        out.put("job", self.job, "", self.record())
+        out.put(self.job, self.record())
 
     def restore(self, record: WorkerRecord, now: float) -> Member:
         """Take back a member that was stored."""
@@ -248,11 +260,23 @@ class Roster:
 
     def _check_attempt(self, c: Register) -> None:
         if c.attempt < self.attempt and self.live_count:
-            raise membership_refusals.lower_attempt(c, self.attempt)
+            raise Refused(
+                "superseded",
+                f"this process belongs to restart {c.attempt} of job {self.job!r}, which is at "
+                f"restart {self.attempt}: stop this process",
+                RETRY_SECONDS,
+            )
 
     def _check_world_size(self, c: Register, size: int) -> None:
         if c.world_size not in (0, size):
-            raise membership_refusals.other_world_size(c, size, self.live_count)
+            running = f"world_size={size}" if size else "an elastic world"
+            raise Refused(
+                "world_size_conflict",
+                f"job {self.job!r} runs with {running} and {self.live_count} live workers, but "
+                f"this worker asked for world_size={c.world_size}: use the same size, wait for the "
+                "others to end, or choose another job",
+                RETRY_SECONDS,
+            )
         if size and c.rank is not None and c.rank >= size:
             raise Refused("invalid", f"rank {c.rank} does not exist in a world of {size} workers")
 
@@ -260,7 +284,9 @@ class Roster:
         """A session that has ended may come back from the dead, but displaces nobody."""
         ended = self._ended_sessions.get(c.session) if c.session else None
         if ended == Membership.LEFT or (ended and displaced):
-            raise membership_refusals.ended_session(c, ended)
+            raise Refused(
+                "superseded", f"this registration in job {self.job!r} has ended ({ended}): {_AGAIN}"
+            )
 
     def _choose_rank(self, c: Register) -> int:
         if c.rank is not None:
@@ -273,7 +299,12 @@ class Roster:
             return free
         if not self.world_size and len(self.slots) < self._max_workers:
             return len(self.slots)
-        raise membership_refusals.job_full(c, len(self.slots))
+        raise Refused(
+            "job_full",
+            f"all {len(self.slots)} ranks of job {self.job!r} are held by live workers: wait until "
+            "one leaves or is declared dead, or start fewer workers",
+            RETRY_SECONDS,
+        )
 
     def _displaced_by(self, c: Register, rank: int) -> list[Member]:
         holder = self.slots[rank] if rank < len(self.slots) else None
@@ -285,7 +316,7 @@ class Roster:
         """Start over with nobody, in the size that the first newcomer names."""
         for member in self.slots.held():
             self._drop_id(member, "")
-            out.delete("worker", self.job, str(member.rank))
+            out.delete(self.job, member.record)
         self.world_size = c.world_size
         self.attempt = c.attempt
         self.slots = Slots(c.world_size)
@@ -312,28 +343,20 @@ class Roster:
             self._drop_id(before, worker_id)
         if not (self.world_size and before is None):
             self.generation += 1
-        record = WorkerRecord(
+        record = copied(
+            c,
+            WorkerRecord,
             worker_id=worker_id,
             rank=rank,
             incarnation=self.next_incarnation,
-            session=c.session,
             membership=Membership.LIVE,
             registered_at=out.now,
-            hostname=c.hostname,
-            port=c.port,
-            process=c.process,
-            gpu_count=c.gpu_count,
-            memory_bytes=c.memory_bytes,
-            metadata=c.metadata,
-            machine=c.machine,
-            pid=c.pid,
-            process_started=c.process_started,
         )
         self.next_incarnation += 1
         member = self.restore(record, out.now)
         self._expect_anew(out)
-        out.put("worker", self.job, str(rank), record)
-        out.put("job", self.job, "", self.record())
+        out.put(self.job, record)
+        out.put(self.job, self.record())
         out.emit(
             self.job,
             "worker.registered",
@@ -393,12 +416,12 @@ class Roster:
         if max(len(self._free), len(self._oldest), len(self._gone)) > 2 * len(self.slots) + 64:
             self._compact()
         self._changed()
-        out.put("worker", self.job, str(member.rank), member.record)
+        out.put(self.job, member.record)
         more: dict[str, object] = {}
         if how == Membership.DEAD:
             more["silent_seconds"] = round(max(0.0, out.now - member.last_seen), 3)
-        if reason.startswith(membership_refusals.SILENT):
-            more["hint"] = membership_refusals.SILENT_HINT
+        if reason.startswith(SILENT):
+            more["hint"] = SILENT_HINT
         out.emit(
             self.job,
             "worker.left" if how == Membership.LEFT else "worker.dead",
@@ -439,7 +462,7 @@ class Roster:
                 self.slots[member.rank] = None
                 self._drop_id(member, "")
                 self._changed()
-                out.delete("worker", self.job, str(member.rank))
+                out.delete(self.job, member.record)
 
     def _drop_id(self, member: Member, successor: str) -> None:
         """Forget the name of a member that holds no rank any more."""
@@ -452,13 +475,24 @@ class Roster:
                 self._superseded.popitem(last=False)
 
     def _refusal(self, worker_id: str, incarnation: int, known: Member | None) -> Refused:
-        if known is not None and known.incarnation == incarnation:
-            return membership_refusals.gone(self.job, known.record)
-        if known is not None:
-            return membership_refusals.registered_again(self.job, known.record, incarnation)
-        if not 0 < incarnation < self.next_incarnation:
-            return membership_refusals.stranger(self.job, worker_id)
-        return membership_refusals.replaced(self.job, worker_id, self._superseded.get(worker_id))
+        if known is None and not 0 < incarnation < self.next_incarnation:
+            return Refused(
+                "unknown_worker",
+                f"worker {worker_id!r} of job {self.job!r} is not a member: {_AGAIN}",
+            )
+        if known is None:
+            successor = self._superseded.get(worker_id)
+            what = f"was replaced{f' by {successor!r}' if successor else ''}"
+        elif known.incarnation != incarnation:
+            what = (
+                f"was registered again as incarnation {known.incarnation} by process "
+                f"{known.record.process or '?'}; this call carries incarnation {incarnation}"
+            )
+        else:
+            left = known.record.membership == Membership.LEFT
+            why = known.record.detail + _STILL_ALIVE * known.record.detail.startswith(SILENT)
+            what = f"{'has left' if left else 'was declared dead'} ({why})"
+        return Refused("superseded", f"worker {worker_id!r} of job {self.job!r} {what}: {_AGAIN}")
 
     # Bookkeeping
 

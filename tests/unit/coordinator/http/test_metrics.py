@@ -21,9 +21,10 @@ from dtruntime.coordinator.http.metrics.time_series import (
 )
 from dtruntime.coordinator.http.responses import HttpError
 from dtruntime.coordinator.http.security import OriginPolicy
-from dtruntime.coordinator.http.snapshot.datasets import Reported, judge
+from dtruntime.coordinator.http.snapshot.datasets import judge_epoch
 from dtruntime.coordinator.http.views import Point, Recovery
 from dtruntime.coordinator.state import Event
+from dtruntime.coordinator.state.epochs.epoch_coverage import Covered
 from dtruntime.events import sentence
 from dtruntime.sharding.coverage_digest import Digest
 from dtruntime.telemetry import Histogram
@@ -134,21 +135,21 @@ def test_history_file_of_another_job_or_without_sense_is_not_read(tmp_path: Path
     assert files.read("j") is None
 
 
-def reported(total: int, *parts: range, complete: bool | None = None) -> Reported:
+def reported(total: int, *parts: range, complete: bool | None = None) -> Covered:
     digests = []
     for part in parts:
         digest = Digest(total)
         digest.add(np.array(part, dtype=np.int64))
         digests.append(digest.to_bytes())
-    return Reported(3, total, digests, total, 0, 0, len(parts), complete)
+    return Covered(3, digests, total, len(parts), complete)
 
 
 def test_coverage_is_exact_only_if_every_sample_was_consumed_once() -> None:
-    exact, count = judge(reported(1000, range(400), range(400, 1000)))
+    exact, count = judge_epoch(reported(1000, range(400), range(400, 1000)), 1000)
     assert (exact.exact, exact.complete, count) == (True, True, 1000)
-    part, _ = judge(reported(1000, range(400)))
+    part, _ = judge_epoch(reported(1000, range(400)), 1000)
     assert (part.exact, part.complete, part.missing) == (False, False, 600)
-    twice, _ = judge(reported(1000, range(600), range(500, 900), complete=True))
+    twice, _ = judge_epoch(reported(1000, range(600), range(500, 900), complete=True), 1000)
     assert not twice.exact
     assert (twice.missing > 0, twice.repeated > 0) == (True, True)
 
@@ -157,7 +158,7 @@ def test_coverage_of_a_huge_dataset_compares_counts() -> None:
     total = 10**10
     seen = Digest(total)
     seen.add(np.arange(1000))
-    found, _ = judge(Reported(0, total, [seen.to_bytes()], total, 0, 0, 1, False))
+    found, _ = judge_epoch(Covered(0, [seen.to_bytes()], total, 1, False), total)
     assert (found.covered, found.missing, found.exact) == (1000, total - 1000, False)
 
 

@@ -17,7 +17,7 @@ from ...state import Event, Job
 from ...state.checkpoints.history import seconds_taken
 from ...state.commands import Heartbeat
 from ...state.members import Member
-from ...state.records import CheckpointRecord
+from ...state.records import CheckpointRecord, copied
 from ..read_model import in_slices
 from ..views import Metrics, Point, Recovery
 from .time_series import (
@@ -267,19 +267,8 @@ class JobMetrics:
             self.reported = {name: fmean(values) for name, values in sorted(found.items())}
 
     def _point(self, now: float, metrics: Metrics, latest: CheckpointRecord | None) -> Point:
-        return Point(
-            at=now,
-            workers_live=metrics.workers_live,
-            steps_per_second=metrics.steps_per_second,
-            samples_per_second=metrics.samples_per_second,
-            requests_per_second=metrics.requests_per_second,
-            checkpoint_bytes_per_second=self._rate_of_another(metrics, latest),
-            goodput=metrics.goodput,
-            barrier_p50_ms=metrics.barrier_p50_ms,
-            barrier_p99_ms=metrics.barrier_p99_ms,
-            stragglers=metrics.stragglers,
-            loss=metrics.loss,
-        )
+        rate = self._rate_of_another(metrics, latest)
+        return copied(metrics, Point, at=now, checkpoint_bytes_per_second=rate)
 
     def _rate_of_another(self, metrics: Metrics, latest: CheckpointRecord | None) -> float | None:
         """The rate of a checkpoint, once: a curve has a place for each, and none between them."""

@@ -13,9 +13,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ....sharding.coverage_digest import SIZE, Digest, compare, whole
+from ....sharding.coverage_digest import SIZE, Digest, judge, whole
 from ...state import Job
 from ...state.datasets import GLOBAL, Dataset, View
+from ...state.epochs.epoch_coverage import Covered
+from ...state.records import copied
 from .. import views
 
 RANKS_SHOWN = 1024
@@ -69,14 +71,14 @@ class Board:
                 samples_moved = int(samples[moved].sum())
                 self.last_change = views.Reassignment(now, count, samples_moved, reason)
 
-    def judge(self, reported: list[Reported], now: float) -> None:
+    def judge(self, reported: list[Covered], now: float) -> None:
         """Judge the epochs; for another thread."""
         newest = len(reported) - 2
         judged = {}
         for number, one in enumerate(reported):
             known = self._judged.get(one.epoch)
             if known is None or number >= newest or now - known[0] > SETTLED_SECONDS:
-                known = now, *judge(one)
+                known = now, *judge_epoch(one, self.dataset.record.total_samples)
             judged[one.epoch] = known
         self._judged = judged
 
@@ -88,17 +90,11 @@ class Board:
     def show(self) -> views.Dataset:
         """All of it."""
         record = self.dataset.record
-        return views.Dataset(
-            dataset_id=record.dataset_id,
-            path=record.path,
-            format=record.format,
-            total_samples=record.total_samples,
-            shard_size=record.shard_size,
+        return copied(
+            record,
+            views.Dataset,
             shard_count=record.shard_count,
             total_bytes=record.layout.total_bytes if record.layout else None,
-            shuffle=record.shuffle,
-            seed=record.seed,
-            registered_at=record.registered_at,
             shards_per_rank=self.shares,
             last_change=self.last_change,
             coverage=[judged for _, judged, _ in self._judged.values()],
@@ -129,7 +125,8 @@ class DatasetBoard:
                 if board is None:
                     board = Board(job.datasets.get(record.dataset_id))
                     self._boards[record.dataset_id] = board
-                reported = collect(job, record.dataset_id, record.total_samples)
+                ledgers = job.epochs.ledgers.get(record.dataset_id, {})
+                reported = job.coverages.of(record.dataset_id, ledgers)
                 if job.coverages.order(record.dataset_id) == GLOBAL:
                     board.share_batches()
                     work.append(_Work(board, reported, None))
@@ -156,7 +153,7 @@ class _Work(NamedTuple):
     """What there is to find out of one dataset."""
 
     board: Board
-    reported: list[Reported]
+    reported: list[Covered]
     view: View | None
     """Who shares the shards; none: nobody does."""
 
@@ -175,87 +172,31 @@ PROVABLE = 1_000_000_000
 """Of a larger dataset only counts are compared: its digest would take longer than ten seconds."""
 
 
-class Reported(NamedTuple):
-    """What is known of an epoch, taken on the event loop."""
-
-    epoch: int
-    total: int
-    digests: list[bytes]
-    """Whose sum is what was consumed."""
-    expected: int
-    assumed: int
-    dropped: int
-    workers: int
-    complete: bool | None
-    """None: that follows from the sum."""
-    ended_incomplete: bool = False
-
-
-def collect(job: Job, dataset_id: str, total: int) -> list[Reported]:
-    """What is known of the epochs of a dataset, by epoch."""
-    found = []
-    for ledger in job.epochs.ledgers.get(dataset_id, {}).values():
-        record, readers = ledger.record, ledger.readers.values()
-        digests = [record.digest, *(reader.digest for reader in readers)]
-        workers = record.gone + len(readers)
-        found.append(
-            Reported(record.epoch, total, digests, record.samples, 0, 0, workers, record.complete)
-        )
-    for attempt in job.coverages.attempts.get(dataset_id, {}).values():
-        base, shares = attempt.record, attempt.shares.values()
-        digests = [base.base, *(share.digest for share in shares)]
-        found.append(
-            Reported(
-                base.epoch,
-                total,
-                digests,
-                base.expected,
-                base.assumed,
-                base.dropped,
-                len(shares),
-                None,
-                base.lacking > 0,
-            )
-        )
-    return sorted(found, key=lambda reported: reported.epoch)
-
-
-def judge(reported: Reported) -> tuple[views.Coverage, int]:
+def judge_epoch(covered: Covered, total: int) -> tuple[views.Coverage, int]:
     """The verdict on an epoch, and how many samples were consumed; for another thread."""
-    total = reported.total
-    seen = Digest(total, _sum(reported.digests))
+    seen = Digest(total, covered.digest)
     count = seen.count
-    complete = reported.complete
-    if complete is None:
-        complete = count + reported.assumed + reported.dropped >= reported.expected
-    verdict = compare(seen, _expected(total, seen))
-    elsewhere = total - reported.expected if reported.expected else 0
-    missing = max(0, verdict.missing - reported.assumed - reported.dropped - elsewhere)
-    clean = not (missing or verdict.repeated or reported.assumed)
-    coverage = views.Coverage(
-        epoch=reported.epoch,
+    complete = covered.complete
+    verdict = judge(
+        seen,
+        _expected(total, seen),
+        expected=covered.expected,
+        assumed=covered.assumed,
+        dropped=covered.dropped,
+    )
+    clean = not (verdict.missing or verdict.repeated or covered.assumed)
+    coverage = copied(
+        covered,
+        views.Coverage,
         total=total,
         covered=verdict.covered,
-        missing=missing,
+        missing=verdict.missing,
         repeated=verdict.repeated,
-        assumed=reported.assumed,
-        dropped=reported.dropped,
         complete=complete,
         exact=complete and clean and total <= PROVABLE,
-        workers=reported.workers,
-        ended_incomplete=reported.ended_incomplete or (complete and missing > 0),
+        ended_incomplete=covered.ended_incomplete or (complete and verdict.missing > 0),
     )
     return coverage, count
-
-
-def _sum(digests: list[bytes]) -> bytes:
-    """The sum of many digests at once."""
-    given = [digest for digest in digests if digest]
-    if not given:
-        return bytes(SIZE)
-    table = np.frombuffer(b"".join(given), "<u8").reshape(len(given), SIZE // 8)
-    total: NDArray[np.uint64] = table.sum(axis=0, dtype=np.uint64)
-    return total.astype("<u8").tobytes()
 
 
 def _expected(total: int, seen: Digest) -> Digest:

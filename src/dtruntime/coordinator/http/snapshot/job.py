@@ -8,6 +8,7 @@ import msgspec
 
 from ...state import Job
 from ...state.checkpoints.history import RetentionForecasts
+from ...state.records import copied
 from .. import event_log, views
 from ..metrics.job_metrics import JobMetrics
 from ..metrics.sampler import Sampler
@@ -109,7 +110,7 @@ class SnapshotReader:
             barriers=sections.barriers(job, figures, now),
             metrics=self.metrics(job, figures),
             tasks=sections.tasks(job, figures, datasets),
-            actions=sections.actions(job.actions.pending.values()),
+            actions=[copied(record, views.Action) for record in job.actions.pending.values()],
             logs=self._logs(name, since_event),
             event=self.machine.journal.last_id,
             checkpoints_at=newest_at,

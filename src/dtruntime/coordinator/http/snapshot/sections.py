@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal, cast
 
 from msgspec.structs import replace
 
@@ -13,12 +12,11 @@ from ...._version import __version__
 from ....types import WorkerState
 from ...state import Job, Machine
 from ...state.checkpoints.history import (
-    RetentionForecast,
     RetentionForecasts,
     users_metadata,
     written_bytes,
 )
-from ...state.records import ActionRecord, CheckpointRecord
+from ...state.records import copied
 from .. import views
 from ..metrics.job_metrics import HOUR, JobMetrics, duration_of, losses_last_hour, milliseconds
 from ..metrics.sampler import Sampler
@@ -109,37 +107,27 @@ class Jobs:
         return known[1]
 
 
-def checkpoint(
-    record: CheckpointRecord, durations: Mapping[str, float], fates: RetentionForecast
-) -> views.Checkpoint:
-    """A committed checkpoint."""
-    return views.Checkpoint(
-        checkpoint_id=record.checkpoint_id,
-        step=record.step,
-        epoch=record.epoch,
-        path=record.path,
-        size_bytes=record.size_bytes,
-        is_full=record.is_full,
-        parts=record.parts,
-        worker_id=record.worker_id,
-        committed_at=record.committed_at,
-        duration_seconds=duration_of(record, durations),
-        written_bytes=written_bytes(record),
-        verified=record.verified,
-        verified_at=record.verified_at if record.verified is not None else None,
-        verified_by=record.verified_by,
-        will_be_dropped=fates.will_be_dropped(record),
-        metadata=users_metadata(record.metadata),
-    )
-
-
 def checkpoints(
-    job: Job, durations: Mapping[str, float], book: RetentionForecasts, count: int, skip: int = 0
+    job: Job,
+    durations: Mapping[str, float],
+    forecasts: RetentionForecasts,
+    count: int,
+    skip: int = 0,
 ) -> list[views.Checkpoint]:
-    """The newest ones, newest first."""
-    newest, fates = job.checkpoints.history.newest(), book.of(job)
-    shown = islice(newest, skip, skip + count)
-    return [checkpoint(record, durations, fates) for record in shown]
+    """The newest checkpoints, newest first."""
+    forecast = forecasts.of(job)
+    return [
+        copied(
+            record,
+            views.Checkpoint,
+            duration_seconds=duration_of(record, durations),
+            written_bytes=written_bytes(record),
+            verified_at=record.verified_at if record.verified is not None else None,
+            will_be_dropped=forecast.will_be_dropped(record),
+            metadata=users_metadata(record.metadata),
+        )
+        for record in islice(job.checkpoints.history.newest(), skip, skip + count)
+    ]
 
 
 def barriers(job: Job, figures: JobMetrics, now: float) -> views.Barriers:
@@ -171,20 +159,6 @@ def barriers(job: Job, figures: JobMetrics, now: float) -> views.Barriers:
             for bound, count in zip(bounds, latency.counts, strict=True)
         ],
     )
-
-
-def actions(records: Iterable[ActionRecord]) -> list[views.Action]:
-    """What is asked for and not done yet."""
-    return [
-        views.Action(
-            action_id=record.action_id,
-            kind=cast(Literal["checkpoint", "stop", "drain"], record.kind),
-            worker_id=record.worker_id,
-            reason=record.reason,
-            requested_at=record.requested_at,
-        )
-        for record in records
-    ]
 
 
 def metrics(

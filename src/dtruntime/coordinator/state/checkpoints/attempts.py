@@ -141,30 +141,30 @@ class Attempts:
             generation=roster.generation,
             ranks=ranks,
         )
-        out.put("job", roster.job, "", roster.record())
-        out.put("attempt", roster.job, record.checkpoint_id, record)
+        out.put(roster.job, roster.record())
+        out.put(roster.job, record)
         return self._keep(record)
 
     def add(self, attempt: Attempt, c: BeginCheckpoint, out: Outbox) -> None:
         """A member asks for an attempt."""
         attempt.tickets[c.incarnation] = c.ticket
         ask = AskRecord(attempt.record.checkpoint_id, c.incarnation, c.ticket)
-        out.put("ask", self._roster.job, ask_key(ask.checkpoint_id, ask.incarnation), ask)
+        out.put(self._roster.job, ask)
 
     def end(self, checkpoint_id: str, why: str, out: Outbox, *, is_late: bool = False) -> None:
         """An attempt will never be committed; other ids are passed over."""
         attempt = self._kept.get(checkpoint_id)
         if attempt is not None:
             attempt.record = msgspec.structs.replace(attempt.record, ended=why, is_late=is_late)
-            out.put("attempt", self._roster.job, checkpoint_id, attempt.record)
+            out.put(self._roster.job, attempt.record)
 
     def forget_oldest(self, out: Outbox) -> None:
         """Drop the oldest attempt."""
         checkpoint_id, attempt = self._kept.popitem(last=False)
         self._ranks -= len(attempt.record.ranks)
-        out.delete("attempt", self._roster.job, checkpoint_id)
-        for incarnation in attempt.tickets:
-            out.delete("ask", self._roster.job, ask_key(checkpoint_id, incarnation))
+        out.delete(self._roster.job, attempt.record)
+        for asked in attempt.tickets.items():
+            out.delete(self._roster.job, AskRecord(checkpoint_id, *asked))
 
     @property
     def oldest_over_bounds(self) -> Attempt | None:
@@ -184,11 +184,6 @@ class Attempts:
         attempt = self._kept[record.checkpoint_id] = Attempt(record)
         self._ranks += len(record.ranks)
         return attempt
-
-
-def ask_key(checkpoint_id: str, incarnation: int) -> str:
-    """What an ask is stored under."""
-    return f"{checkpoint_id}#{incarnation}"
 
 
 PENDING_LIMIT = 64
@@ -277,7 +272,7 @@ class PendingCheckpoints:
             generation=self._roster.generation,
         )
         pending = self.by_id[checkpoint_id] = PendingCheckpoint(record)
-        out.put("pending", self._roster.job, checkpoint_id, record)
+        out.put(self._roster.job, record)
         return pending
 
     def hold(self, pending: PendingCheckpoint, call: int, incarnation: int) -> None:
@@ -318,9 +313,9 @@ class PendingCheckpoints:
         """It is pending no more; whoever waits gets the reply."""
         job = self._roster.job
         del self.by_id[pending.record.checkpoint_id]
-        out.delete("pending", job, pending.record.checkpoint_id)
+        out.delete(job, pending.record)
         for part in pending.parts.values():
-            out.delete("part", job, part_key(part))
+            out.delete(job, part)
         for call in pending.calls:
             del self._calls[call]
             out.release(call, reply)
@@ -364,8 +359,3 @@ class PendingCheckpoints:
         for part in parts:
             if part.checkpoint_id in self.by_id:
                 self.by_id[part.checkpoint_id].parts[part.incarnation] = part
-
-
-def part_key(part: PartRecord) -> str:
-    """What a part is stored under."""
-    return f"{part.checkpoint_id}#{part.incarnation}"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable
-
 from ..commands import (
     HELD,
     AbandonCheckpoints,
@@ -12,16 +9,15 @@ from ..commands import (
     BeginCheckpoint,
     Begun,
     Committed,
-    Lost,
     NotifyCheckpoint,
     Refused,
     Reply,
 )
 from ..effects import Outbox
 from ..members import Member
-from ..records import CheckpointRecord, PartRecord, PendingRecord
+from ..records import CheckpointRecord, PartRecord, PendingRecord, copied
 from ..roster import Roster
-from .attempts import Attempt, Attempts, PendingCheckpoint, PendingCheckpoints, part_key
+from .attempts import Attempt, Attempts, PendingCheckpoint, PendingCheckpoints
 from .history import CommittedCheckpoints
 
 
@@ -32,28 +28,16 @@ class Checkpoints:
         self._roster = roster
         self.history = CommittedCheckpoints(roster.job)
         self.attempts = Attempts(roster)
-        self._pending = PendingCheckpoints(roster, self.attempts)
-        self.agreements = CheckpointAgreements(roster, self.attempts, self._pending, self.history)
-
-    @property
-    def committed(self) -> OrderedDict[str, CheckpointRecord]:
+        self.waiting = PendingCheckpoints(roster, self.attempts)
+        self.committed = self.history.records
         """All that is committed, in that order; also what was deleted since."""
-        return self.history.records
+        self.pending = self.waiting.by_id
+        """Those that lack parts, by their id."""
 
     @property
     def latest(self) -> CheckpointRecord | None:
         """The one that was committed last and is still there: maybe one of a lower step."""
         return self.history.latest
-
-    @property
-    def pending(self) -> dict[str, PendingCheckpoint]:
-        """Those that lack parts, by their id."""
-        return self._pending.by_id
-
-    @property
-    def held_calls(self) -> set[int]:
-        """Calls that wait for an answer."""
-        return self._pending.held_calls
 
     def notify(self, c: NotifyCheckpoint, member: Member, out: Outbox) -> Reply:
         """Take a checkpoint, or one member's part of one."""
@@ -61,29 +45,17 @@ class Checkpoints:
         if known is not None:
             self._check_same(known, c, member)
             return Committed(c.checkpoint_id, self._roster.generation)
-        pending = self._pending.get(c.checkpoint_id)
+        pending = self.waiting.get(c.checkpoint_id)
         if not c.partial:
             self._check_one_writer(pending, c)
-            return self._commit([_part(c, member)], c.worker_id, out)
+            return self._commit([copied(c, PartRecord, rank=member.rank)], c.worker_id, out)
         if not c.generation:
             raise Refused("invalid", "a partial checkpoint needs the generation it was made in")
         if stale := self._why_stale(pending, c, member):
-            return self._pending.aborted(c.checkpoint_id, stale)
+            return self.waiting.aborted(c.checkpoint_id, stale)
         if pending is None:
-            pending = self._pending.open(c.checkpoint_id, c.step, self._pending.live_members(), out)
+            pending = self.waiting.open(c.checkpoint_id, c.step, self.waiting.live_members(), out)
         return self._add_part(pending, c, member, out)
-
-    def time_out(self, calls: Iterable[int], out: Outbox) -> None:
-        """The waits of these calls are over, their parts stay."""
-        self._pending.time_out(calls, out)
-
-    def hang_up(self, call: int) -> None:
-        """The caller is gone; its part stays."""
-        self._pending.hang_up(call)
-
-    def lose(self, losses: list[Lost], out: Outbox) -> None:
-        """Abort what a lost member was to contribute to."""
-        self._pending.lose(losses, out)
 
     def restore(
         self,
@@ -93,7 +65,7 @@ class Checkpoints:
     ) -> None:
         """Take back what was stored."""
         self.history.restore(committed)
-        self._pending.restore((p for p in pending if p.checkpoint_id not in self.committed), parts)
+        self.waiting.restore((p for p in pending if p.checkpoint_id not in self.committed), parts)
 
     def _why_stale(
         self, pending: PendingCheckpoint | None, c: NotifyCheckpoint, member: Member
@@ -106,7 +78,7 @@ class Checkpoints:
         if pending is None and self.attempts.was_begun(c.checkpoint_id):
             attempt = self.attempts.get(c.checkpoint_id)
             return (attempt and attempt.record.ended) or "this attempt was over long ago"
-        if self._pending.was_aborted_since(c.checkpoint_id, c.generation):
+        if self.waiting.was_aborted_since(c.checkpoint_id, c.generation):
             return "it was aborted while this part was being saved"
         if pending and member.incarnation in pending.parts:
             return ""
@@ -132,37 +104,34 @@ class Checkpoints:
                 f"checkpoint {c.checkpoint_id!r} was begun before {member.worker_id} joined: "
                 "save under another id",
             )
-        self.agreements.end_passed(c, out)
-        part = pending.parts[member.incarnation] = _part(c, member)
+        self._end_passed(c, out)
+        part = pending.parts[member.incarnation] = copied(c, PartRecord, rank=member.rank)
         if len(pending.parts) == len(pending.record.expected):
             return self._finish(pending, c.worker_id, out)
-        out.put("part", self._roster.job, part_key(part), part)
+        out.put(self._roster.job, part)
         if c.timeout <= 0 or not c.call:
-            return self._pending.still_pending(pending)
-        self._pending.hold(pending, c.call, member.incarnation)
+            return self.waiting.still_pending(pending)
+        self.waiting.hold(pending, c.call, member.incarnation)
         return HELD
 
     def _finish(self, pending: PendingCheckpoint, worker_id: str, out: Outbox) -> Committed:
         parts = sorted(pending.parts.values(), key=lambda p: p.rank)
         committed = self._commit(parts, worker_id, out, max(pending.record.expected))
-        self._pending.close(pending, committed, out)
+        self.waiting.close(pending, committed, out)
         return committed
 
     def _commit(
         self, parts: list[PartRecord], worker_id: str, out: Outbox, newest_part: int = 0
     ) -> Committed:
         first = parts[0]
-        record = CheckpointRecord(
-            checkpoint_id=first.checkpoint_id,
-            step=first.step,
-            epoch=first.epoch,
-            path=first.path,
+        record = copied(
+            first,
+            CheckpointRecord,
             size_bytes=sum(part.size_bytes for part in parts),
             is_full=all(part.is_full for part in parts),
             worker_id=worker_id,
             committed_at=out.now,
             parts=len(parts),
-            metadata=first.metadata,
             sequence=self.history.sequence + 1,
             newest_part=newest_part,
         )
@@ -199,82 +168,54 @@ class Checkpoints:
                 "committed by one of them: send a part, or use another id",
             )
 
-
-def _part(c: NotifyCheckpoint, member: Member) -> PartRecord:
-    return PartRecord(
-        checkpoint_id=c.checkpoint_id,
-        incarnation=member.incarnation,
-        rank=member.rank,
-        step=c.step,
-        epoch=c.epoch,
-        path=c.path,
-        size_bytes=c.size_bytes,
-        is_full=c.is_full,
-        metadata=c.metadata,
-    )
-
-
-class CheckpointAgreements:
-    """How the members of one job come to save the same step under the same id."""
-
-    def __init__(
-        self,
-        roster: Roster,
-        attempts: Attempts,
-        pending: PendingCheckpoints,
-        committed: CommittedCheckpoints,
-    ) -> None:
-        self._roster = roster
-        self._attempts = attempts
-        self._pending = pending
-        self._committed = committed
+    # Attempts that members agree on
 
     def begin(self, c: BeginCheckpoint, out: Outbox) -> Begun:
         """Tell a member under which id it saves a step together with the others."""
-        attempt = self._attempts.asked(c)
+        attempt = self.attempts.asked(c)
         if attempt is not None:
             return attempt.begun
-        attempt = self._attempts.newest(c.step)
+        attempt = self.attempts.newest(c.step)
         if attempt is not None and self._may_join(attempt, c):
-            self._attempts.add(attempt, c, out)
+            self.attempts.add(attempt, c, out)
             self._end_left_out(attempt, c, out)
             return attempt.begun
         ahead = self._ahead_of(c)
         attempt = self._begin_attempt(attempt, c, out)
-        self._attempts.add(attempt, c, out)
+        self.attempts.add(attempt, c, out)
         if ahead is None:
             self._end_left_out(attempt, c, out)
-        elif late := self._pending.get(attempt.record.checkpoint_id):
+        elif late := self.waiting.get(attempt.record.checkpoint_id):
             detail = f"the others save step {ahead.record.step} already, with {c.worker_id}"
-            self._pending.abort(late, detail, out, is_late=True)
+            self.waiting.abort(late, detail, out, is_late=True)
         return attempt.begun
 
     def abandon(self, c: AbandonCheckpoints, out: Outbox) -> Abandoned:
         """End the attempts that a member takes part in: it goes back to an earlier state."""
-        given_up = [p for p in self._pending.by_id.values() if c.incarnation in p.record.expected]
+        given_up = [p for p in self.pending.values() if c.incarnation in p.record.expected]
         for pending in given_up:
-            self._pending.abort(pending, f"{c.worker_id} has given up saving it", out)
+            self.waiting.abort(pending, f"{c.worker_id} has given up saving it", out)
         return Abandoned(len(given_up))
 
-    def end_passed(self, c: NotifyCheckpoint, out: Outbox) -> None:
+    def _end_passed(self, c: NotifyCheckpoint, out: Outbox) -> None:
         """End the attempts that a member began earlier than the one it now sends its part of.
 
         Members send their parts in the order in which they began, so it will send none of these.
         """
-        stored = self._attempts.get(c.checkpoint_id)
+        stored = self.attempts.get(c.checkpoint_id)
         if stored is None:
             return
-        for attempt, pending in self._pending.awaiting(c.incarnation):
-            if self._attempts.begun_before(attempt, stored, c.incarnation):
+        for attempt, pending in self.waiting.awaiting(c.incarnation):
+            if self.attempts.begun_before(attempt, stored, c.incarnation):
                 detail = f"{c.worker_id} has stored its part of step {c.step} and none of this one"
-                self._pending.abort(pending, detail, out)
+                self.waiting.abort(pending, detail, out)
 
     def _end_left_out(self, begun: Attempt, c: BeginCheckpoint, out: Outbox) -> None:
         """End the attempts that a member can no longer ask for, since it began a newer one."""
-        for attempt, pending in self._pending.awaiting(c.incarnation):
-            if self._attempts.was_left_out(attempt, begun, c.incarnation):
+        for attempt, pending in self.waiting.awaiting(c.incarnation):
+            if self.attempts.was_left_out(attempt, begun, c.incarnation):
                 detail = f"{c.worker_id} has begun to save step {c.step} without asking for it"
-                self._pending.abort(pending, detail, out)
+                self.waiting.abort(pending, detail, out)
 
     def _may_join(self, attempt: Attempt, c: BeginCheckpoint) -> bool:
         """Whether a member that has not asked for an attempt belongs to those who save it.
@@ -283,12 +224,12 @@ class CheckpointAgreements:
         may be back at the step, with another state. Nor if the caller joined the job later, or
         has begun something else after this attempt.
         """
-        pending = self._pending.get(attempt.record.checkpoint_id)
+        pending = self.waiting.get(attempt.record.checkpoint_id)
         if pending is None or pending.given_up:
             return False
         if c.incarnation in attempt.tickets or c.incarnation in pending.parts:
             return False
-        if c.incarnation not in pending.record.expected or self._attempts.went_past(attempt, c):
+        if c.incarnation not in pending.record.expected or self.attempts.went_past(attempt, c):
             return False
         if c.ranks and c.ranks != tuple(sorted(pending.record.expected.values())):
             return False
@@ -302,29 +243,29 @@ class CheckpointAgreements:
         Its own saves are behind the others', because one of theirs has failed: should it end theirs
         to begin one that they will not come to, they would overtake each other for ever.
         """
-        if not self._attempts.goes_forward(c):
+        if not self.attempts.goes_forward(c):
             return None
-        for attempt in self._attempts:
+        for attempt in self.attempts:
             if attempt.record.step > c.step and self._may_join(attempt, c):
                 return attempt
         return None
 
     def _begin_attempt(self, before: Attempt | None, c: BeginCheckpoint, out: Outbox) -> Attempt:
         """Begin an attempt at a step; what is open of the one before has ended."""
-        expected = self._pending.live_members(c.ranks)
-        unfinished = self._pending.get(before.record.checkpoint_id) if before else None
+        expected = self.waiting.live_members(c.ranks)
+        unfinished = self.waiting.get(before.record.checkpoint_id) if before else None
         if unfinished is not None:
-            self._pending.abort(
+            self.waiting.abort(
                 unfinished, f"{c.worker_id} has begun to save step {c.step} again", out
             )
         ranks = tuple(expected.values())
-        attempt = self._attempts.begin(c.step, ranks, self._is_taken, out)
-        pending = self._pending.open(attempt.record.checkpoint_id, c.step, expected, out)
-        while oldest := self._attempts.oldest_over_bounds:
-            forgotten = self._pending.get(oldest.record.checkpoint_id)
+        attempt = self.attempts.begin(c.step, ranks, self._is_taken, out)
+        pending = self.waiting.open(attempt.record.checkpoint_id, c.step, expected, out)
+        while oldest := self.attempts.oldest_over_bounds:
+            forgotten = self.waiting.get(oldest.record.checkpoint_id)
             if forgotten is not None:
-                self._pending.abort(forgotten, "too many newer ones were begun", out)
-            self._attempts.forget_oldest(out)
+                self.waiting.abort(forgotten, "too many newer ones were begun", out)
+            self.attempts.forget_oldest(out)
         out.emit(
             self._roster.job,
             "checkpoint.begun",
@@ -334,11 +275,11 @@ class CheckpointAgreements:
         )
         if missing := set(c.ranks).difference(ranks):
             names = ", ".join(map(str, sorted(missing)[:8]))
-            self._pending.abort(pending, f"rank {names} is not a member any more", out)
+            self.waiting.abort(pending, f"rank {names} is not a member any more", out)
         return attempt
 
     def _live_incarnations(self) -> set[int]:
         return {m.incarnation for m in self._roster.slots.held() if m.live}
 
     def _is_taken(self, checkpoint_id: str) -> bool:
-        return checkpoint_id in self._committed.records or checkpoint_id in self._pending.by_id
+        return checkpoint_id in self.committed or checkpoint_id in self.pending

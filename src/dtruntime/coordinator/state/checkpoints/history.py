@@ -73,11 +73,11 @@ class CommittedCheckpoints:
     def add(self, record: CheckpointRecord, out: Outbox) -> None:
         """Keep a commit; of very many the oldest is forgotten."""
         self._keep(record)
-        out.put("checkpoint", self._job, record.checkpoint_id, record)
+        out.put(self._job, record)
         while len(self.records) > CHECKPOINTS_KEPT:
-            key, oldest = self.records.popitem(last=False)
+            _, oldest = self.records.popitem(last=False)
             self._removed -= bool(oldest.removed_at)
-            out.delete("checkpoint", self._job, key)
+            out.delete(self._job, oldest)
 
     def restore(self, records: Iterable[CheckpointRecord]) -> None:
         """Take back what was stored."""
@@ -130,7 +130,7 @@ class CommittedCheckpoints:
     def _change(self, record: CheckpointRecord, out: Outbox) -> None:
         self.records[record.checkpoint_id] = record
         self.version += 1
-        out.put("checkpoint", self._job, record.checkpoint_id, record)
+        out.put(self._job, record)
 
 
 _TOLD = frozenset({RETENTION_KEY, PLACE_KEY, WRITTEN_KEY, IDENTITY_KEY, SECONDS_KEY})

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import msgspec
 
-from ....sharding.coverage_digest import Digest, count_of
+from ....sharding.coverage_digest import Digest, count_of, sum_of
 from ....types import Membership
 from ..commands import DONE, Done, Refused, ReportCoverage
 from ..datasets import GLOBAL, Datasets
 from ..effects import Outbox
 from ..members import Member
-from ..records import CoverageRecord, ShareRecord
+from ..records import CoverageRecord, ShareRecord, copied, place_of
 from ..roster import Roster
 from .epochs import EPOCHS_KEPT
 from .ledger import Ledger
@@ -29,16 +29,29 @@ class Covered(msgspec.Struct, frozen=True):
     """What is known to be consumed of an epoch."""
 
     epoch: int
-    digest: bytes
+    digests: list[bytes]
+    """Whose sum is what was consumed; summing up takes a while where many workers read."""
     expected: int
-    complete: bool
     workers: int
+    closed: bool | None = None
+    """Whether the ledger is closed; None: there is no ledger."""
     segments: int = 0
-    """0: there is no ledger."""
     assumed: int = 0
     dropped: int = 0
     ended_incomplete: bool = False
     """Whether everybody has gone on, and samples are missing."""
+
+    @property
+    def digest(self) -> bytes:
+        """Of everything that was consumed."""
+        return sum_of(self.digests)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sample is accounted for."""
+        if self.closed is not None:
+            return self.closed
+        return count_of(self.digests) + self.assumed + self.dropped >= self.expected
 
 
 class CoverageAttempt:
@@ -64,14 +77,13 @@ class CoverageAttempt:
     def count(self) -> int:
         """How many samples were consumed, repeated ones as often as they were."""
         if self._count is None:
-            digests = [self.record.base, *(share.digest for share in self.shares.values())]
-            self._count = count_of(digests)
+            self._count = count_of(self._digests())
         return self._count
 
     @property
     def is_complete(self) -> bool:
         """Whether every sample of the epoch is accounted for."""
-        return self.record.expected > 0 and not self.missing(self.count)
+        return self.record.expected > 0 and not self.missing
 
     @property
     def age(self) -> tuple[int, int]:
@@ -88,25 +100,24 @@ class CoverageAttempt:
         """Whether a report is of this attempt."""
         return (self.record.base, self.record.world_size) == (c.base, c.world_size)
 
-    def covered(self, samples: int) -> Covered:
+    def covered(self) -> Covered:
         """What the base and all shares have together."""
-        record, digest = self.record, Digest(samples, self.record.base)
-        for share in self.shares.values():
-            digest.merge(Digest(samples, share.digest))
-        return Covered(
-            epoch=record.epoch,
-            digest=digest.to_bytes(),
-            expected=record.expected,
-            complete=self.missing(digest.count) == 0,
+        return copied(
+            self.record,
+            Covered,
+            digests=self._digests(),
             workers=len(self.shares),
-            assumed=record.assumed,
-            dropped=record.dropped,
-            ended_incomplete=record.lacking > 0,
+            ended_incomplete=self.record.lacking > 0,
         )
 
-    def missing(self, count: int) -> int:
-        """How many samples are not accounted for, when so many were consumed."""
-        return max(0, self.record.expected - count - self.record.assumed - self.record.dropped)
+    def _digests(self) -> list[bytes]:
+        return [self.record.base, *(share.digest for share in self.shares.values())]
+
+    @property
+    def missing(self) -> int:
+        """How many samples are not accounted for."""
+        accounted = self.count + self.record.assumed + self.record.dropped
+        return max(0, self.record.expected - accounted)
 
 
 class Coverages:
@@ -136,7 +147,7 @@ class Coverages:
             self._renew(attempt, c, out)
         self._take(attempt, c, member, out)
         if attempt.record.lacking:
-            self._mark(attempt, self._missing(attempt), out)
+            self._mark(attempt, attempt.missing, out)
         if c.ended:
             self._close_passed(c.dataset_id, c.epoch, out)
         return DONE
@@ -158,9 +169,9 @@ class Coverages:
 
     def of(self, dataset_id: str, ledgers: dict[int, Ledger]) -> list[Covered]:
         """What is consumed of each epoch of a dataset, by epoch."""
-        samples = self._datasets.get(dataset_id).record.total_samples
+        self._datasets.get(dataset_id)
         found = [_of_ledger(ledger) for ledger in ledgers.values()]
-        found += [a.covered(samples) for a in self.attempts.get(dataset_id, {}).values()]
+        found += [attempt.covered() for attempt in self.attempts.get(dataset_id, {}).values()]
         return sorted(found, key=lambda covered: covered.epoch)
 
     def order(self, dataset_id: str) -> str:
@@ -197,7 +208,7 @@ class Coverages:
         for share in shares:
             attempt = self.attempts.get(share.dataset_id, {}).get(share.epoch)
             if attempt is None:
-                left_out.append(f"share {share_key(share)}")
+                left_out.append(" ".join(place_of(share)))
             else:
                 attempt.keep(share)
         return left_out
@@ -217,21 +228,9 @@ class Coverages:
             )
 
     def _begin(self, c: ReportCoverage, sequence: int, out: Outbox) -> CoverageAttempt:
-        record = CoverageRecord(
-            dataset_id=c.dataset_id,
-            epoch=c.epoch,
-            sequence=sequence,
-            base=c.base,
-            world_size=c.world_size,
-            assumed=c.assumed,
-            dropped=c.dropped,
-            expected=c.expected,
-            generation=c.generation,
-            loads=c.loads,
-            order=c.order,
-        )
+        record = copied(c, CoverageRecord, sequence=sequence)
         attempt = self.attempts.setdefault(c.dataset_id, {})[c.epoch] = CoverageAttempt(record)
-        out.put("coverage", self._roster.job, coverage_key(record), record)
+        out.put(self._roster.job, record)
         return attempt
 
     def _renew(self, attempt: CoverageAttempt, c: ReportCoverage, out: Outbox) -> None:
@@ -249,26 +248,17 @@ class Coverages:
         )
         if record != known:
             attempt.record = record
-            out.put("coverage", self._roster.job, coverage_key(record), record)
+            out.put(self._roster.job, record)
 
     def _take(
         self, attempt: CoverageAttempt, c: ReportCoverage, member: Member, out: Outbox
     ) -> None:
         known = attempt.shares.get(member.rank)
-        share = ShareRecord(
-            dataset_id=c.dataset_id,
-            epoch=c.epoch,
-            slot=member.rank,
-            incarnation=member.incarnation,
-            digest=c.digest,
-            generation=c.generation,
-            loads=c.loads,
-            ended=c.ended,
-        )
+        share = copied(c, ShareRecord, slot=member.rank)
         samples = self._datasets.get(c.dataset_id).record.total_samples
         if known is None or _age(known, samples) < _age(share, samples):
             attempt.keep(share)
-            out.put("share", self._roster.job, share_key(share), share)
+            out.put(self._roster.job, share)
 
     def _close_passed(self, dataset_id: str, epoch: int, out: Outbox) -> None:
         """Close the epochs before one that a worker has finished, if all others passed them too.
@@ -305,18 +295,14 @@ class Coverages:
         record = holder.record
         return record.membership == Membership.LEFT and not record.detail.startswith("failed")
 
-    def _missing(self, attempt: CoverageAttempt) -> int:
-        samples = self._datasets.get(attempt.record.dataset_id).record.total_samples
-        return attempt.missing(Digest(samples, attempt.covered(samples).digest).count)
-
     def _mark(self, attempt: CoverageAttempt, lacking: int, out: Outbox) -> None:
         if lacking != attempt.record.lacking:
             attempt.record = msgspec.structs.replace(attempt.record, lacking=lacking)
-            out.put("coverage", self._roster.job, coverage_key(attempt.record), attempt.record)
+            out.put(self._roster.job, attempt.record)
 
     def _close(self, attempt: CoverageAttempt, out: Outbox) -> None:
         """Say that an epoch has ended with missing samples, once, if it has."""
-        missing = self._missing(attempt) if attempt.is_open else 0
+        missing = attempt.missing if attempt.is_open else 0
         if not missing:
             return
         self._mark(attempt, missing, out)
@@ -332,7 +318,7 @@ class Coverages:
 
     def _delete_shares(self, attempt: CoverageAttempt, out: Outbox) -> None:
         for share in attempt.shares.values():
-            out.delete("share", self._roster.job, share_key(share))
+            out.delete(self._roster.job, share)
 
     def forget(self, dataset_id: str, out: Outbox) -> int:
         """Forget the reports on a dataset; returns of how many epochs there were any."""
@@ -343,7 +329,7 @@ class Coverages:
 
     def _drop(self, attempt: CoverageAttempt, out: Outbox) -> None:
         self._delete_shares(attempt, out)
-        out.delete("coverage", self._roster.job, coverage_key(attempt.record))
+        out.delete(self._roster.job, attempt.record)
 
     def _forget_oldest(self, dataset_id: str, out: Outbox) -> None:
         kept = self.attempts.get(dataset_id, {})
@@ -377,19 +363,9 @@ def _of_ledger(ledger: Ledger) -> Covered:
     record = ledger.record
     return Covered(
         epoch=record.epoch,
-        digest=ledger.digest().to_bytes(),
+        digests=[record.digest, *(reader.digest for reader in ledger.readers.values())],
         expected=record.samples,
-        complete=record.complete,
         workers=record.gone + len(ledger.readers),
+        closed=record.complete,
         segments=record.segment_count,
     )
-
-
-def coverage_key(record: CoverageRecord) -> str:
-    """What an epoch's reports are stored under."""
-    return f"{record.epoch}:{record.dataset_id}"
-
-
-def share_key(share: ShareRecord) -> str:
-    """What a slot's report is stored under."""
-    return f"{share.epoch}:{share.slot}:{share.dataset_id}"

@@ -23,7 +23,7 @@ from ..commands import (
 from ..datasets import Datasets
 from ..effects import Outbox
 from ..members import Member
-from ..records import EpochRecord, ReaderRecord, SegmentRecord
+from ..records import EpochRecord, ReaderRecord, SegmentRecord, copied, place_of
 from ..roster import Roster
 from .ledger import Ledger, Offer, View, Wait
 
@@ -69,7 +69,7 @@ class Epochs:
         reader = ledger.with_claim(c, member, out.now)
         if reader is not ledger.readers.get(reader.incarnation):
             ledger.keep(reader)
-            out.put("reader", self._roster.job, reader_key(reader), reader)
+            out.put(self._roster.job, reader)
         return self._after_claim(ledger, reader, c, member, out)
 
     def commit(self, c: Commit, member: Member, out: Outbox) -> Consumed:
@@ -84,7 +84,7 @@ class Epochs:
         reader = ledger.with_commit(known, c, out.now)
         if reader is not known:
             ledger.keep(reader)
-            out.put("reader", self._roster.job, reader_key(reader), reader)
+            out.put(self._roster.job, reader)
             self._complete_if_finished(ledger, out)
         return Consumed(self._roster.generation, ledger.current)
 
@@ -158,15 +158,15 @@ class Epochs:
             self._sequence = max(self._sequence, record.sequence)
             own = sorted(by_ledger.pop(record.sequence, []), key=lambda s: s.number)
             if len(own) != (0 if record.complete else record.segment_count):
-                left_out.append(f"epoch {epoch_key(record)} with {len(own)} segments")
+                left_out.append(f"{' '.join(place_of(record))} with {len(own)} segments")
                 continue
             found[record.sequence] = self._keep(Ledger(record, own))
-        left_out += [f"segment {segment_key(s)}" for rest in by_ledger.values() for s in rest]
+        left_out += [" ".join(place_of(s)) for rest in by_ledger.values() for s in rest]
         for reader in readers:
             if reader.ledger in found:
                 found[reader.ledger].keep(reader)
             else:
-                left_out.append(f"reader {reader_key(reader)}")
+                left_out.append(" ".join(place_of(reader)))
         return left_out
 
     def _after_claim(
@@ -199,24 +199,19 @@ class Epochs:
         self._forget_oldest(c.dataset_id, out)
         self._sequence += 1
         count, dead = self._roster.view()
-        record = EpochRecord(
-            dataset_id=c.dataset_id,
-            epoch=c.epoch,
-            plan=c.plan,
-            samples=dataset.record.total_samples,
-            sequence=self._sequence,
-        )
-        segment = SegmentRecord(
-            dataset_id=c.dataset_id,
-            epoch=c.epoch,
+        samples = dataset.record.total_samples
+        record = copied(c, EpochRecord, samples=samples, sequence=self._sequence)
+        segment = copied(
+            record,
+            SegmentRecord,
             ledger=self._sequence,
             number=1,
             slot_count=count,
             dead=tuple(sorted(dead)),
         )
         job = self._roster.job
-        out.put("epoch", job, epoch_key(record), record)
-        out.put("segment", job, segment_key(segment), segment)
+        out.put(job, record)
+        out.put(job, segment)
         out.emit(job, "epoch.began", dataset=c.dataset_id, epoch=c.epoch, samples=record.samples)
         return self._keep(Ledger(record, [segment]))
 
@@ -251,10 +246,10 @@ class Epochs:
         ledger.record = replace(ledger.record, rebalanced_at=rebalanced_at)
         ledger.generation = self._roster.generation
         for reader in lost:
-            out.delete("reader", job, reader_key(reader))
+            out.delete(job, reader)
         for segment in ledger.segments[-2:]:
-            out.put("segment", job, segment_key(segment), segment)
-        out.put("epoch", job, epoch_key(ledger.record), ledger.record)
+            out.put(job, segment)
+        out.put(job, ledger.record)
         out.emit(
             job,
             "epoch.segment",
@@ -275,7 +270,7 @@ class Epochs:
         self._delete_parts(ledger, out)
         ledger.close()
         record = ledger.record
-        out.put("epoch", job, epoch_key(record), record)
+        out.put(job, record)
         out.emit(
             job,
             "epoch.completed",
@@ -290,9 +285,9 @@ class Epochs:
 
     def _delete_parts(self, ledger: Ledger, out: Outbox) -> None:
         for segment in ledger.segments:
-            out.delete("segment", self._roster.job, segment_key(segment))
+            out.delete(self._roster.job, segment)
         for reader in ledger.readers.values():
-            out.delete("reader", self._roster.job, reader_key(reader))
+            out.delete(self._roster.job, reader)
 
     def _forget_oldest(self, dataset_id: str, out: Outbox) -> None:
         """Make room for another epoch: a complete one goes first."""
@@ -315,7 +310,7 @@ class Epochs:
     def _drop(self, ledger: Ledger, refusal: Refused, out: Outbox) -> None:
         self._refuse_all(ledger, refusal, out)
         self._delete_parts(ledger, out)
-        out.delete("epoch", self._roster.job, epoch_key(ledger.record))
+        out.delete(self._roster.job, ledger.record)
 
     # Answers
 
@@ -351,21 +346,6 @@ def unknown(dataset_id: str, epoch: int, job: str) -> Refused:
         f"epoch {epoch} of dataset {dataset_id!r} in job {job!r} was not begun, or is forgotten "
         f"because {EPOCHS_KEPT} others were begun since",
     )
-
-
-def epoch_key(record: EpochRecord) -> str:
-    """What a ledger is stored under."""
-    return f"{record.epoch}:{record.dataset_id}"
-
-
-def segment_key(segment: SegmentRecord) -> str:
-    """What a segment is stored under."""
-    return f"{segment.epoch}:{segment.number}:{segment.dataset_id}"
-
-
-def reader_key(reader: ReaderRecord) -> str:
-    """What a reader is stored under."""
-    return f"{reader.epoch}:{reader.incarnation}:{reader.dataset_id}"
 
 
 FULL_WEIGHT = 100

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from ....sharding.coverage_digest import Digest
 from ..commands import Claim, Commit, Refused
 from ..members import Member
-from ..records import EpochRecord, ReaderRecord, SegmentRecord, TakenBack
+from ..records import EpochRecord, ReaderRecord, SegmentRecord, TakenBack, copied
 
 View = tuple[int, frozenset[int]]
 
@@ -162,9 +162,9 @@ class Ledger:
                 taken[reader.slot] = reader.committed_position
             back += self.uncommitted(reader)
         ended = replace(self.segments[-1], taken=tuple(taken))
-        begun = SegmentRecord(
-            dataset_id=self.record.dataset_id,
-            epoch=self.record.epoch,
+        begun = copied(
+            self.record,
+            SegmentRecord,
             ledger=self.record.sequence,
             number=self.current + 1,
             slot_count=view[0],
@@ -277,12 +277,9 @@ class Ledger:
         """The reader with everything committed that it took, if that is what a claim offers."""
         if not c.commit_digest or c.upto < c.length:
             return None
-        commit = Commit(
-            job=c.job,
-            worker_id=c.worker_id,
-            incarnation=c.incarnation,
-            dataset_id=c.dataset_id,
-            epoch=c.epoch,
+        commit = copied(
+            c,
+            Commit,
             segment=c.commit_segment,
             position=c.commit_position,
             digest=c.commit_digest,
@@ -302,15 +299,13 @@ class Ledger:
             )
 
     def _newcomer(self, c: Claim, member: Member) -> ReaderRecord:
-        return ReaderRecord(
-            dataset_id=c.dataset_id,
-            epoch=c.epoch,
+        return copied(
+            c,
+            ReaderRecord,
             ledger=self.record.sequence,
-            incarnation=member.incarnation,
             slot=member.rank,
             segment=self.current,
             claim=0,
-            length=c.length,
             committed_segment=self.current,
         )
 
