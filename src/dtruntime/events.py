@@ -1,8 +1,8 @@
-"""Events of the journal as people read them: how much each kind matters, and a sentence for it."""
+"""Severity and wording of journal events."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal, Protocol
 
 Level = Literal["info", "warning", "error"]
@@ -17,11 +17,11 @@ ALARMS: Mapping[str, Literal["warning", "error"]] = {
     "coordinator.state_lost": "error",
     "journal.entry_damaged": "error",
 }
-"""How grave each kind of event is that somebody should look at; the others are news."""
+"""The kinds of events that need attention; all others are informational."""
 
 
 class JournalEvent(Protocol):
-    """An event, as it is stored or as it was received."""
+    """An event, stored or received."""
 
     @property
     def id(self) -> int:
@@ -29,7 +29,7 @@ class JournalEvent(Protocol):
 
     @property
     def at(self) -> float:
-        """When it happened, in seconds since the epoch."""
+        """When it happened, in seconds since 1970."""
 
     @property
     def job(self) -> str:
@@ -41,107 +41,73 @@ class JournalEvent(Protocol):
 
     @property
     def fields(self) -> Mapping[str, str]:
-        """What else is known, by name."""
+        """The details, by name."""
 
 
-_Fields = Mapping[str, str]
-
-
-def _of(fields: _Fields, name: str) -> str:
-    return fields.get(name, "?")
-
-
-def _why(fields: _Fields, name: str = "reason") -> str:
-    return f": {fields[name]}" if fields.get(name) else ""
-
-
-def _counted(fields: _Fields, name: str) -> str:
-    """A number of things that are named in the plural: ``1 shard``, ``3 shards``."""
-    number = _of(fields, name)
-    return f"{number} {name.removesuffix('s') if number == '1' else name}"
-
-
-_SENTENCES: dict[str, Callable[[_Fields], str]] = {
-    "worker.registered": lambda f: f"{_of(f, 'worker')} joined as rank {_of(f, 'rank')}",
-    "worker.dead": lambda f: f"{_of(f, 'worker')} (rank {_of(f, 'rank')}) was lost{_why(f)}",
-    "worker.left": lambda f: f"{_of(f, 'worker')} (rank {_of(f, 'rank')}) left{_why(f)}",
-    "worker.slow": lambda f: (
-        f"{_of(f, 'worker')} is slow: {_of(f, 'step_seconds')} s a step, "
-        f"the median is {_of(f, 'median_seconds')} s"
+_SENTENCES = {
+    "worker.registered": "{worker} joined as rank {rank}",
+    "worker.dead": "{worker} (rank {rank}) was lost{~reason}",
+    "worker.left": "{worker} (rank {rank}) left{~reason}",
+    "worker.slow": "{worker} is slow: {step_seconds} s a step, the median is {median_seconds} s",
+    "worker.recovered_speed": "{worker} keeps up again",
+    "epoch.began": "epoch {epoch} of dataset {dataset} began",
+    "epoch.segment": "the rest of epoch {epoch} of dataset {dataset} was reassigned{~why}",
+    "epoch.completed": "epoch {epoch} of dataset {dataset} is complete",
+    "epoch.incomplete": (
+        "epoch {epoch} of dataset {dataset} ended with {missing} of {expected} samples missing: "
+        "{#workers} reported"
     ),
-    "worker.recovered_speed": lambda f: f"{_of(f, 'worker')} keeps up again",
-    "epoch.began": lambda f: f"epoch {_of(f, 'epoch')} of dataset {_of(f, 'dataset')} began",
-    "epoch.segment": lambda f: (
-        f"what is left of epoch {_of(f, 'epoch')} of dataset {_of(f, 'dataset')} was dealt anew"
-        f"{_why(f, 'why')}"
-    ),
-    "epoch.completed": lambda f: (
-        f"epoch {_of(f, 'epoch')} of dataset {_of(f, 'dataset')} is complete"
-        if "dataset" in f
-        else f"every worker has finished epoch {_of(f, 'epoch')}"
-    ),
-    "barrier.timed_out": lambda f: (
-        f"barrier {_of(f, 'barrier')} timed out; {_of(f, 'missing_count')} missing: "
-        f"{_of(f, 'missing')}"
-    ),
-    "checkpoint.begun": lambda f: f"{_of(f, 'ranks')} ranks began to save step {_of(f, 'step')}",
-    "checkpoint.committed": lambda f: (
-        f"checkpoint {_of(f, 'checkpoint')} of step {_of(f, 'step')} was committed"
-    ),
-    "checkpoint.aborted": lambda f: (
-        f"checkpoint {_of(f, 'checkpoint')} of step {_of(f, 'step')} was given up{_why(f)}"
-    ),
-    "checkpoint.verified": lambda f: (
-        f"checkpoint {_of(f, 'checkpoint')} of step {_of(f, 'step')} was read and is good"
-    ),
-    "checkpoint.damaged": lambda f: (
-        f"checkpoint {_of(f, 'checkpoint')} of step {_of(f, 'step')} is damaged{_why(f)}"
-    ),
-    "checkpoint.removed": lambda f: (
-        f"checkpoint {_of(f, 'checkpoint')} of step {_of(f, 'step')} was deleted{_why(f)}"
-    ),
-    "epoch.incomplete": lambda f: (
-        f"epoch {_of(f, 'epoch')} of dataset {_of(f, 'dataset')} ended with {_of(f, 'missing')} of "
-        f"{_of(f, 'expected')} samples missing: {_counted(f, 'workers')} reported"
-    ),
-    "dataset.registered": lambda f: (
-        f"dataset {_of(f, 'dataset')} was registered: {_counted(f, 'samples')} in "
-        f"{_counted(f, 'shards')}"
-    ),
-    "dataset.removed": lambda f: f"dataset {_of(f, 'dataset')} was removed",
-    "job.forgotten": lambda f: (
-        f"the job was idle and had nothing to keep: it gave way to {_of(f, 'in_favour_of')}"
-    ),
-    "job.removed": lambda f: (
-        f"the job was removed: {_counted(f, 'datasets')}, {_counted(f, 'checkpoints')} on record, "
-        f"{_counted(f, 'workers')} alive"
-    ),
-    "action.requested": lambda f: (
-        f"{_of(f, 'what')} was asked for{' of ' + f['worker'] if f.get('worker') else ''}{_why(f)}"
-    ),
-    "action.completed": lambda f: f"{_of(f, 'what')} is done{_why(f, 'outcome')}",
-    "coordinator.stalled": lambda f: f"the coordinator stood still for {_of(f, 'seconds')} s",
-    "coordinator.state_lost": lambda f: (
-        f"worker {_of(f, 'worker')} was registered in state {_of(f, 'state')}, "
-        + (
-            "after the copy of it that this coordinator was restored from"
-            if f.get("restored") == "True"
-            else "which this coordinator has never had"
-        )
-    ),
-    "journal.entry_damaged": lambda f: "this entry of the journal is damaged",
+    "barrier.timed_out": "barrier {barrier} timed out; {missing_count} missing: {missing}",
+    "checkpoint.begun": "{ranks} ranks began to save step {step}",
+    "checkpoint.committed": "checkpoint {checkpoint} of step {step} was committed",
+    "checkpoint.aborted": "checkpoint {checkpoint} of step {step} was given up{~reason}",
+    "checkpoint.verified": "checkpoint {checkpoint} of step {step} was read and is good",
+    "checkpoint.damaged": "checkpoint {checkpoint} of step {step} is damaged{~reason}",
+    "checkpoint.removed": "checkpoint {checkpoint} of step {step} was deleted{~reason}",
+    "dataset.registered": "dataset {dataset} was registered: {#samples} in {#shards}",
+    "dataset.removed": "dataset {dataset} was removed",
+    "job.forgotten": "the job was idle and had nothing to keep: it gave way to {in_favour_of}",
+    "job.removed": ("the job was removed: {#datasets}, {#checkpoints} on record, {#workers} alive"),
+    "action.requested": "{what} was requested{@worker}{~reason}",
+    "action.completed": "{what} is done{~outcome}",
+    "coordinator.stalled": "the coordinator stalled for {seconds} s",
+    "coordinator.state_lost": "worker {worker} was registered in state {state}, {restored}",
+    "journal.entry_damaged": "this entry of the journal is damaged",
+}
+"""``{name}`` is a field, ``{#name}`` a count with its noun; ``{~name}`` stands for ": field" and
+``{@name}`` for " of field", or for nothing where the field is empty."""
+_RESTORED = {
+    "True": "after the copy of it that this coordinator was restored from",
+    "False": "which this coordinator has never had",
 }
 
 
+_LINKS = {"~": ": ", "@": " of "}
+
+
+class _Words(dict[str, str]):
+    def __missing__(self, key: str) -> str:
+        mark, name = key[0], key[1:]
+        if mark in _LINKS:
+            return _LINKS[mark] + self[name] if self.get(name) else ""
+        if mark != "#":
+            return "?"
+        return f"{self[name]} {name.removesuffix('s') if self[name] == '1' else name}"
+
+
 def level_of(kind: str) -> Level:
-    """How much an event matters."""
+    """The severity of a kind of events."""
     return ALARMS.get(kind, "info")
 
 
 def sentence(event: JournalEvent) -> str:
     """An event in words."""
-    say = _SENTENCES.get(event.kind)
-    if say is not None:
-        return say(event.fields)
-    told = " ".join(f"{key}={value}" for key, value in event.fields.items())
-    return f"{event.kind} {told}".strip()
+    words, template = _Words(event.fields), _SENTENCES.get(event.kind)
+    if event.kind == "epoch.completed" and "dataset" not in words:
+        template = "every worker has finished epoch {epoch}"
+    if event.kind == "coordinator.state_lost":
+        words["restored"] = _RESTORED.get(words["restored"], _RESTORED["False"])
+    if template is not None:
+        return template.format_map(words)
+    fields = " ".join(f"{key}={value}" for key, value in event.fields.items())
+    return f"{event.kind} {fields}".strip()

@@ -84,7 +84,7 @@ class Queries:
         self._config = config
         self._descriptions = Descriptions(store)
         self._dealings = Dealings(store)
-        self._fates = RetentionForecasts()
+        self._forecasts = RetentionForecasts()
         self.handlers: dict[str, Callable[[Any, float], Answer]] = {
             "GetDataShard": self._get_data_shard,
             "ListShards": self._list_shards,
@@ -243,9 +243,11 @@ class Queries:
 
     def _list_checkpoints(self, request: pb.JobRequest, now: float) -> Answer:
         job = self._machine.job(decode.job_name(request.job))
-        records, fates = job.checkpoints.history.oldest(), self._fates.of(job)
+        records, forecast = job.checkpoints.history.oldest(), self._forecasts.of(job)
         return pb.CheckpointList(
-            checkpoints=[encode.checkpoint(r, job.name, fates.will_be_dropped(r)) for r in records]
+            checkpoints=[
+                encode.checkpoint(r, job.name, forecast.will_be_dropped(r)) for r in records
+            ]
         )
 
     def _list_actions(self, request: pb.JobRequest, now: float) -> Answer:
@@ -262,7 +264,7 @@ class Queries:
                     "unknown_worker",
                     f"worker {request.worker_id!r} is not a member of job {job.name!r}",
                 )
-            status = encode.job_status(job, [(known.rank, known)], 0, now, self._fates.of(job))
+            status = encode.job_status(job, [(known.rank, known)], 0, now, self._forecasts.of(job))
             if known.live:
                 silent = job.roster.silent_for(known)[:NAMES_CUT]
                 status.silent_workers.extend(encode.silent(member, now) for member in silent)
@@ -274,7 +276,7 @@ class Queries:
             # Nobody has to come.
             page = [(rank, member) for rank, member in page if member is not None]
         following = last if last < len(slots) else 0
-        return encode.job_status(job, page, following, now, self._fates.of(job))
+        return encode.job_status(job, page, following, now, self._forecasts.of(job))
 
     def _list_processes(self, request: pb.ProcessesRequest, now: float) -> Answer:
         job = self._machine.jobs.get(decode.job_name(request.job))

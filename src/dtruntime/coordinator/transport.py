@@ -344,11 +344,13 @@ class _AioServer:
         self._is_started = False
 
     async def start(self) -> None:
+        """Begin to serve."""
         self._is_started = True
         await self.server.start()
         await self._set_health("SERVING")
 
     async def stop(self, grace: float) -> None:
+        """End; calls in flight have ``grace`` seconds."""
         if not self._is_started:  # only one that was started lets go of its ports
             await self.server.start()
         await self._set_health("NOT_SERVING")
@@ -360,22 +362,14 @@ class _AioServer:
             await self._health.set(name, status)
 
 
-class AioTransport:
+class AioTransport(_AioServer):
     """Serves with grpc.aio."""
 
     name = "grpc.aio"
 
     def __init__(self, service: CallHandler, address: str) -> None:
-        self._aio = _AioServer(service, tuple(METHODS.values()))
-        self.port: int = self._aio.server.add_insecure_port(address)
-
-    async def start(self) -> None:
-        """Begin to serve."""
-        await self._aio.start()
-
-    async def stop(self, grace: float) -> None:
-        """End; calls in flight have ``grace`` seconds."""
-        await self._aio.stop(grace)
+        super().__init__(service, tuple(METHODS.values()))
+        self.port: int = self.server.add_insecure_port(address)
 
 
 class NativeTransport:

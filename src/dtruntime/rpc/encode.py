@@ -26,7 +26,7 @@ from ..coordinator.state.records import (
     SegmentRecord,
     unpack,
 )
-from ..types import Membership, WorkerState
+from ..types import WorkerState
 from .gen import coordinator_pb2 as pb
 from .messages import STATE_CODES, to_message
 
@@ -190,7 +190,7 @@ def job_status(
         generation=roster.generation,
         world_size=roster.world_size,
         live_workers=roster.live_count,
-        dead_workers=sum(m.record.membership == Membership.DEAD for m in roster.slots.held()),
+        dead_workers=roster.dead_count,
         workers=[worker(job, rank, member, now) for rank, member in members],
         next_rank=next_rank,
         barriers=[_barrier(job, round_, now) for round_ in job.barriers.open.values()],

@@ -28,45 +28,47 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 _Code = grpc.StatusCode
 
-CODES: dict[str, grpc.StatusCode] = {
-    "invalid": _Code.INVALID_ARGUMENT,
-    "superseded": _Code.FAILED_PRECONDITION,
-    "unknown_worker": _Code.FAILED_PRECONDITION,
-    "foreign_state": _Code.FAILED_PRECONDITION,
-    "world_size_conflict": _Code.FAILED_PRECONDITION,
-    "not_ready": _Code.FAILED_PRECONDITION,
-    "job_is_live": _Code.FAILED_PRECONDITION,
-    "dataset_conflict": _Code.ALREADY_EXISTS,
-    "checkpoint_conflict": _Code.ALREADY_EXISTS,
-    "unknown_dataset": _Code.NOT_FOUND,
-    "unknown_rank": _Code.NOT_FOUND,
-    "unknown_job": _Code.NOT_FOUND,
-    "unknown_epoch": _Code.NOT_FOUND,
-    "unknown_action": _Code.NOT_FOUND,
-    "no_such_worker": _Code.NOT_FOUND,
-    "epoch_complete": _Code.FAILED_PRECONDITION,
-    "plan_conflict": _Code.FAILED_PRECONDITION,
-    "lane_conflict": _Code.FAILED_PRECONDITION,
-    "digest_conflict": _Code.FAILED_PRECONDITION,
-    "job_full": _Code.RESOURCE_EXHAUSTED,
-    "rate_limited": _Code.RESOURCE_EXHAUSTED,
-    "request_too_large": _Code.RESOURCE_EXHAUSTED,
-    "too_many_jobs": _Code.RESOURCE_EXHAUSTED,
-    "too_many_barriers": _Code.RESOURCE_EXHAUSTED,
-    "too_many_datasets": _Code.RESOURCE_EXHAUSTED,
-    "too_many_segments": _Code.RESOURCE_EXHAUSTED,
-    "too_many_actions": _Code.RESOURCE_EXHAUSTED,
-    "shutting_down": _Code.UNAVAILABLE,
-    "storage": _Code.UNAVAILABLE,
-}
-"""Status code of each reason for a refusal."""
-
 ABSENT = frozenset({_Code.UNAVAILABLE, _Code.DEADLINE_EXCEEDED, _Code.CANCELLED, _Code.UNKNOWN})
 """Codes that say nothing about the request: the coordinator is away, or was cut off."""
 
 
 class ForeignStateError(SyncError):
     """The coordinator has another state than the one that the caller was registered in."""
+
+
+_REASONS: dict[str, tuple[grpc.StatusCode, type[Exception]]] = {
+    "invalid": (_Code.INVALID_ARGUMENT, ValueError),
+    "superseded": (_Code.FAILED_PRECONDITION, SyncError),
+    "unknown_worker": (_Code.FAILED_PRECONDITION, SyncError),
+    "foreign_state": (_Code.FAILED_PRECONDITION, ForeignStateError),
+    "world_size_conflict": (_Code.FAILED_PRECONDITION, ConnectionError),
+    "not_ready": (_Code.FAILED_PRECONDITION, ConnectionError),
+    "job_is_live": (_Code.FAILED_PRECONDITION, StrataError),
+    "dataset_conflict": (_Code.ALREADY_EXISTS, ShardError),
+    "checkpoint_conflict": (_Code.ALREADY_EXISTS, StorageError),
+    "unknown_dataset": (_Code.NOT_FOUND, ShardNotFoundError),
+    "unknown_rank": (_Code.NOT_FOUND, ShardNotFoundError),
+    "unknown_job": (_Code.NOT_FOUND, StrataError),
+    "unknown_epoch": (_Code.NOT_FOUND, ShardError),
+    "unknown_action": (_Code.NOT_FOUND, StrataError),
+    "no_such_worker": (_Code.NOT_FOUND, StrataError),
+    "epoch_complete": (_Code.FAILED_PRECONDITION, ShardError),
+    "plan_conflict": (_Code.FAILED_PRECONDITION, ShardError),
+    "lane_conflict": (_Code.FAILED_PRECONDITION, ShardError),
+    "digest_conflict": (_Code.FAILED_PRECONDITION, ShardError),
+    "job_full": (_Code.RESOURCE_EXHAUSTED, ConnectionError),
+    "rate_limited": (_Code.RESOURCE_EXHAUSTED, ConnectionError),
+    "request_too_large": (_Code.RESOURCE_EXHAUSTED, ConnectionError),
+    "too_many_jobs": (_Code.RESOURCE_EXHAUSTED, ConnectionError),
+    "too_many_barriers": (_Code.RESOURCE_EXHAUSTED, ConnectionError),
+    "too_many_datasets": (_Code.RESOURCE_EXHAUSTED, ShardError),
+    "too_many_segments": (_Code.RESOURCE_EXHAUSTED, ShardError),
+    "too_many_actions": (_Code.RESOURCE_EXHAUSTED, StrataError),
+    "shutting_down": (_Code.UNAVAILABLE, ConnectionError),
+    "storage": (_Code.UNAVAILABLE, ConnectionError),
+}
+"""Each reason for a refusal: its status code, and the error that the caller gets."""
+CODES: dict[str, grpc.StatusCode] = {reason: code for reason, (code, _) in _REASONS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +92,6 @@ class CallFailure:
 
     def error(self) -> Exception:
         """The exception that a user gets."""
-        if self.reason == "foreign_state":
-            return ForeignStateError(self.message, reason="superseded")
-        if self.reason in ("superseded", "unknown_worker"):
-            return SyncError(self.message, reason="superseded")
         if self.code == _Code.INVALID_ARGUMENT:
             return ValueError(self.message)
         if self.code == _Code.UNIMPLEMENTED:
@@ -101,25 +99,10 @@ class CallFailure:
                 f"the coordinator does not know this call and is older than this client: upgrade "
                 f"it ({self.message})"
             )
-        by_reason: dict[str, type[StrataError]] = {
-            "unknown_dataset": ShardNotFoundError,
-            "unknown_rank": ShardNotFoundError,
-            "dataset_conflict": ShardError,
-            "too_many_datasets": ShardError,
-            "unknown_epoch": ShardError,
-            "epoch_complete": ShardError,
-            "plan_conflict": ShardError,
-            "lane_conflict": ShardError,
-            "digest_conflict": ShardError,
-            "too_many_segments": ShardError,
-            "checkpoint_conflict": StorageError,
-            "unknown_job": StrataError,
-            "job_is_live": StrataError,
-            "unknown_action": StrataError,
-            "no_such_worker": StrataError,
-            "too_many_actions": StrataError,
-        }
-        return by_reason.get(self.reason, ConnectionError)(self.message)
+        _, kind = _REASONS.get(self.reason, (None, ConnectionError))
+        if issubclass(kind, SyncError):
+            return kind(self.message, reason="superseded")
+        return kind(self.message)
 
 
 def trailing_metadata(reason: str, retry_after: float | None) -> Metadata:

@@ -115,7 +115,7 @@ MACHINE_BUGS: dict[str, Callable[[Callable[..., None]], None]] = {
     "two answers to one round": answer_some_waiters_otherwise,
     "ghosts fail waits": fail_waits_for_ghosts,
     "losses are not told": lambda patch: patch(roster.Roster, "untold", lambda *args: ()),
-    "ranks stay lost": lambda patch: patch(roster.Roster, "_expect_anew", lambda *args: None),
+    "ranks stay lost": lambda patch: patch(roster.Roster, "_reopen_ranks", lambda *args: None),
     "old sessions return": lambda patch: patch(roster.Roster, "_check_session", lambda *_: None),
     "hang-ups still count": lambda patch: patch(barriers.Barriers, "hang_up", lambda *_: None),
     "parts of the lost are awaited": lambda patch: patch(

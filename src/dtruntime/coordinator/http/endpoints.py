@@ -19,8 +19,7 @@ from .event_stream import JobStreams
 from .metrics.prometheus import Exporter
 from .responses import Answer, HttpError
 from .security import OriginPolicy
-from .snapshot import sections
-from .snapshot.job import SnapshotReader, encode
+from .snapshot.job import NO_BARRIERS, SnapshotReader, barriers, checkpoints, encode, tasks
 from .snapshot.workers import WorkersSnapshot, read_workers, see, select
 
 T = TypeVar("T")
@@ -34,14 +33,14 @@ class Endpoints:
 
     def __init__(
         self,
-        lookout: SnapshotReader,
-        feeds: JobStreams,
+        snapshots: SnapshotReader,
+        streams: JobStreams,
         exporter: Exporter,
         origins: OriginPolicy,
     ) -> None:
-        self._lookout = lookout
-        self._service = lookout.service
-        self._feeds = feeds
+        self._snapshots = snapshots
+        self._service = snapshots.service
+        self._streams = streams
         self._exporter = exporter
         self._origins = origins
 
@@ -60,7 +59,7 @@ class Endpoints:
 
     async def coordinator(self, query: views.NoQuery, request: Request) -> Answer:
         """The process."""
-        return Answer.json(self._lookout.coordinator())
+        return Answer.json(self._snapshots.coordinator())
 
     async def prometheus(self, query: views.NoQuery, request: Request) -> Answer:
         """Prometheus."""
@@ -71,13 +70,13 @@ class Endpoints:
 
     async def dashboard(self, query: views.JobQuery, request: Request) -> Answer:
         """Everything about one job, in one consistent snapshot."""
-        feed = self._feeds.feed(self._lookout.resolve(query.job))
-        return (await feed.snapshot()).answer
+        stream = self._streams.of(self._snapshots.resolve(query.job))
+        return (await stream.snapshot()).answer
 
     async def events(self, query: views.JobQuery, request: Request) -> Response:
         """Server-sent events: a snapshot, then changes."""
-        job = self._lookout.resolve(query.job)
-        if self._feeds.readers >= STREAMS_MOST:
+        job = self._snapshots.resolve(query.job)
+        if self._streams.readers >= STREAMS_MOST:
             raise HttpError(
                 503,
                 "too_many_streams",
@@ -90,23 +89,23 @@ class Endpoints:
         if request.method == "HEAD":
             return Response(headers=headers, media_type="text/event-stream")
         await self._service.settled()
-        stream = self._feeds.stream(job, last_id)
+        stream = self._streams.stream(job, last_id)
         return StreamingResponse(stream, headers=headers, media_type="text/event-stream")
 
     # Lists
 
     async def jobs(self, query: views.PageQuery, request: Request) -> Answer:
         """All jobs."""
-        return _page(self._lookout.jobs.show(), query)
+        return _page(self._snapshots.jobs.show(), query)
 
     async def workers(self, query: views.WorkerQuery, request: Request) -> Answer:
         """Workers, page by page."""
         job = self._job(query.job)
-        crew = read_workers(job, self._service.clock()) if job else WorkersSnapshot([], 0.0, 0.0)
-        found = select(crew, query.state, query.search, query.sort)
+        workers = read_workers(job, self._service.clock()) if job else WorkersSnapshot([], 0.0, 0.0)
+        found = select(workers, query.state, query.search, query.sort)
         part, following = _cut(found, query)
         rest = {"total": len(found), "next_cursor": following}
-        return Answer(await encode(rest, "items", crew, part))
+        return Answer(await encode(rest, "items", workers, part))
 
     async def worker(self, query: views.JobQuery, request: Request) -> Answer:
         """One worker."""
@@ -119,16 +118,16 @@ class Endpoints:
                 f"there is no worker {worker_id[:200]!r} in job {job.name if job else ''!r}: "
                 "/api/workers lists them",
             )
-        crew = WorkersSnapshot([see(job, member)], job.stragglers.median, self._service.clock())
-        return Answer.json(crew.show(crew.members)[0])
+        workers = WorkersSnapshot([see(job, member)], job.stragglers.median, self._service.clock())
+        return Answer.json(workers.show(workers.members)[0])
 
     async def datasets(self, query: views.PageQuery, request: Request) -> Answer:
         """Datasets with the coverage of their epochs and shards per rank."""
         job = self._job(query.job)
         if job is None:
             return _page([], query)
-        await self._lookout.figures(job)
-        return _page(self._lookout.sampler.board(job.name).rows, query)
+        await self._snapshots.figures(job)
+        return _page(self._snapshots.sampler.board(job.name).rows, query)
 
     async def checkpoints(self, query: views.PageQuery, request: Request) -> Answer:
         """Committed checkpoints, newest first."""
@@ -136,9 +135,7 @@ class Endpoints:
         if job is None:
             return _page([], query)
         durations, total = self._durations(job), job.checkpoints.history.present
-        rows = sections.checkpoints(
-            job, durations, self._lookout.fates, query.limit, skip=query.start
-        )
+        rows = checkpoints(job, durations, self._snapshots.forecasts, query.limit, query.start)
         end = query.start + query.limit
         return Answer.json(views.Page(rows, total, str(end) if end < total else None))
 
@@ -147,14 +144,14 @@ class Endpoints:
         job = self._job(query.job)
         if job is None:
             return Answer.json(views.Page[views.Task]([], 0, None))
-        figures = await self._lookout.figures(job)
-        rows = sections.tasks(job, figures, self._lookout.sampler.board(job.name).rows)
+        figures = await self._snapshots.figures(job)
+        rows = tasks(job, figures, self._snapshots.sampler.board(job.name).rows)
         return Answer.json(views.Page(rows, len(rows), None))
 
     async def logs(self, query: views.LogQuery, request: Request) -> Answer:
         """The journal, newest first."""
-        job = self._lookout.machine.job(query.job).name if query.job else ""
-        events = self._lookout.machine.journal.after(query.after)
+        job = self._snapshots.machine.job(query.job).name if query.job else ""
+        events = self._snapshots.machine.journal.after(query.after)
         found = await asyncio.to_thread(
             event_log.find,
             events,
@@ -180,24 +177,22 @@ class Endpoints:
         """Open barriers with who is missing, and a histogram of latencies."""
         job = self._job(query.job)
         if job is None:
-            return Answer.json(sections.NO_BARRIERS)
-        figures = await self._lookout.sampler.figures(job.name)
-        return Answer.json(sections.barriers(job, figures, self._service.clock()))
+            return Answer.json(NO_BARRIERS)
+        figures = await self._snapshots.sampler.figures(job.name)
+        return Answer.json(barriers(job, figures, self._service.clock()))
 
     async def metrics(self, query: views.JobQuery, request: Request) -> Answer:
         """Current figures."""
         job = self._job(query.job)
-        if job is None:
-            return Answer.json(self._lookout.no_metrics())
-        figures = await self._lookout.figures(job)
-        return Answer.json(self._lookout.metrics(job, figures))
+        figures = await self._snapshots.figures(job) if job else None
+        return Answer.json(self._snapshots.metrics(job, figures))
 
     async def history(self, query: views.HistoryQuery, request: Request) -> Answer:
         """Figures over time, for charts."""
         job = self._job(query.job)
         if job is None:
             return Answer.json(views.History(1.0, [], []))
-        figures = await self._lookout.sampler.figures(job.name)
+        figures = await self._snapshots.sampler.figures(job.name)
         now, known = self._service.clock(), figures.recoveries.known
         return Answer.json(figures.rings.read(query.seconds, now, known))
 
@@ -227,11 +222,11 @@ class Endpoints:
         )
 
     def _job(self, name: str) -> Job | None:
-        found = self._lookout.resolve(name)
-        return self._lookout.machine.jobs[found] if found else None
+        found = self._snapshots.resolve(name)
+        return self._snapshots.machine.jobs[found] if found else None
 
     def _durations(self, job: Job) -> dict[str, float]:
-        return self._lookout.sampler.durations.get(job.name, {})
+        return self._snapshots.sampler.durations.get(job.name, {})
 
 
 async def _read_json(request: Request) -> views.ActionRequest:

@@ -14,7 +14,7 @@ import msgspec
 from ...errors import StorageError
 from ...telemetry import EventLog
 from .responses import Answer
-from .snapshot.job import CheckpointsAt, JobSnapshot, SnapshotReader, encode
+from .snapshot.job import CheckpointsVersion, JobSnapshot, SnapshotReader, encode
 from .snapshot.workers import SeenWorker
 from .views import Checkpoint
 
@@ -24,7 +24,7 @@ TICK_SECONDS = 0.5
 SNAPSHOT_SECONDS = 0.5
 COMMENT_SECONDS = 15.0
 LINGER_SECONDS = 60.0
-"""A feed that nobody reads goes on for so long, so that who was cut off finds what it missed."""
+"""A stream that nobody reads goes on for so long, so that who was cut off finds what it missed."""
 CHANGES_KEPT = 240
 CHANGES_BYTES = 32 * 1024 * 1024
 ROWS_IN_CHANGE = 1000
@@ -51,9 +51,9 @@ class Snapshot:
 class JobStream:
     """What happens to one job, as a row of changes."""
 
-    def __init__(self, job: str, lookout: SnapshotReader, ids: count[int]) -> None:
+    def __init__(self, job: str, snapshots: SnapshotReader, ids: count[int]) -> None:
         self.job = job
-        self._lookout = lookout
+        self._snapshots = snapshots
         self._ids = ids
         self.last_id = next(ids)
         self._floor = self.last_id
@@ -69,7 +69,7 @@ class JobStream:
         self._sent: dict[str, bytes] = {}
         self._sample = -1
         self._event = 0
-        self._checkpoints_at: CheckpointsAt | None = None
+        self._checkpoints_version: CheckpointsVersion | None = None
         self._checkpoints: dict[str, Checkpoint] = {}
         """As they were sent last."""
         self._seeded = False
@@ -88,13 +88,13 @@ class JobStream:
             if known is not None and time.monotonic() - known.made_at < SNAPSHOT_SECONDS:
                 return known
             event_id = self.last_id
-            look = await self._lookout.look(self.job)
+            current = await self._snapshots.take(self.job)
             if not self._seeded:
-                self._seed(look)
-            rest: dict[str, Any] = {"event_id": event_id, **look._asdict()}
-            del rest["crew"], rest["event"], rest["checkpoints_at"]
-            body = await encode(rest, "workers", look.crew, look.crew.members)
-            await self._lookout.service.settled()
+                self._seed(current)
+            rest: dict[str, Any] = {"event_id": event_id, **msgspec.structs.asdict(current)}
+            del rest["workers"], rest["last_event"], rest["checkpoints_version"]
+            body = await encode(rest, "workers", current.workers, current.workers.members)
+            await self._snapshots.service.settled()
             self._snapshot = Snapshot(event_id, body)
             return self._snapshot
 
@@ -102,13 +102,13 @@ class JobStream:
         """Find out what has changed since the last time, and publish it."""
         if not self._seeded:
             return
-        look = await self._lookout.look(
-            self.job, since_event=self._event, checkpoints_at=self._checkpoints_at
+        current = await self._snapshots.take(
+            self.job, since_event=self._event, unless=self._checkpoints_version
         )
         change: dict[str, Any] = {}
-        self._add_sections(look, change)
-        rows, removed = self._changed_rows(look)
-        self._event = look.event
+        self._add_sections(current, change)
+        rows, removed = self._changed_rows(current.workers.members)
+        self._event = current.last_event
         if removed:
             change["removed_workers"] = removed
         if change or rows:
@@ -116,39 +116,39 @@ class JobStream:
             rest = {"event_id": event_id, "job": self.job, **change}
             body = msgspec.json.encode(rest)
             if rows:
-                body = await encode(rest, "workers", look.crew, rows)
-            await self._lookout.service.settled()
+                body = await encode(rest, "workers", current.workers, rows)
+            await self._snapshots.service.settled()
             self._publish(event_id, _head(event_id, b"change") + body + b"\n\n")
 
-    def _seed(self, look: JobSnapshot) -> None:
+    def _seed(self, current: JobSnapshot) -> None:
         self._seeded = True
-        self._event = look.event
-        self._rows = {seen.record.worker_id: seen for seen in look.crew.members}
-        self._add_sections(look, {})
+        self._event = current.last_event
+        self._rows = {seen.record.worker_id: seen for seen in current.workers.members}
+        self._add_sections(current, {})
 
-    def _add_sections(self, look: JobSnapshot, change: dict[str, Any]) -> None:
-        if look.logs:
-            change["logs"] = look.logs
-        self._add_checkpoints(look, change)
-        sampled = self._lookout.sampler.samples
+    def _add_sections(self, current: JobSnapshot, change: dict[str, Any]) -> None:
+        if current.logs:
+            change["logs"] = current.logs
+        self._add_checkpoints(current, change)
+        sampled = self._snapshots.sampler.samples
         fresh, self._sample = sampled != self._sample, sampled
         names = (*_SAMPLED, "actions") if fresh else ("actions",)
         for name in names:
-            self._add_if_changed(change, name, getattr(look, name))
-        still = [msgspec.structs.replace(one, open_seconds=0.0) for one in look.barriers.open]
-        key = msgspec.json.encode(msgspec.structs.replace(look.barriers, open=still))
+            self._add_if_changed(change, name, getattr(current, name))
+        still = [msgspec.structs.replace(one, open_seconds=0.0) for one in current.barriers.open]
+        key = msgspec.json.encode(msgspec.structs.replace(current.barriers, open=still))
         if self._sent.get("barriers") != key:
             self._sent["barriers"] = key
-            change["barriers"] = look.barriers
+            change["barriers"] = current.barriers
 
-    def _add_checkpoints(self, look: JobSnapshot, change: dict[str, Any]) -> None:
+    def _add_checkpoints(self, current: JobSnapshot, change: dict[str, Any]) -> None:
         """Those that are new or other than they were sent, and those that are gone."""
-        if look.checkpoints is None:
+        if current.checkpoints is None:
             return
-        self._checkpoints_at, sent = look.checkpoints_at, self._checkpoints
-        fresh = [one for one in look.checkpoints if sent.get(one.checkpoint_id) != one]
+        self._checkpoints_version, sent = current.checkpoints_version, self._checkpoints
+        fresh = [one for one in current.checkpoints if sent.get(one.checkpoint_id) != one]
         sent.update((one.checkpoint_id, one) for one in fresh)
-        job = self._lookout.machine.jobs.get(self.job)
+        job = self._snapshots.machine.jobs.get(self.job)
         gone = [key for key in sent if not job or not job.checkpoints.history.is_present(key)]
         for key in gone:
             del sent[key]
@@ -163,13 +163,13 @@ class JobStream:
             self._sent[name] = encoded
             change[name] = msgspec.Raw(encoded)
 
-    def _changed_rows(self, look: JobSnapshot) -> tuple[list[SeenWorker], list[str]]:
+    def _changed_rows(self, members: list[SeenWorker]) -> tuple[list[SeenWorker], list[str]]:
         """Workers to send: first what is new about them, then those who were only heard again."""
-        known, current = self._rows, look.crew.members
+        known = self._rows
         urgent: list[SeenWorker] = []
         heard: list[SeenWorker] = []
         newcomers = 0
-        for seen in current:
+        for seen in members:
             before = known.get(seen.record.worker_id)
             if before is None or before.record is not seen.record:
                 newcomers += before is None
@@ -178,8 +178,8 @@ class JobStream:
                 news = before.state != seen.state or before.is_straggler != seen.is_straggler
                 (urgent if news else heard).append(seen)
         removed: list[str] = []
-        if len(known) > len(current) - newcomers:
-            present = {seen.record.worker_id for seen in current}
+        if len(known) > len(members) - newcomers:
+            present = {seen.record.worker_id for seen in members}
             removed = [worker_id for worker_id in known if worker_id not in present]
             for worker_id in removed:
                 del known[worker_id]
@@ -221,21 +221,21 @@ class JobStream:
 
 
 class JobStreams:
-    """The feeds of all jobs that somebody watches."""
+    """The streams of all jobs that somebody watches."""
 
-    def __init__(self, lookout: SnapshotReader) -> None:
-        self._lookout = lookout
+    def __init__(self, snapshots: SnapshotReader) -> None:
+        self._snapshots = snapshots
         # Ids of a coordinator that is started again are higher than all before.
         self._ids = count(int(time.time() * 1000))
-        self._feeds: dict[str, JobStream] = {}
+        self._streams: dict[str, JobStream] = {}
         self.closing = False
         self.readers = 0
 
-    def feed(self, job: str) -> JobStream:
-        """The feed of a job that exists, or of none."""
-        found = self._feeds.get(job)
+    def of(self, job: str) -> JobStream:
+        """The stream of a job that exists, or of none."""
+        found = self._streams.get(job)
         if found is None:
-            found = self._feeds[job] = JobStream(job, self._lookout, self._ids)
+            found = self._streams[job] = JobStream(job, self._snapshots, self._ids)
         found.asked_at = time.monotonic()
         return found
 
@@ -243,59 +243,59 @@ class JobStreams:
         """Publish changes until cancelled."""
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            for job, feed in list(self._feeds.items()):
-                if feed.is_idle:
-                    del self._feeds[job]
+            for job, stream in list(self._streams.items()):
+                if stream.is_idle:
+                    del self._streams[job]
                     continue
                 try:
-                    await feed.tick()
+                    await stream.tick()
                 except StorageError:
                     continue
                 except Exception as exc:
                     log.error("feed.failed", job=job, error=repr(exc))
                 finally:
-                    if time.monotonic() - feed.woken_at > COMMENT_SECONDS:
-                        feed.wake()
+                    if time.monotonic() - stream.woken_at > COMMENT_SECONDS:
+                        stream.wake()
 
     def close(self) -> None:
         """End all streams."""
         self.closing = True
-        for feed in self._feeds.values():
-            feed.wake()
+        for stream in self._streams.values():
+            stream.wake()
 
     async def stream(self, job: str, last_id: int | None) -> AsyncIterator[bytes]:
         """Server-sent events: what was missed or a snapshot, then changes."""
-        feed = self.feed(job)
-        feed.readers += 1
+        stream = self.of(job)
+        stream.readers += 1
         self.readers += 1
         try:
             yield b"retry: 1000\n\n"
             while not self.closing:
-                if not feed.job and self._lookout.machine.jobs:
+                if not stream.job and self._snapshots.machine.jobs:
                     # There was no job to watch, and there is one.
-                    feed.readers -= 1
-                    feed, last_id = self.feed(self._lookout.resolve("")), None
-                    feed.readers += 1
-                if last_id is None or not feed.can_resume(last_id):
+                    stream.readers -= 1
+                    stream, last_id = self.of(self._snapshots.resolve("")), None
+                    stream.readers += 1
+                if last_id is None or not stream.can_resume(last_id):
                     try:
-                        snapshot = await feed.snapshot()
+                        snapshot = await stream.snapshot()
                     except StorageError:
                         return
                     last_id = snapshot.event_id
                     for part in snapshot.frame:
                         yield part
-                changes = feed.after(last_id)
+                changes = stream.after(last_id)
                 for event_id, frame in changes:
                     last_id = event_id
                     yield frame
                 if not changes and not self.closing:
-                    await feed.wait()
-                    if feed.last_id == last_id:
+                    await stream.wait()
+                    if stream.last_id == last_id:
                         yield b": still here\n\n"
         finally:
-            feed.readers -= 1
+            stream.readers -= 1
             self.readers -= 1
-            feed.asked_at = time.monotonic()
+            stream.asked_at = time.monotonic()
 
 
 def _head(event_id: int, kind: bytes) -> bytes:

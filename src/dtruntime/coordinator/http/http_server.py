@@ -166,11 +166,11 @@ class HttpServer:
         self.address = f"{host}:{self._socket.getsockname()[1]}"
         """HOST:PORT that is served; the port is the real one when 0 was asked for."""
         self._sampler = Sampler(service, HistoryFiles(config.data_dir))
-        self._lookout = SnapshotReader(service, self._sampler)
-        self._feeds = JobStreams(self._lookout)
-        exporter = Exporter(self._lookout, self._feeds)
+        self._snapshots = SnapshotReader(service, self._sampler)
+        self._streams = JobStreams(self._snapshots)
+        exporter = Exporter(self._snapshots, self._streams)
         origins = OriginPolicy(config.http_origins, host.strip("[]"))
-        endpoints = Endpoints(self._lookout, self._feeds, exporter, origins)
+        endpoints = Endpoints(self._snapshots, self._streams, exporter, origins)
         application = Application(
             service, endpoints, routes.document, dashboard_files(), exporter.count
         )
@@ -192,11 +192,11 @@ class HttpServer:
 
     async def start(self, grpc_address: str) -> None:
         """Begin to serve."""
-        self._lookout.grpc_address = grpc_address
-        self._lookout.http_address = self.address
+        self._snapshots.grpc_address = grpc_address
+        self._snapshots.http_address = self.address
         self._tasks = [
             asyncio.create_task(self._sampler.run()),
-            asyncio.create_task(self._feeds.run()),
+            asyncio.create_task(self._streams.run()),
         ]
         if self._push is not None:
             self._tasks.append(asyncio.create_task(self._push.run()))
@@ -211,7 +211,7 @@ class HttpServer:
 
     async def stop(self, grace: float) -> None:
         """End all streams, give answers on their way ``grace`` seconds, keep the history."""
-        self._feeds.close()
+        self._streams.close()
         if not self._tasks:
             self._socket.close()
             return

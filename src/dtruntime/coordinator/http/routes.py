@@ -50,23 +50,11 @@ _OF_JOB = (400, 404)
 
 ROUTES = (
     Route(_GET, "/api/health", "health", reply=views.Health),
-    Route(
-        _GET,
-        "/api/dashboard",
-        "dashboard",
-        views.JobQuery,
-        views.Dashboard,
-        errors=_OF_JOB,
-    ),
+    Route(_GET, "/api/dashboard", "dashboard", views.JobQuery, views.Dashboard, errors=_OF_JOB),
     Route(_GET, "/api/coordinator", "coordinator", reply=views.Coordinator),
     Route(_GET, "/api/jobs", "jobs", views.PageQuery, views.Page[views.Job], errors=(400,)),
     Route(
-        _GET,
-        "/api/workers",
-        "workers",
-        views.WorkerQuery,
-        views.Page[views.Worker],
-        errors=_OF_JOB,
+        _GET, "/api/workers", "workers", views.WorkerQuery, views.Page[views.Worker], errors=_OF_JOB
     ),
     Route(
         _GET,
@@ -92,38 +80,10 @@ ROUTES = (
         views.Page[views.Checkpoint],
         errors=_OF_JOB,
     ),
-    Route(
-        _GET,
-        "/api/barriers",
-        "barriers",
-        views.JobQuery,
-        views.Barriers,
-        errors=_OF_JOB,
-    ),
-    Route(
-        _GET,
-        "/api/metrics",
-        "metrics",
-        views.JobQuery,
-        views.Metrics,
-        errors=_OF_JOB,
-    ),
-    Route(
-        _GET,
-        "/api/history",
-        "history",
-        views.HistoryQuery,
-        views.History,
-        errors=_OF_JOB,
-    ),
-    Route(
-        _GET,
-        "/api/tasks",
-        "tasks",
-        views.JobQuery,
-        views.Page[views.Task],
-        errors=_OF_JOB,
-    ),
+    Route(_GET, "/api/barriers", "barriers", views.JobQuery, views.Barriers, errors=_OF_JOB),
+    Route(_GET, "/api/metrics", "metrics", views.JobQuery, views.Metrics, errors=_OF_JOB),
+    Route(_GET, "/api/history", "history", views.HistoryQuery, views.History, errors=_OF_JOB),
+    Route(_GET, "/api/tasks", "tasks", views.JobQuery, views.Page[views.Task], errors=_OF_JOB),
     Route(
         _GET,
         "/api/logs",
@@ -134,12 +94,7 @@ ROUTES = (
         errors=_OF_JOB,
     ),
     Route(
-        _GET,
-        "/api/actions",
-        "actions",
-        views.JobQuery,
-        views.Page[views.Action],
-        errors=_OF_JOB,
+        _GET, "/api/actions", "actions", views.JobQuery, views.Page[views.Action], errors=_OF_JOB
     ),
     Route(
         "POST",

@@ -1,4 +1,4 @@
-"""What the machine can be told, and what it answers."""
+"""Commands and replies of the state machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Command(msgspec.Struct, frozen=True):
 
 
 class MemberCommand(Command, frozen=True):
-    """A call of a member, which every one of them identifies itself in."""
+    """A call by a member, which identifies itself."""
 
     job: str
     worker_id: str
@@ -21,7 +21,7 @@ class MemberCommand(Command, frozen=True):
 
 
 class EpochCommand(MemberCommand, frozen=True):
-    """A member's call about an epoch of a dataset."""
+    """A member's call about one epoch of a dataset."""
 
     dataset_id: str
     epoch: int
@@ -36,7 +36,7 @@ class Register(Command, frozen=True):
     rank: int | None = None
     world_size: int = 0
     attempt: int = 0
-    """How often the launcher has restarted the group; a higher one replaces the whole world."""
+    """How often the launcher has restarted the group; a higher number replaces the whole world."""
     hostname: str = ""
     port: int = 0
     process: str = ""
@@ -44,17 +44,17 @@ class Register(Command, frozen=True):
     memory_bytes: int = 0
     metadata: dict[str, str] = {}
     machine: str = ""
-    """The place that the next two are of; empty: not known."""
+    """Where ``pid`` and ``process_started`` apply; empty: unknown."""
     pid: int = 0
     process_started: int = 0
     previous_incarnation: int = 0
-    """These are the highest numbers that the worker knew in a state that is not there any more."""
+    """The highest numbers that the worker saw in a state that has since been lost."""
     previous_generation: int = 0
     previous_attempts: int = 0
 
 
 class ReportEnded(Command, frozen=True):
-    """Somebody on a machine says which members' processes are gone there."""
+    """A process reports which members' processes on its machine have ended."""
 
     job: str
     machine: str
@@ -62,17 +62,17 @@ class ReportEnded(Command, frozen=True):
 
 
 class Heartbeat(MemberCommand, frozen=True):
-    """A worker is alive, and says how far it is."""
+    """A worker is alive and reports its progress."""
 
     state: WorkerState = WorkerState.IDLE
     step: int | None = None
     epoch: int = 0
     report: bytes = b""
-    """The whole message as it came; resources and metrics are read from it when somebody looks."""
+    """The whole message; resources and metrics are read from it on demand."""
     step_seconds: float = 0.0
     """How long a step takes; 0: not reported."""
     samples: int = 0
-    """How many the process has used in all; 0: not reported."""
+    """How many the process has used in total; 0: not reported."""
 
 
 class Deregister(MemberCommand, frozen=True):
@@ -88,13 +88,13 @@ class Arrive(MemberCommand, frozen=True):
     call: int
     timeout: float
     generation: int = 0
-    """The newest generation the worker's program was told of; 0: not checked."""
+    """The newest generation the worker knows of; 0: not checked."""
     ticket: int = 0
     """Numbers the worker's barrier calls; a retry repeats it. 0: never a retry."""
     payload: bytes | None = None
-    """What the worker hands round; None: it only waits."""
+    """The value that the worker shares with the others; None: it only waits."""
     ranks: tuple[int, ...] = ()
-    """Who meets, the worker itself among them; empty: all who are present."""
+    """Who takes part, including the worker itself; empty: all present ranks."""
 
 
 class Hangup(Command, frozen=True):
@@ -132,17 +132,17 @@ class RegisterDataset(Command, frozen=True):
 
 
 class BeginCheckpoint(MemberCommand, frozen=True):
-    """A worker is about to save a step together with all others."""
+    """A worker is about to save a step together with others."""
 
     step: int
     ticket: int
     """Numbers the worker's saves, from 1; a retry repeats it."""
     ranks: tuple[int, ...] = ()
-    """Who saves together; none: all members that are live."""
+    """Who saves together; empty: all live members."""
 
 
 class AbandonCheckpoints(MemberCommand, frozen=True):
-    """A worker will not send its part of anything that is being saved."""
+    """A worker gives up every checkpoint that still waits for its part."""
 
 
 class NotifyCheckpoint(MemberCommand, frozen=True):
@@ -162,39 +162,39 @@ class NotifyCheckpoint(MemberCommand, frozen=True):
 
 
 class ReportCheckpoints(Command, frozen=True):
-    """Somebody who can see the store says what became of committed checkpoints."""
+    """A report on the condition of committed checkpoints in their storage."""
 
     job: str
     condition: CheckpointCondition
     checkpoint_ids: tuple[str, ...] = ()
     path: str = ""
-    """In place of an id that cannot be read any more: the path given with the commit."""
+    """Instead of an id that is no longer readable: the path given with the commit."""
     detail: str = ""
     reported_by: str = ""
-    """The member that says so; empty: somebody outside of the job."""
+    """The reporting member; empty: an outsider."""
     incarnation: int = 0
 
 
 class Claim(EpochCommand, frozen=True):
-    """A worker takes samples of its lane; at the end of it the call may be held."""
+    """A worker claims samples of its lane; at the end of the lane the call may be held."""
 
     plan: str = ""
     segment: int = 0
-    """0: the worker has not been told of one."""
+    """0: the worker knows of none yet."""
     upto: int = 0
     length: int = 0
     call: int = 0
     timeout: float = 0.0
     known: int = 0
-    """How many ended segments the worker has kept and need not be told again."""
+    """How many ended segments the worker already has."""
     commit_segment: int = 0
     commit_position: int = 0
     commit_digest: bytes = b""
-    """What it would commit, if the epoch became complete while the call is held."""
+    """What it would commit if the epoch became complete while the call is held."""
 
 
 class Commit(EpochCommand, frozen=True):
-    """A worker has consumed for good what it took up to a place."""
+    """A worker has consumed everything it took up to a position."""
 
     segment: int
     position: int
@@ -202,17 +202,17 @@ class Commit(EpochCommand, frozen=True):
 
 
 class Rebalance(Command, frozen=True):
-    """What nobody has begun of an epoch is to be dealt anew."""
+    """Samples of an epoch that nobody has started are to be reassigned."""
 
     job: str
     dataset_id: str
     epoch: int
     weights: dict[int, int] = {}
-    """Percentages by rank; empty: as fast as each has been."""
+    """Percentages by rank; empty: by measured speed."""
 
 
 class ReportCoverage(EpochCommand, frozen=True):
-    """A worker says what it consumed of an epoch whose position is kept in checkpoints."""
+    """What a worker consumed of an epoch whose position is kept in checkpoints."""
 
     base: bytes = b""
     digest: bytes = b""
@@ -225,47 +225,47 @@ class ReportCoverage(EpochCommand, frozen=True):
     ended: bool = False
     """Whether the worker has finished its part."""
     order: str = ""
-    """One of `datasets.ORDERS`; empty: it does not say."""
+    """One of `datasets.ORDERS`; empty: not reported."""
 
 
 class RequestAction(Command, frozen=True):
-    """Somebody asks something of a running job."""
+    """A request to a running job: save, stop, or drain a worker."""
 
     job: str
     kind: str
     worker_id: str = ""
     reason: str = ""
     requested_by: str = ""
-    """The member that asks; empty: somebody outside of the job."""
+    """The requesting member; empty: an outsider."""
     incarnation: int = 0
 
 
 class CompleteAction(Command, frozen=True):
-    """What was asked of a job is done, or need not be."""
+    """A requested action is done, or no longer needed."""
 
     job: str
     action_id: str
     outcome: str = ""
     completed_by: str = ""
-    """The member that has done it; empty: somebody outside of the job."""
+    """The member that carried it out; empty: an outsider."""
     incarnation: int = 0
 
 
 class RemoveJob(Command, frozen=True):
-    """Everything that is known of a job is to be forgotten."""
+    """Forget everything about a job."""
 
     job: str
     force: bool = False
-    """Also while workers are live."""
+    """Even while workers are live."""
 
 
 class RemoveDataset(Command, frozen=True):
-    """A dataset, and what was consumed of it, is to be forgotten."""
+    """Forget a dataset and what was consumed of it."""
 
     job: str
     dataset_id: str
     force: bool = False
-    """Also while workers are live."""
+    """Even while workers are live."""
 
 
 class Tick(Command, frozen=True):
@@ -284,7 +284,7 @@ HELD = Held()
 
 
 class Done(Reply, frozen=True):
-    """Nothing more to say."""
+    """Done; there is nothing to return."""
 
 
 DONE = Done()
@@ -317,13 +317,13 @@ class DatasetRemoved(Reply, frozen=True):
 
 
 class Ended(Reply, frozen=True):
-    """So many members were live until their processes were reported as gone."""
+    """How many members were live until their processes were reported as ended."""
 
     count: int
 
 
 class Pulse(Reply, frozen=True):
-    """The answer to a heartbeat; one object serves as long as nothing of it changes."""
+    """The answer to a heartbeat; the same object until something in it changes."""
 
     generation: int
     live_workers: int
@@ -350,7 +350,7 @@ class Lost(msgspec.Struct, frozen=True):
     reason: str
     incarnation: int = 0
     last_heard: int = 0
-    """The job's next incarnation when it was last heard: whoever has a lower one knew it."""
+    """The job's next incarnation when it was last heard from: members with a lower one knew it."""
 
 
 class Passed(Reply, frozen=True):
@@ -360,13 +360,13 @@ class Passed(Reply, frozen=True):
     generation: int
     participants: int
     values: dict[int, bytes] | None = None
-    """By rank, what each participant handed round; None: nobody handed anything round."""
+    """The value each participant shared, by rank; None: nobody shared any."""
     left_out: int = 0
-    """How many members were live and did not take part."""
+    """How many live members did not take part."""
 
 
 class MembershipChanged(Reply, frozen=True):
-    """A member was lost since the caller was last told of the membership."""
+    """A member was lost since the generation that the caller knows."""
 
     generation: int
     lost: tuple[Lost, ...]
@@ -384,7 +384,7 @@ class TimedOut(Reply, frozen=True):
 
 
 class DatasetRegistered(Reply, frozen=True):
-    """A dataset is known; ``created`` is false for a repetition."""
+    """A dataset is registered; ``created`` is false if it already was."""
 
     dataset_id: str
     shard_count: int
@@ -392,7 +392,7 @@ class DatasetRegistered(Reply, frozen=True):
 
 
 class Requested(Reply, frozen=True):
-    """What is asked of the job, by this request or by an earlier one for the same."""
+    """The pending action: of this request, or of an earlier one for the same."""
 
     action: ActionRecord
 
@@ -408,7 +408,7 @@ class Begun(Reply, frozen=True):
 
 
 class Abandoned(Reply, frozen=True):
-    """So many attempts have ended because the caller gave them up."""
+    """How many attempts the caller has ended."""
 
     count: int
 
@@ -425,7 +425,7 @@ class Committed(CheckpointReply, frozen=True):
 
 
 class CheckpointsReported(Reply, frozen=True):
-    """So many of the checkpoints that were reported on are known."""
+    """How many of the reported checkpoints are known."""
 
     known: int
 
@@ -457,7 +457,7 @@ class Moved(ClaimReply, frozen=True):
     """Another segment has begun."""
 
     segments: tuple[SegmentRecord, ...]
-    """All that the caller has not kept; the last one is current."""
+    """All segments that the caller lacks; the last one is current."""
     reader: ReaderRecord | None = None
     """What is recorded of the caller."""
 
@@ -480,7 +480,7 @@ class Consumed(Reply, frozen=True):
 
 
 class Rebalanced(Reply, frozen=True):
-    """A segment has begun in which what was left is dealt by ``weights``."""
+    """A segment has begun in which the rest is assigned by ``weights``."""
 
     segment: int
     weights: tuple[int, ...]

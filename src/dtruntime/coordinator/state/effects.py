@@ -14,7 +14,7 @@ from .records import Event, Record, place_of
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """Something the caller of the machine has to carry out."""
+    """Something that the caller of the machine has to carry out."""
 
 
 class Put(Effect, frozen=True):
@@ -45,7 +45,7 @@ class Emit(Effect, frozen=True):
 
     event: Event
     forgotten: tuple[int, ...] = ()
-    """The numbers of events that made room for it."""
+    """The numbers of events that were evicted for it."""
 
 
 class Release(Effect, frozen=True):
@@ -90,11 +90,11 @@ class Outbox:
 
 
 JOURNAL_LENGTH = 20_000
-"""So many events are kept in all."""
+"""How many events are kept in total,"""
 JOB_EVENTS_KEPT = 10_000
-"""And so many of one job."""
+"""and of any one job."""
 RANKS_SLACK = 1024
-"""How many outdated ranks of jobs may be kept beyond one for each, before they are dropped."""
+"""How many outdated entries the heap may have before it is rebuilt."""
 
 
 class _Entries:
@@ -109,7 +109,7 @@ class _Entries:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Who has the lowest gives way: the longest history, and of equal ones the oldest."""
+        """The lowest is evicted from first: the most events, then the oldest."""
         return -self.count, self.oldest
 
     def add(self, event: Event) -> None:
@@ -118,7 +118,7 @@ class _Entries:
         self.count += 1
 
     def take_oldest(self) -> int:
-        """The oldest of the kind that there are most of: a flood washes out itself alone."""
+        """Remove and return the oldest event of the most frequent kind."""
         kind = max(self.kinds, key=lambda kind: (len(self.kinds[kind]), -self.kinds[kind][0]))
         oldest = self.kinds[kind].popleft()
         if not self.kinds[kind]:
@@ -131,9 +131,9 @@ class _Entries:
 class Journal:
     """The newest events of each job, numbered in the order in which they happened.
 
-    When there is no more room, the job with the most events gives up one of those that it has
-    most of. So a job that floods the journal loses its own floods, and a quiet one keeps its
-    history. Events that concern no job count as those of one.
+    When the journal is full, the job with the most events loses the oldest event of its most
+    frequent kind. So a job that floods the journal only loses its own events, and a quiet one keeps
+    its history. Events that concern no job count as one job's.
     """
 
     def __init__(
@@ -148,17 +148,17 @@ class Journal:
         """By number, ascending."""
         self._jobs: dict[str, _Entries] = {}
         self._ranks: list[tuple[tuple[int, int], str]] = []
-        """A heap of the jobs by rank; ranks that a job had before are still there."""
+        """A heap of the jobs by rank, with outdated entries."""
         self._next_id = 1
         self._forgotten: list[int] = []
-        """Numbers of events that were kept and that nobody has been told of."""
+        """Numbers of evicted events that were not yet returned to anybody."""
         for event in events:
             self._keep(event)
 
     def append(
         self, at: float, job: str, kind: str, fields: dict[str, str]
     ) -> tuple[Event, tuple[int, ...]]:
-        """Number and keep an event; also returns the numbers of those that made room."""
+        """Number and keep an event; also returns the numbers of those evicted for it."""
         event = Event(id=self._next_id, at=at, job=job, kind=kind, fields=fields)
         self._keep(event)
         forgotten, self._forgotten = tuple(self._forgotten), []
@@ -188,14 +188,14 @@ class Journal:
             self._forget(self._longest())
 
     def _rank(self, job: str, entries: _Entries) -> None:
-        """Note a job's rank, and now and then drop those that are outdated."""
+        """Push a job's rank; rebuild the heap when too many entries are outdated."""
         heapq.heappush(self._ranks, (entries.rank, job))
         if len(self._ranks) > 2 * len(self._jobs) + RANKS_SLACK:
             self._ranks = [(entries.rank, job) for job, entries in self._jobs.items()]
             heapq.heapify(self._ranks)
 
     def _longest(self) -> str:
-        """The job whose turn it is to give way."""
+        """The job to evict an event of."""
         while True:
             rank, job = self._ranks[0]
             entries = self._jobs.get(job)

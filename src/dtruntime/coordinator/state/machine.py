@@ -1,6 +1,6 @@
-"""The coordinator's brain: a pure state machine.
+"""The coordinator's state as a pure state machine.
 
-``apply(command, now)`` is the one door for changes. It returns a reply and the effects
+``apply(command, now)`` is the only way to change anything. It returns a reply and the effects
 that the caller has to carry out: records to store before any reply leaves, events, and
 answers to calls that were held. Time is an argument; there is no I/O and no clock here.
 What is promised is written down in ``docs/state-machine.md``.
@@ -50,14 +50,14 @@ from .stragglers import Stragglers
 
 JOBS_LIMIT = 10_000
 JOBS_FORGOTTEN = 256
-"""How many jobs that may be forgotten are looked for at once."""
+"""How many idle jobs one scan collects."""
 JOBS_LOOKED_AT = 128
-"""How many jobs one new name looks at, so that those are found by the time they are needed."""
+"""How many jobs each new job scans ahead of need, so that no call has to scan all of them."""
 STALL = 1.0
-"""A tick this late, in seconds, means that the coordinator itself stood still."""
+"""A tick this late, in seconds, means that the coordinator itself stalled."""
 STALLS_KEPT = 1024
 MEASURE_SECONDS = 1.0
-"""How often it is measured who is slow."""
+"""How often stragglers are measured."""
 WAITS_SLACK = 512
 """How many ended waits may stay on the heap before it is rebuilt."""
 
@@ -77,7 +77,7 @@ class Job:
     ) -> None:
         self.name = name
         self.heartbeats = 0
-        """How many came since the start."""
+        """How many there were since the start."""
         self.roster = Roster(name, record, max_workers)
         self.barriers = Barriers(self.roster)
         self.checkpoints = Checkpoints(self.roster)
@@ -91,13 +91,13 @@ class Job:
 
     @property
     def is_forgettable(self) -> bool:
-        """Whether nobody works on it and it has nothing that somebody may come back for."""
+        """Whether it has no live members, datasets or checkpoints."""
         checkpoints = self.checkpoints.history.present
         return not (self.roster.live_count or len(self.datasets) or checkpoints)
 
     @property
     def has_finished(self) -> bool:
-        """Whether nobody works on it, and those who did say that there is nothing left to do."""
+        """Whether it has no live members, and its last ones said that they were done."""
         latest, held = self.checkpoints.latest, self.roster.slots.held()
         if self.roster.live_count:
             return False
@@ -107,14 +107,14 @@ class Job:
 
     @property
     def completed_epochs(self) -> int:
-        """How many epochs are complete: by what was consumed, or as workers or their saves say."""
+        """How many epochs are complete: by coverage, by workers' reports, or by the last save."""
         told, latest = self.roster.completed_epochs, self.checkpoints.latest
         saved = latest.epoch if latest is not None and self.has_finished else 0
         return max(told, saved, self.coverages.completed_epochs(self.epochs.ledgers))
 
     @property
     def heard_at(self) -> float:
-        """When one of its members was last heard."""
+        """When any of its members was last heard from."""
         heard = (member.last_seen for member in self.roster.slots.held())
         return max(heard, default=self.roster.created_at)
 
@@ -137,7 +137,7 @@ OF_MEMBERS: dict[type[c.Command], OfMember] = {
     c.Commit: lambda job, x, member, out: job.epochs.commit(x, member, out),
     c.ReportCoverage: lambda job, x, member, out: job.coverages.report(x, member, out),
 }
-"""Commands that only live members give, and the part of the job that carries each out."""
+"""Commands that only live members send, and their handlers."""
 OF_ANYBODY: dict[type[c.Command], tuple[str, OfAnybody]] = {
     c.ReportCheckpoints: (
         "reported_by",
@@ -146,7 +146,7 @@ OF_ANYBODY: dict[type[c.Command], tuple[str, OfAnybody]] = {
     c.RequestAction: ("requested_by", lambda job, x, out: job.actions.request(x, out)),
     c.CompleteAction: ("completed_by", lambda job, x, out: job.actions.complete(x, out)),
 }
-"""Commands that members and outsiders give: the field that names the member, and the part."""
+"""Commands that outsiders may send too: the field that names the member, and the handler."""
 
 
 class Machine:
@@ -164,13 +164,13 @@ class Machine:
         self._timer = timer
         self._dealt = DealtDatasets()
         self._forgettable: list[Job] = []
-        """Those that were idle longest, the last one first."""
+        """Idle jobs, the longest idle last."""
         self._idle: list[tuple[float, Job]] = []
         self._unseen: list[str] = []
-        """Of the next such search: what it has found, and where it has not looked."""
+        """The next scan: what it has found, and the names it has yet to look at."""
         self.jobs: dict[str, Job] = {}
         self.removed: RemovedRecord | None = None
-        """What jobs go on above; None: none was ever removed."""
+        """The numbers that new jobs count on from; None: no job was ever removed."""
         self.journal = Journal(events)
         self._out = Outbox(self.journal)
         self._watch: list[tuple[float, int, Member, Job]] = []
@@ -180,7 +180,7 @@ class Machine:
         self._last_tick: float | None = None
         self._measured_at = 0.0
         self.stall = min(STALL, heartbeat_timeout / 4)
-        """A tick later than this means that nobody could be heard, or none was answered."""
+        """A tick later than this means that nobody could be heard or answered."""
         self._stalls: deque[tuple[float, float]] = deque(maxlen=STALLS_KEPT)
         """When each stall ended, and how long nobody could be heard."""
         self._handlers: dict[type[Any], Handler] = {
@@ -200,7 +200,7 @@ class Machine:
         }
 
     def apply(self, command: c.Command, now: float) -> Result:
-        """Carry out a command. Raises `Refused`, with nothing changed."""
+        """Apply a command. Raises `Refused` with nothing changed."""
         out = self._out
         out.now = now
         try:
@@ -239,9 +239,9 @@ class Machine:
     # Restoring
 
     def restore(self, records: Iterable[tuple[str, str, str, Record]], now: float) -> list[str]:
-        """Take back stored (kind, job, key, record) rows; returns what had to be left out.
+        """Restore stored (kind, job, key, record) rows; returns what had to be left out.
 
-        Every live member gets a whole heartbeat timeout to be heard again.
+        Every live member has a whole heartbeat timeout to report again.
         """
         self._out.now = now
         by_job: dict[str, list[Record]] = {}
@@ -298,15 +298,15 @@ class Machine:
         job = self._job_or_new(command.job)
         incarnations = job.roster.next_incarnation
         registered, lost = job.roster.register(command, self._out)
-        self._take_in(job)
+        self._add_job(job)
         if registered.incarnation >= incarnations:
             self._watch_over(job, job.roster.by_id[registered.worker_id])
-        self._spread_loss(job, lost)
+        self._propagate_losses(job, lost)
         job.epochs.membership_changed(self._out)
         return registered
 
     def _of_member(self, carry_out: OfMember) -> Handler:
-        """A handler of a command that only a live member may give; it is heard if not refused."""
+        """The handler of a command that only live members may send."""
 
         def handle(command: Any) -> Reply:
             job, member = self.member(command.job, command.worker_id, command.incarnation)
@@ -319,7 +319,7 @@ class Machine:
         return handle
 
     def _of_anybody(self, field: str, carry_out: OfAnybody) -> Handler:
-        """A handler of a command that outsiders give too; ``field`` names the member, if any."""
+        """The handler of a command of anybody; ``field`` names the member, if it is one."""
 
         def handle(command: Any) -> Reply:
             worker_id = getattr(command, field)
@@ -336,7 +336,7 @@ class Machine:
         job, member = self.member(command.job, command.worker_id, command.incarnation)
         job.roster.hear(member, self._out.now)
         reason = command.reason or "deregistered"
-        self._spread_loss(job, [job.roster.lose(member, Membership.LEFT, reason, self._out)])
+        self._propagate_losses(job, [job.roster.lose(member, Membership.LEFT, reason, self._out)])
         if not job.roster.live_count:
             job.actions.job_ended(self._out)
         return c.Pulse(job.roster.generation, job.roster.live_count)
@@ -350,14 +350,14 @@ class Machine:
             if member.incarnation in gone:
                 reason = f"its process {member.record.process or member.record.pid} has ended"
                 lost.append(job.roster.lose(member, Membership.DEAD, reason, self._out))
-        self._spread_loss(job, lost)
+        self._propagate_losses(job, lost)
         return c.Ended(len(lost))
 
     def _register_dataset(self, command: c.RegisterDataset) -> Reply:
         job = self._job_or_new(command.job)
         registered = job.datasets.register(command, self._out)
         if command.job not in self.jobs:
-            self._take_in(job)
+            self._add_job(job)
             self._out.put(command.job, job.roster.record())
         return registered
 
@@ -369,7 +369,7 @@ class Machine:
         members = [m for m in roster.slots.held() if m.live]
         reason = "its job was removed"
         lost = [roster.lose(m, Membership.DEAD, reason, self._out) for m in members]
-        self._spread_loss(job, lost)
+        self._propagate_losses(job, lost)
         self._forget_job(job)
         self._out.emit(
             job.name,
@@ -440,7 +440,7 @@ class Machine:
     # Time
 
     def _note_stall(self, now: float) -> None:
-        """Remember the time during which nobody could be heard: it is not their silence."""
+        """Note a period in which no heartbeat could be received: it does not count as silence."""
         passed = now - self._last_tick if self._last_tick is not None else 0.0
         self._last_tick = now
         if passed > self.stall:
@@ -473,7 +473,7 @@ class Machine:
             loss = job.roster.lose(member, Membership.DEAD, reason, self._out)
             dead.setdefault(job.name, []).append(loss)
         for name, losses in dead.items():
-            self._spread_loss(self.jobs[name], losses)
+            self._propagate_losses(self.jobs[name], losses)
 
     def _measure_speeds(self, now: float) -> None:
         if 0 <= now - self._measured_at < MEASURE_SECONDS:
@@ -504,7 +504,7 @@ class Machine:
 
     def _job_or_new(self, name: str) -> Job:
         job = self.jobs.get(name)
-        if job is None and len(self.jobs) >= JOBS_LIMIT and self._least_missed() is None:
+        if job is None and len(self.jobs) >= JOBS_LIMIT and self._longest_idle() is None:
             raise Refused(
                 "too_many_jobs",
                 f"this coordinator remembers {JOBS_LIMIT} jobs that have live workers, datasets or "
@@ -516,19 +516,19 @@ class Machine:
             job.roster.begin(self._out.now, self.removed)
         return job
 
-    def _take_in(self, job: Job) -> None:
-        """Remember a job; where there are too many, the one that is missed least gives way."""
+    def _add_job(self, job: Job) -> None:
+        """Add a job; if there are too many, the one that was idle longest is forgotten."""
         if job.name not in self.jobs and len(self.jobs) >= JOBS_LIMIT:
-            forgotten = self._least_missed()
+            forgotten = self._longest_idle()
             if forgotten is not None:
                 self._forget_job(forgotten)
                 self._out.emit(forgotten.name, "job.forgotten", in_favour_of=job.name)
         if job.name not in self.jobs and len(self.jobs) >= JOBS_LIMIT - JOBS_FORGOTTEN:
-            self._look_ahead()
+            self._scan_ahead()
         self.jobs[job.name] = job
 
-    def _least_missed(self) -> Job | None:
-        """Of the jobs with nothing worth keeping, the one that was idle longest."""
+    def _longest_idle(self) -> Job | None:
+        """The job that was idle longest, of those that have nothing worth keeping."""
         for _ in range(2):
             while self._forgettable:
                 job = self._forgettable[-1]
@@ -536,17 +536,17 @@ class Machine:
                     return job
                 self._forgettable.pop()
             self._unseen, self._idle = list(self.jobs), []
-            self._look_for_idle(len(self._unseen))
+            self._scan_for_idle(len(self._unseen))
         return None
 
-    def _look_ahead(self) -> None:
-        """Look at some jobs: at all of them would take as long as hundreds of calls."""
+    def _scan_ahead(self) -> None:
+        """Scan some jobs; scanning all at once would take as long as hundreds of calls."""
         if self._unseen:
-            self._look_for_idle(JOBS_LOOKED_AT)
+            self._scan_for_idle(JOBS_LOOKED_AT)
         elif len(self._forgettable) <= JOBS_FORGOTTEN // 2:
             self._unseen = list(self.jobs)
 
-    def _look_for_idle(self, count: int) -> None:
+    def _scan_for_idle(self, count: int) -> None:
         known = (self.jobs.get(name) for name in self._unseen[-count:])
         self._idle += [(job.heard_at, job) for job in known if job and job.is_forgettable]
         del self._unseen[-count:]
@@ -555,7 +555,7 @@ class Machine:
             self._forgettable = [job for _, job in reversed(longest)]
             self._idle = []
 
-    def _spread_loss(self, job: Job, lost: list[Lost]) -> None:
+    def _propagate_losses(self, job: Job, lost: list[Lost]) -> None:
         if lost:
             job.barriers.lose(lost, self._out)
             job.checkpoints.waiting.lose(lost, self._out)

@@ -1,9 +1,7 @@
-"""One member of a job.
+"""Members of a job, its ranks, and the members it has lost.
 
-Ranks of a job without memory for those that nobody holds.
-
-A job may have tens of thousands of ranks before a single worker has come: what is kept of it
-follows those who are there.
+Memory is proportional to the members that there are, not to the ranks: a job may have tens of
+thousands of ranks before the first worker registers.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ class Member:
         self.live = record.membership == Membership.LIVE
         self.last_seen = now if self.live else record.heard_at or record.registered_at
         self.heard = heard
-        """The job's next incarnation when it was last heard: the order of events, by no clock."""
+        """The job's next incarnation when it was last heard from: a logical clock."""
         self.pulse = _stored_pulse(record, job)
         self.beat_at = 0.0
         """When its last heartbeat came."""
@@ -65,7 +63,7 @@ class Member:
 
     @property
     def has_finished(self) -> bool:
-        """Whether it has left because there was nothing left to do."""
+        """Whether it left because it was done."""
         left = self.record.membership == Membership.LEFT
         return left and self.record.detail == WorkerState.FINISHED
 
@@ -83,7 +81,7 @@ def _stored_pulse(record: WorkerRecord, job: str) -> Heartbeat | None:
 
 
 class RankSet(MutableSet[int]):
-    """A set of ranks, a bit for each; iterates in rising order."""
+    """A set of ranks as a bitmap; iterates in ascending order."""
 
     __slots__ = ("_bits", "_count")
 
@@ -136,19 +134,19 @@ class RankSet(MutableSet[int]):
         return self._bits.bit_length() - 1
 
     def copy(self) -> RankSet:
-        """One that can be changed without this one."""
+        """An independent copy."""
         return self._made(self._bits)
 
     def without(self, ranks: Iterable[int]) -> RankSet:
-        """The ranks that are not in ``ranks``."""
+        """The difference."""
         return self._made(self._bits & ~_bits_of(ranks))
 
     def within(self, ranks: Iterable[int]) -> RankSet:
-        """The ranks that are in ``ranks`` too."""
+        """The intersection."""
         return self._made(self._bits & _bits_of(ranks))
 
     def joined(self, ranks: Iterable[int]) -> RankSet:
-        """These ranks and those of ``ranks``."""
+        """The union."""
         return self._made(self._bits | _bits_of(ranks))
 
     def _made(self, bits: int) -> RankSet:
@@ -162,7 +160,7 @@ def _bits_of(ranks: Iterable[int]) -> int:
 
 
 class Slots:
-    """The holders of a job's ranks; as long as there are ranks, as large as there are holders."""
+    """The holders of a job's ranks, as a sparse list."""
 
     __slots__ = ("_holders", "_length", "_ranks")
 
@@ -170,7 +168,7 @@ class Slots:
         self._length = length
         self._holders: dict[int, Member] = {}
         self._ranks: list[int] = []
-        """Those that are held, in rising order."""
+        """The held ranks, ascending."""
 
     def __len__(self) -> int:
         return self._length
@@ -207,7 +205,7 @@ TIMES_KEPT = 64
 
 
 class MemberLosses:
-    """Losses in order; of those that are forgotten, or were before a restart, only how recent."""
+    """The newest losses in order; of older ones only how recent they were."""
 
     def __init__(self, newest_generation: int, heard: int, lost_at: tuple[float, ...] = ()) -> None:
         self.newest_generation = newest_generation
@@ -217,7 +215,7 @@ class MemberLosses:
         self._forgotten_heard: float = heard
         self._forgotten_why = "not known any more"
         self.times: deque[float] = deque(lost_at, maxlen=TIMES_KEPT)
-        """When members were lost that did not leave by themselves, nor with their whole world."""
+        """When members were lost, but for those that left or went with their whole world."""
 
     def add(self, loss: Lost) -> None:
         """A member was lost."""
@@ -229,9 +227,7 @@ class MemberLosses:
             self._forgotten_heard = max(self._forgotten_heard, forgotten.last_heard)
 
     def forget_state(self, generation: int) -> None:
-        """A state was lost in which ``generation`` was known: whoever was a member then has lost
-        all others.
-        """
+        """A state of ``generation`` was lost: its members have lost each other."""
         if generation < self._forgotten_generation:
             return
         self.newest_generation = max(self.newest_generation, generation)
@@ -240,10 +236,10 @@ class MemberLosses:
         self._forgotten_why = "the coordinator has lost its state"
 
     def since(self, generation: int, incarnation: int = 0, until: int | None = None) -> list[Lost]:
-        """Losses after ``generation`` and not after ``until`` of members that one knew.
+        """Losses after ``generation``, up to ``until``, of members that ``incarnation`` knew.
 
-        A member that was last heard before ``incarnation`` registered was never its companion.
-        What is forgotten counts as known to all who could have known it.
+        A member that was last heard from before ``incarnation`` registered was never known to it.
+        Forgotten losses count as known to everybody who could have known them.
         """
         if generation >= self.newest_generation:
             return []

@@ -34,7 +34,7 @@ class JobRecord(Record, frozen=True):
     """0: elastic."""
     generation: Count
     loss_generation: int
-    """The generation that the newest loss of a member began."""
+    """The generation that began with the newest loss of a member."""
     next_incarnation: int
     attempt: int = 0
     epoch: int = 0
@@ -50,7 +50,7 @@ class JobRecord(Record, frozen=True):
 
 
 class ReportRecord(Record, frozen=True):
-    """What a worker that is gone said of itself last."""
+    """The last heartbeat of a worker that is gone."""
 
     state: WorkerState
     step: int | None
@@ -80,7 +80,7 @@ class WorkerRecord(Record, frozen=True):
     last_heard: int = 0
     """The job's next incarnation when it was last heard; set when it is gone."""
     machine: str = ""
-    """The place that the next two are of; empty: not known."""
+    """Where ``pid`` and ``process_started`` apply; empty: unknown."""
     pid: int = 0
     process_started: int = 0
     heard_at: float = 0.0
@@ -93,7 +93,7 @@ _WIDTHS = (1, 2, 4, 8)
 
 
 class LayoutRecord(msgspec.Struct, frozen=True):
-    """What a client found out about the files of a dataset; the long lists are packed."""
+    """What a client found in a dataset's files; the long lists are packed."""
 
     fingerprint: str
     """Identifies the files and their content."""
@@ -120,7 +120,7 @@ class LayoutRecord(msgspec.Struct, frozen=True):
 
 
 def pack(numbers: NDArray[np.uint64]) -> bytes:
-    """Whole numbers, each in as few bytes as the largest of them needs."""
+    """Integers, each in as few bytes as the largest of them needs."""
     most = int(numbers.max(initial=0))
     width = next(width for width in _WIDTHS if most < 1 << 8 * width)
     return numbers.astype(f"<u{width}").tobytes()
@@ -145,7 +145,7 @@ class DatasetRecord(Record, frozen=True):
     exact: bool = False
     """Whether shards have exactly ``shard_size`` samples, also where that cuts row groups."""
     layout: LayoutRecord | None = None
-    """Absent: nobody has seen the files, and shards follow from the numbers alone."""
+    """None: nobody has read the files, and shards follow from the sample count alone."""
     registered_at: float = 0.0
 
     @property
@@ -157,7 +157,7 @@ class DatasetRecord(Record, frozen=True):
 
 
 class IndexRecord(Record, frozen=True):
-    """The loader's index of a dataset's files, which is kept but not understood here."""
+    """The loader's index of a dataset's files, opaque to the coordinator."""
 
     data: bytes
 
@@ -180,13 +180,13 @@ class CheckpointRecord(Record, frozen=True):
     newest_part: int = 0
     """The highest incarnation that sent a part; 0: committed by one writer."""
     verified: bool | None = None
-    """Whether whoever read all of it last found it good; None: nobody has told."""
+    """Whether the last full read found it intact; None: no report yet."""
     verified_at: float = 0.0
     verified_by: str = ""
-    """The member that read it; empty: somebody outside of the job."""
+    """The member that read it; empty: an outsider."""
     removed_at: float = 0.0
-    """When it was deleted from its place. What was committed stays so: a repeated commit must not
-    bring it back. 0: it is there."""
+    """When it was deleted from storage; 0: it was not. The record stays, so that a repeated commit
+    does not bring it back."""
 
 
 class PartRecord(Record, frozen=True):
@@ -228,11 +228,11 @@ class AttemptRecord(Record, frozen=True):
     ended: str = ""
     """Why it will never be committed, if so."""
     is_late: bool = False
-    """Whether it had ended when it was begun, since the others were ahead."""
+    """Whether it ended as it began, because the others were already ahead."""
 
 
 class AskRecord(Record, frozen=True):
-    """A member was told the id of an attempt."""
+    """A member asked for an attempt and got its id."""
 
     checkpoint_id: str
     incarnation: Positive
@@ -250,13 +250,13 @@ class RoundRecord(Record, frozen=True, omit_defaults=True):
     """Incarnation to the ticket of its arrival."""
     sequence: int = 0
     values: dict[int, bytes] | None = None
-    """By rank, what each participant handed round; None: nobody handed anything round."""
+    """The value each participant shared, by rank; None: nobody shared any."""
     left_out: int = 0
-    """How many members were live and did not take part."""
+    """How many live members did not take part."""
 
 
 class ActionRecord(Record, frozen=True):
-    """Something that is asked of a job and not done yet."""
+    """A requested action that is not done yet."""
 
     action_id: str
     number: Positive
@@ -265,7 +265,7 @@ class ActionRecord(Record, frozen=True):
     requested_at: float
     worker_id: str = ""
     incarnation: int = 0
-    """Of the worker that is concerned; 0: the action concerns all."""
+    """Of the worker that the action is for; 0: it is for the whole job."""
     reason: str = ""
     requested_by: str = ""
 
@@ -286,7 +286,7 @@ class EpochRecord(EpochPart, frozen=True):
     step: int = 0
     """The largest single claim of the readers that are gone."""
     rebalanced_at: int = 0
-    """How much was unclaimed when what is left was last dealt anew for idle readers; 0: never."""
+    """How much was unclaimed at the last rebalancing for idle readers; 0: there was none."""
 
 
 class TakenBack(msgspec.Struct, frozen=True, array_like=True):
@@ -307,14 +307,14 @@ class SegmentRecord(EpochPart, frozen=True):
     slot_count: Positive
     dead: tuple[int, ...] = ()
     weights: tuple[int, ...] = ()
-    """One for each slot; empty: the slot table deals."""
+    """One for each slot; empty: the slot table decides."""
     taken: tuple[int, ...] = ()
     """How much of its lane each slot took; empty while the segment is current."""
     taken_back: tuple[TakenBack, ...] = ()
 
 
 class ReaderRecord(EpochPart, frozen=True):
-    """How far one incarnation came in an epoch."""
+    """How far one incarnation has come in an epoch."""
 
     ledger: int
     """The sequence of the ledger."""
@@ -332,9 +332,9 @@ class ReaderRecord(EpochPart, frozen=True):
     step: int = 0
     """Its largest single claim."""
     busy: float = 0.0
-    """Seconds it took for what it has committed."""
+    """Seconds spent on what it has committed."""
     active_at: float = 0.0
-    """Since when it works on what it has not committed."""
+    """When it started on what it has not committed."""
 
 
 class CoverageRecord(EpochPart, frozen=True):
@@ -350,9 +350,9 @@ class CoverageRecord(EpochPart, frozen=True):
     """With ``loads``: how new that state is."""
     loads: int = 0
     lacking: Count = 0
-    """How many samples were missing when everybody had gone on; 0: none, or nobody has."""
+    """How many samples were missing when everybody had moved on; 0: none, or not yet."""
     order: str = ""
-    """The order in which it is read; empty: nobody said."""
+    """The order in which it is read; empty: not reported."""
 
 
 class ShareRecord(EpochPart, frozen=True):
@@ -370,8 +370,8 @@ class ShareRecord(EpochPart, frozen=True):
 class RemovedRecord(Record, frozen=True):
     """The highest numbers that jobs had given when they were removed.
 
-    A job of the same name goes on above them: no worker of the old one is taken for one of the
-    new, and no checkpoint of the new one is called like a stored one.
+    A new job of the same name counts on from here, so that workers and checkpoints of the two are
+    never confused.
     """
 
     next_incarnation: Positive = 1
@@ -408,7 +408,7 @@ _PLACES: dict[type[Record], tuple[str, str]] = {
     ShareRecord: ("share", "{0.epoch}:{0.slot}:{0.dataset_id}"),
     RemovedRecord: ("removed", ""),
 }
-"""The kind that each record is stored under, and the form of its key; an index gets a dataset's."""
+"""The kind that each record is stored under, and the form of its key (an index: its dataset)."""
 RECORD_TYPES: dict[str, type[Record]] = {kind: record for record, (kind, _) in _PLACES.items()}
 """Record types by the kind they are stored under."""
 
@@ -433,7 +433,7 @@ def _shared_fields(source: Any, target: Any) -> tuple[str, ...]:
 
 
 READ_ON_DEMAND = "index"
-"""The kind that is large and seldom asked for: the machine writes it and never holds it."""
+"""The kind that is large and rarely read: the machine writes it but never keeps it."""
 
 CRASH_SAFE_KINDS = frozenset({"round", "pending", "part", "ask", "coverage", "share"})
 """Kinds that must outlive the coordinator's process but not its machine's power supply.

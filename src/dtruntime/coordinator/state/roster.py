@@ -1,4 +1,4 @@
-"""Who is a member of a job: ranks as slots, incarnations, generations."""
+"""Membership of a job: ranks, incarnations and generations."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .members import Member, MemberLosses, RankSet, Slots
 from .records import ActionRecord, JobRecord, RemovedRecord, WorkerRecord, copied
 
 HOLES_KEPT = 4096
-"""A list of more ranks that are not there is made anew when it is asked for."""
+"""A longer list of absent ranks is not cached."""
 SUPERSEDED_KEPT = 1024
 MAX_WORKERS = 65_536
 RETRY_SECONDS = 1.0
-"""When to ask again after a refusal that ends when ghosts are declared dead."""
+"""When to retry after a refusal that holds only until ghosts are declared dead."""
 SILENT = "no heartbeat for"
-"""How the reason of a death begins that was only inferred."""
+"""The reason of a death that was inferred from silence begins with this."""
 SILENT_HINT = (
     "the process or its machine is gone, or code that holds the interpreter lock ran for that "
     "long: then raise heartbeat_timeout_ms of the coordinator"
@@ -56,9 +56,9 @@ class Roster:
         self.attempts_begun = start.attempts_begun
         self.actions_requested = start.actions_requested
         self.created_at = start.created_at
-        """When the job was first heard of; 0: not known."""
+        """When the job first appeared; 0: unknown."""
         self.actions: tuple[ActionRecord, ...] = ()
-        """What heartbeats tell the members of."""
+        """The pending actions that heartbeat replies carry."""
         self.slots = Slots(self.world_size)
         self.by_id: dict[str, Member] = {}
         self.live_count = 0
@@ -67,7 +67,7 @@ class Roster:
         self._gone: list[tuple[int, int, Member]] = []
         self._by_session: dict[str, Member] = {}
         self._by_machine: dict[str, dict[int, Member]] = {}
-        """The live members that told their machine, by incarnation."""
+        """The live members of each machine, by incarnation."""
         self._ended_sessions: OrderedDict[str, str] = OrderedDict()
         self._free: list[int] = []
         """A heap of ranks that became free."""
@@ -78,8 +78,17 @@ class Roster:
         self._view: tuple[int, frozenset[int]] | None = None
         self._present: RankSet | None = None
         self._pulse: Pulse | None = None
+        self._dead: int | None = None
 
     # Queries
+
+    @property
+    def dead_count(self) -> int:
+        """How many ranks have lost their holder."""
+        if self._dead is None:
+            held = self.slots.held()
+            self._dead = sum(m.record.membership == Membership.DEAD for m in held)
+        return self._dead
 
     def record(self) -> JobRecord:
         """The durable part of this roster, without its members."""
@@ -112,7 +121,7 @@ class Roster:
         return self.world_size > 0 if member is None else member.live
 
     def present_ranks(self) -> RankSet:
-        """The ranks that take part; not to be changed."""
+        """The ranks that take part; do not modify."""
         if self._present is None:
             held = self.slots.held()
             if self.world_size:
@@ -144,18 +153,18 @@ class Roster:
         return list(self._by_machine.get(machine, {}).values()) if machine else []
 
     def silent_for(self, member: Member) -> list[Member]:
-        """Live members that were not heard since one registered, by rank."""
+        """Live members that have not been heard from since ``member`` registered, by rank."""
         return [m for m in self.slots.held() if m.live and not member.knew(m)]
 
     def find(self, worker_id: str, incarnation: int) -> Member:
-        """The live member that a call names, or a refusal that says what became of it."""
+        """The live member that a call names, or a refusal that explains what happened to it."""
         member = self.by_id.get(worker_id)
         if member is not None and member.live and member.incarnation == incarnation:
             return member
         raise self._refusal(worker_id, incarnation, member)
 
     def refusal(self, member: Member) -> Refused:
-        """What one that is not a member any more is told."""
+        """The refusal for a former member."""
         return self._refusal(member.worker_id, member.incarnation, self.by_id.get(member.worker_id))
 
     def untold(
@@ -169,7 +178,7 @@ class Roster:
     # Changes
 
     def begin(self, now: float, removed: RemovedRecord | None) -> None:
-        """The job is heard of for the first time; it goes on above what was removed."""
+        """Start a new job; its numbers count on from those of removed jobs."""
         self.created_at = now
         if removed is not None:
             self.next_incarnation = removed.next_incarnation
@@ -177,7 +186,7 @@ class Roster:
             self.actions_requested = removed.actions_requested
 
     def show_actions(self, actions: tuple[ActionRecord, ...]) -> None:
-        """Let heartbeats tell the members of these."""
+        """Send these actions with heartbeat replies."""
         self.actions = actions
         self._pulse = None
 
@@ -187,7 +196,7 @@ class Roster:
         member.heard = self.next_incarnation
 
     def register(self, c: Register, out: Outbox) -> tuple[Registered, list[Lost]]:
-        """Give a rank; also returns the losses of those that the newcomer replaces."""
+        """Register a worker; also returns the losses of the members it replaces."""
         known = self._by_session.get(c.session) if c.session else None
         if known is not None:
             self.hear(known, out.now)
@@ -206,15 +215,15 @@ class Roster:
             self._begin_world(c, out)
         else:
             self.losses.times.extend(out.now for _ in lost)
-        self._go_on_above(c)
-        return self._registered(self._seat(c, self._choose_rank(c), out)), lost
+        self._skip_lost_numbers(c)
+        return self._registered(self._admit(c, self._choose_rank(c), out)), lost
 
     def lose(self, member: Member, how: Membership, reason: str, out: Outbox) -> Lost:
         """A member died or left."""
         loss = self._remove(member, how, reason, out)
         if how == Membership.DEAD:
             self.losses.times.append(out.now)
-        self._expect_anew(out)
+        self._reopen_ranks(out)
         out.put(self.job, self.record())
         return loss
 
@@ -234,7 +243,7 @@ class Roster:
         out.put(self.job, self.record())
 
     def restore(self, record: WorkerRecord, now: float) -> Member:
-        """Take back a member that was stored."""
+        """Restore a stored member."""
         live = record.membership == Membership.LIVE
         heard = self.next_incarnation if live else record.last_heard
         member = Member(record, heard, self.job, now)
@@ -252,7 +261,7 @@ class Roster:
                 here = self._by_machine.setdefault(record.machine, {})
                 here[member.incarnation] = member
         else:
-            self._bury(member)
+            self._retire_member(member)
         self._changed()
         return member
 
@@ -281,7 +290,7 @@ class Roster:
             raise Refused("invalid", f"rank {c.rank} does not exist in a world of {size} workers")
 
     def _check_session(self, c: Register, displaced: list[Member]) -> None:
-        """A session that has ended may come back from the dead, but displaces nobody."""
+        """A session that was declared dead may return, but must not displace anybody."""
         ended = self._ended_sessions.get(c.session) if c.session else None
         if ended == Membership.LEFT or (ended and displaced):
             raise Refused(
@@ -313,7 +322,7 @@ class Roster:
         return both[:1] if len(both) == 2 and both[0] is both[1] else both
 
     def _begin_world(self, c: Register, out: Outbox) -> None:
-        """Start over with nobody, in the size that the first newcomer names."""
+        """Start over without members, in the size that the first newcomer asks for."""
         for member in self.slots.held():
             self._drop_id(member, "")
             out.delete(self.job, member.record)
@@ -326,8 +335,8 @@ class Roster:
             self.generation += 1
         self._changed()
 
-    def _go_on_above(self, c: Register) -> None:
-        """Give no number again that a newcomer knows from a state that was lost."""
+    def _skip_lost_numbers(self, c: Register) -> None:
+        """Reuse no number that a newcomer knows from a lost state."""
         self.next_incarnation = max(self.next_incarnation, c.previous_incarnation + 1)
         self.attempts_begun = max(self.attempts_begun, c.previous_attempts)
         if c.previous_generation:
@@ -335,7 +344,7 @@ class Roster:
             self.losses.forget_state(c.previous_generation + 1)
             self._changed()
 
-    def _seat(self, c: Register, rank: int, out: Outbox) -> Member:
+    def _admit(self, c: Register, rank: int, out: Outbox) -> Member:
         self.slots.grow(rank + 1)
         before = self.slots[rank]
         worker_id = c.worker_id or self._free_id(rank)
@@ -354,7 +363,7 @@ class Roster:
         )
         self.next_incarnation += 1
         member = self.restore(record, out.now)
-        self._expect_anew(out)
+        self._reopen_ranks(out)
         out.put(self.job, record)
         out.put(self.job, self.record())
         out.emit(
@@ -407,7 +416,7 @@ class Roster:
             heard_at=member.last_seen,
             report=member.last_report,
         )
-        self._bury(member)
+        self._retire_member(member)
         self.live_count -= 1
         self._count_epoch(member, -1)
         self._by_session.pop(member.record.session, None)
@@ -441,7 +450,7 @@ class Roster:
             if not here:
                 del self._by_machine[member.record.machine]
 
-    def _bury(self, member: Member) -> None:
+    def _retire_member(self, member: Member) -> None:
         if self.world_size:
             heapq.heappush(self._gone, (member.heard, member.incarnation, member))
         if member.record.session:
@@ -449,10 +458,10 @@ class Roster:
             if len(self._ended_sessions) > SUPERSEDED_KEPT:
                 self._ended_sessions.popitem(last=False)
 
-    def _expect_anew(self, out: Outbox) -> None:
+    def _reopen_ranks(self, out: Outbox) -> None:
         """In a fixed world, expect again the ranks whose lost holders no live member knew.
 
-        What the oldest live member did not know, nobody did.
+        If the oldest live member did not know one, nobody did.
         """
         while self._oldest and not self._oldest[0][1].live:
             heapq.heappop(self._oldest)
@@ -465,7 +474,7 @@ class Roster:
                 out.delete(self.job, member.record)
 
     def _drop_id(self, member: Member, successor: str) -> None:
-        """Forget the name of a member that holds no rank any more."""
+        """Forget the name of a member that no longer holds a rank."""
         if self.by_id.get(member.worker_id) is not member:
             return
         del self.by_id[member.worker_id]
@@ -511,7 +520,7 @@ class Roster:
         return lowest if lowest < len(self.slots) else None
 
     def _compact(self) -> None:
-        """Rebuild the heaps without the entries that are out of date."""
+        """Rebuild the heaps without outdated entries."""
         held = self.slots.held()
         self._free = [member.rank for member in held if not member.live]
         self._vacant_from = 0
@@ -530,3 +539,4 @@ class Roster:
         self._view = None
         self._present = None
         self._pulse = None
+        self._dead = None

@@ -100,6 +100,17 @@ class Summary(msgspec.Struct, frozen=True):
         """The summary of a state that nothing was written to."""
         return cls(secrets.token_hex(8), ancestors[-ANCESTORS_KEPT:])
 
+    def counting(self, records: DigestTally, events: DigestTally, last_event: int) -> Summary:
+        """The same state with these rows."""
+        return msgspec.structs.replace(
+            self,
+            records=records.count,
+            record_sum=records.total,
+            events=events.count,
+            event_sum=events.total,
+            last_event=last_event,
+        )
+
     def put(self, db: sqlite3.Connection) -> None:
         """Write it; part of the commit that it sums up."""
         value = msgspec.json.encode(self)
@@ -391,15 +402,8 @@ def upgrade(db: sqlite3.Connection) -> None:
         term = db.execute(QUERIES["schema_1_term"]).fetchone()
         for name in ("records", "journal", "quarantine", "meta"):
             db.execute(f"DROP TABLE schema_1_{name}")
-        msgspec.structs.replace(
-            Summary.of_new_state(),
-            term=int(term[0]) if term else 0,
-            records=records.count,
-            record_sum=records.total,
-            events=events.count,
-            event_sum=events.total,
-            last_event=last_event,
-        ).put(db)
+        summary = Summary.of_new_state().counting(records, events, last_event)
+        msgspec.structs.replace(summary, term=int(term[0]) if term else 0).put(db)
         db.execute("COMMIT")
     except BaseException:
         if db.in_transaction:
@@ -423,11 +427,5 @@ def leave_out_damaged(db: sqlite3.Connection, found: Examination) -> None:
         else:
             events.add(row[-1])
             last_event = row[0]
-    msgspec.structs.replace(
-        found.summary or Summary.of_new_state(),
-        records=records.count,
-        record_sum=records.total,
-        events=events.count,
-        event_sum=events.total,
-        last_event=last_event,
-    ).put(db)
+    summary = found.summary or Summary.of_new_state()
+    summary.counting(records, events, last_event).put(db)

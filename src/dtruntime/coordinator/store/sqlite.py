@@ -409,15 +409,8 @@ class SqliteStore:
                 self._put(place, change.record, records)
             else:
                 self._delete(QUERIES["delete_record"], place, records)
-        return msgspec.structs.replace(
-            before,
-            sequence=before.sequence + 1,
-            records=records.count,
-            record_sum=records.total,
-            events=events.count,
-            event_sum=events.total,
-            last_event=last_event,
-        )
+        summary = before.counting(records, events, last_event)
+        return msgspec.structs.replace(summary, sequence=before.sequence + 1)
 
     def _put(self, place: tuple[str, str, str], record: Record, tally: DigestTally) -> None:
         value = msgspec.json.encode(record)

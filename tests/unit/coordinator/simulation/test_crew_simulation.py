@@ -63,10 +63,10 @@ def test_simulation_catches_crews_that_do_not_look_who_was_left_out(
 def test_simulation_catches_a_coordinator_that_miscounts_who_was_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    passed = barriers._passed
+    copied = barriers.copied
 
-    def miscounted(record: Any) -> c.Passed:
-        return passed(msgspec.structs.replace(record, left_out=0))
+    def miscounted(record: Any, kind: type[c.Passed]) -> c.Passed:
+        return copied(msgspec.structs.replace(record, left_out=0), kind)
 
-    monkeypatch.setattr(barriers, "_passed", miscounted)
+    monkeypatch.setattr(barriers, "copied", miscounted)
     assert "does not have all members" in first_breach()

@@ -119,7 +119,7 @@ def give_numbers_again(patch: Any) -> None:
 
 
 def keep_calls_waiting(patch: Any) -> None:
-    patch(machine.Machine, "_spread_loss", lambda self, job, lost: None)
+    patch(machine.Machine, "_propagate_losses", lambda self, job, lost: None)
 
 
 def remove_under_live_members(patch: Any) -> None:

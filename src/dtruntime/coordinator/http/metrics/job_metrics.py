@@ -6,13 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 
 from ....rpc.gen import coordinator_pb2 as pb
-from ....types import Membership, WorkerState
+from ....types import WorkerState
 from ...state import Event, Job
 from ...state.checkpoints.history import seconds_taken
 from ...state.commands import Heartbeat
@@ -39,6 +39,11 @@ RECENT = 600.0
 RATE_SECONDS = 10.0
 SAMPLES_RATE_SECONDS = 60.0
 
+_NOTHING: dict[str, Any] = {
+    one.name: 0 if one.type is int else None for one in msgspec.structs.fields(Metrics)
+}
+NO_METRICS = Metrics(**_NOTHING)
+"""The figures of a job that nothing was measured of."""
 _GOOD = frozenset({WorkerState.TRAINING, WorkerState.CHECKPOINTING})
 _LOST = frozenset({WorkerState.RECOVERING, WorkerState.LOADING})
 
@@ -64,7 +69,6 @@ class JobMetrics:
         """Whether its file has all points."""
         self.heard_at = 0.0
         """When the newest heartbeat came."""
-        self.dead = 0
         self._consumed = Rate(SAMPLES_RATE_SECONDS)
         self._consumed_first: int | None = None
         self._consumed_more = False
@@ -124,30 +128,44 @@ class JobMetrics:
         self._count_good(job, now)
         fresh = self._average(members, now)
         self.recoveries.look(members)
-        barriers = self.barriers(job, now)
         steps, samples = self._steps.median, self.samples_per_second
-        self.metrics = Metrics(
-            workers_live=job.roster.live_count,
-            workers_dead=self.dead,
+        self.metrics = msgspec.structs.replace(
+            NO_METRICS,
             heartbeats_per_second=self._heartbeats.value,
-            requests_per_second=requests_per_second,
             steps_per_second=steps if self._works else None,
             samples_per_second=samples if self._works else None,
             goodput=self._goodput.value if self._works else None,
             checkpoint_bytes_per_second=checkpoint_rate(job.checkpoints.latest, durations, now),
+            heartbeat_age_max_seconds=None if oldest is None else max(0.0, now - oldest),
+            stragglers=sum(member.live for member in job.stragglers.slow.values()),
+            loss=self.reported.get("loss") if fresh else None,
+        )
+        current = self.current(job, now, requests_per_second, assignment_seconds)
+        self._add(self._point(now, current, job.checkpoints.latest))
+
+    def current(
+        self,
+        job: Job,
+        now: float,
+        requests_per_second: float | None,
+        assignment_seconds: float | None,
+    ) -> Metrics:
+        """The current figures: rates as they were last measured, if anybody works."""
+        live, barriers = job.roster.live_count, self.barriers(job, now)
+        return msgspec.structs.replace(
+            (self.metrics if live else None) or NO_METRICS,
+            workers_live=live,
+            workers_dead=job.roster.dead_count,
+            requests_per_second=requests_per_second,
             checkpoints_committed=job.checkpoints.history.present,
             barrier_p50_ms=milliseconds(barriers.p50),
             barrier_p99_ms=milliseconds(barriers.p99),
             barriers_measured=barriers.values,
             assignment_ms=milliseconds(assignment_seconds),
-            heartbeat_age_max_seconds=None if oldest is None else max(0.0, now - oldest),
-            stragglers=sum(member.live for member in job.stragglers.slow.values()),
-            losses_last_hour=losses_last_hour(job, now),
+            losses_last_hour=sum(at >= now - HOUR for at in job.roster.losses.times),
             recoveries_last_hour=self.recoveries.done_since(now - HOUR),
             last_recovery_seconds=self.recoveries.last_seconds,
-            loss=self.reported.get("loss") if fresh else None,
         )
-        self._add(self._point(now, self.metrics, job.checkpoints.latest))
 
     def rest(self, now: float) -> None:
         """Nobody works on the job: what was measured last is not so any more."""
@@ -200,11 +218,9 @@ class JobMetrics:
         heard: list[float] = []
         trained: set[int] = set()
         self._spent.clear()
-        dead = 0
         async for part in in_slices(members, SLICE):
             for member in part:
                 if not member.live:
-                    dead += member.record.membership == Membership.DEAD
                     continue
                 heard.append(member.last_seen)
                 pulse = member.pulse
@@ -222,7 +238,7 @@ class JobMetrics:
         of, at = np.array(incarnations, dtype=np.int64), np.array(beats)
         self._steps.add(of, np.array(steps, dtype=np.int64), at)
         self._samples.add(of, np.array(samples, dtype=np.int64), at)
-        self.states, self.dead, self._trained = states, dead, trained
+        self.states, self._trained = states, trained
         self.heard_at = max(beats, default=self.heard_at)
         if members:
             self.started_at = min(member.record.registered_at for member in members)
@@ -281,11 +297,6 @@ def _reports(members: Sequence[Member]) -> list[tuple[Member, dict[str, float]]]
     chosen = members[:: max(1, len(members) // REPORTERS)][:REPORTERS]
     pulses = [(member, cast("Heartbeat", member.pulse)) for member in chosen]
     return [(m, dict(pb.HeartbeatRequest.FromString(p.report).metrics)) for m, p in pulses]
-
-
-def losses_last_hour(job: Job, now: float) -> int:
-    """How many workers were lost, counted up to 64."""
-    return sum(at >= now - HOUR for at in job.roster.losses.times)
 
 
 def milliseconds(seconds: float | None) -> float | None:

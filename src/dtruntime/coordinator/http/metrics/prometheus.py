@@ -31,9 +31,9 @@ JOBS_MOST = 100
 class Exporter(Collector):
     """All metrics of the coordinator."""
 
-    def __init__(self, lookout: SnapshotReader, feeds: JobStreams) -> None:
-        self._lookout = lookout
-        self._feeds = feeds
+    def __init__(self, snapshots: SnapshotReader, streams: JobStreams) -> None:
+        self._snapshots = snapshots
+        self._streams = streams
         self.http_requests: dict[tuple[str, str], int] = {}
         """By path as in the table of routes, and status."""
         self._figures: dict[str, JobMetrics] = {}
@@ -53,10 +53,10 @@ class Exporter(Collector):
 
     async def refresh(self) -> None:
         """Get the figures that `collect` tells."""
-        recent = [row.job for row in self._lookout.jobs.show()[:JOBS_MOST]]
-        jobs = self._lookout.machine.jobs
+        recent = [row.job for row in self._snapshots.jobs.show()[:JOBS_MOST]]
+        jobs = self._snapshots.machine.jobs
         self._figures = {
-            name: await self._lookout.sampler.figures(name) for name in recent if name in jobs
+            name: await self._snapshots.sampler.figures(name) for name in recent if name in jobs
         }
 
     def describe(self) -> Iterable[Metric]:
@@ -67,14 +67,14 @@ class Exporter(Collector):
         """Read everything."""
         yield from self._process()
         yield from self._methods()
-        jobs = self._lookout.machine.jobs
+        jobs = self._snapshots.machine.jobs
         known = [(jobs[name], figures) for name, figures in self._figures.items() if name in jobs]
         yield from self._membership(known)
         yield from self._progress(known)
         yield from self._storage(known)
 
     def _process(self) -> Iterator[Metric]:
-        lookout, service = self._lookout, self._lookout.service
+        snapshots, service = self._snapshots, self._snapshots.service
         info = InfoMetricFamily("strata_coordinator", "The coordinator's version and transport.")
         info.add_metric([], {"version": __version__, "transport": service.transport})
         yield info
@@ -86,16 +86,16 @@ class Exporter(Collector):
         yield _gauge(
             "strata_coordinator_resident_memory_bytes",
             "Memory that the coordinator's process occupies.",
-            lookout.sampler.memory_bytes,
+            snapshots.sampler.memory_bytes,
         )
-        lag = lookout.sampler.event_loop_lag
+        lag = snapshots.sampler.event_loop_lag
         if lag is not None:
             yield _gauge(
                 "strata_coordinator_event_loop_lag_seconds",
                 "The longest that a timer was late within the last second.",
                 lag,
             )
-        yield _gauge("strata_http_event_streams", "Open streams of events.", self._feeds.readers)
+        yield _gauge("strata_http_event_streams", "Open streams of events.", self._streams.readers)
         requests = CounterMetricFamily(
             "strata_http_requests", "HTTP requests answered.", labels=["path", "status"]
         )
@@ -112,7 +112,7 @@ class Exporter(Collector):
             "How long gRPC calls took, those that are held with their wait.",
             labels=["method"],
         )
-        for name, stats in self._lookout.service.stats.items():
+        for name, stats in self._snapshots.service.stats.items():
             errors.add_metric([name], stats.errors)
             durations.add_metric([name], *_buckets(stats.latency))
         yield errors
@@ -127,7 +127,7 @@ class Exporter(Collector):
         )
         for job, figures in known:
             workers.add_metric([job.name, "live"], job.roster.live_count)
-            workers.add_metric([job.name, "dead"], self._lookout.jobs.dead(job))
+            workers.add_metric([job.name, "dead"], job.roster.dead_count)
             for state, number in sorted(figures.states.items()):
                 states.add_metric([job.name, str(state)], number)
         yield workers
@@ -149,7 +149,7 @@ class Exporter(Collector):
         )
 
     def _progress(self, known: list[tuple[Job, JobMetrics]]) -> Iterator[Metric]:
-        measured = [(job.name, self._lookout.metrics(job, f)) for job, f in known]
+        measured = [(job.name, self._snapshots.metrics(job, f)) for job, f in known]
         for name, what, help_text in (
             ("strata_steps_per_second", "steps_per_second", "Steps per second, the median rank's."),
             ("strata_samples_per_second", "samples_per_second", "Samples consumed per second."),
@@ -210,7 +210,7 @@ class Exporter(Collector):
             "When the newest checkpoint was committed, in seconds since 1970.",
             ((job, record.committed_at) for job, record in latest),
         )
-        durations = self._lookout.sampler.durations
+        durations = self._snapshots.sampler.durations
         took = ((job, duration_of(r, durations.get(job, {}))) for job, r in latest)
         yield _gauges(
             "strata_checkpoint_last_duration_seconds",

@@ -67,18 +67,18 @@ def see(job: Job, member: Member) -> SeenWorker:
     return SeenWorker(member.record, member.pulse, member.last_seen, straggles)
 
 
-def select(crew: WorkersSnapshot, state: str, search: str, sort: Sort) -> list[SeenWorker]:
+def select(workers: WorkersSnapshot, state: str, search: str, sort: Sort) -> list[SeenWorker]:
     """The members that match, in order; ``state`` is what they do, or live, dead or left."""
     wanted = search.casefold()
     found = [
         seen
-        for seen in crew.members
+        for seen in workers.members
         if (not state or state in (seen.state, seen.record.membership))
         and (not wanted or _mentions(seen.record, wanted))
     ]
     if sort != "rank":
         name = sort.removeprefix("-")
-        found.sort(key=lambda seen: _order(seen, name, crew.now), reverse=sort.startswith("-"))
+        found.sort(key=lambda seen: _order(seen, name, workers.now), reverse=sort.startswith("-"))
     return found
 
 

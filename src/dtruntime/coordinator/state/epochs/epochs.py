@@ -181,7 +181,7 @@ class Epochs:
             ledger.offers[reader.incarnation] = Offer(c.call, offer)
         if self._complete_if_finished(ledger, out):
             return Complete(self._roster.generation, member.rank)
-        if ledger.idle and self._deal_to_the_idle(ledger, out):
+        if ledger.idle and self._rebalance_for_idle(ledger, out):
             return self._moved(ledger, Wait(member, c.known))
         if c.upto < c.length or not (offer or member.rank in ledger.finished):
             return Granted(self._roster.generation, member.rank)
@@ -226,7 +226,7 @@ class Epochs:
         same = ledger.segments[-1].weights == weights
         return untouched and same and not is_stale(ledger, self._roster)
 
-    def _deal_to_the_idle(self, ledger: Ledger, out: Outbox) -> bool:
+    def _rebalance_for_idle(self, ledger: Ledger, out: Outbox) -> bool:
         """Deal anew what is left to the slow, if it is worth it; whether it was."""
         room = has_room(ledger, self._roster, WISHED_SHARE)
         if not (is_worth_it(ledger) and room):
