@@ -1,4 +1,4 @@
-"""Token buckets, per worker and per peer address."""
+"""Rate limits: token buckets per worker and per peer address."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .state import Refused
 WORKER_BURST = 4.0
 PEER_BURST = 2.0
 PEER_SHARE = 0.5
-"""The part of a core that the calls of one address may take: a longer call counts as several."""
+"""The share of a core that calls from one address may use; a long call counts as several."""
 COSTLY_KEPT = 4096
 IDLE_SECONDS = 60.0
 """A bucket unused for this long is full again and can be forgotten."""
@@ -40,7 +40,7 @@ class TokenBuckets:
         bucket[0] = tokens - 1.0
 
     def charge(self, key: str, tokens: float) -> None:
-        """Take tokens that may not be there: later calls wait until they are."""
+        """Take tokens even if there are none: later calls wait until the debt is paid."""
         bucket = self._buckets.get(key)
         if bucket is not None:
             bucket[0] -= tokens
@@ -71,28 +71,28 @@ class RateLimits:
     def __init__(self, worker_rate: float, peer_rate: float) -> None:
         self._peer_rate = peer_rate
         self._costly: set[str] = set()
-        """Addresses whose last call took long."""
+        """Addresses whose last call was long."""
         self._workers = TokenBuckets("worker", worker_rate, WORKER_BURST)
         self._peers = TokenBuckets("peer", peer_rate, PEER_BURST)
 
     def check_peer(self, peer: str, now: float) -> None:
-        """Count a call of an address; ``peer`` is ``ipv4:ADDRESS:PORT``."""
+        """Count a call from an address; ``peer`` is ``ipv4:ADDRESS:PORT``."""
         self._peers.take(peer.rpartition(":")[0], now)
 
     def is_costly(self, peer: str) -> bool:
         """Whether to measure the processor time of an address's next call.
 
-        Asking for it takes a system call, which short ones are spared.
+        That takes a system call, so short calls are not measured.
         """
         return bool(self._costly) and peer.rpartition(":")[0] in self._costly
 
     def note_duration(self, peer: str, seconds: float) -> None:
-        """A call took so long by the clock, which may not have been its own work."""
+        """Note how long a call took by the clock, which may include other work."""
         if self._worth(seconds) > 1.0 and len(self._costly) < COSTLY_KEPT:
             self._costly.add(peer.rpartition(":")[0])
 
     def charge_peer(self, peer: str, seconds: float) -> None:
-        """Count a call of an address by the processor time that it took, if that was much."""
+        """Charge an address for the processor time of a call, if that was long."""
         address, worth = peer.rpartition(":")[0], self._worth(seconds)
         if worth > 1.0:
             self._peers.charge(address, worth - 1.0)
@@ -100,11 +100,11 @@ class RateLimits:
             self._costly.discard(address)
 
     def _worth(self, seconds: float) -> float:
-        """How many calls an address may make in the time that it may work for so long."""
+        """How many calls this much processor time is worth."""
         return seconds * self._peer_rate / PEER_SHARE
 
     def check_worker(self, job: str, worker_id: str, now: float) -> None:
-        """Count a call of a worker that is known to exist."""
+        """Count a call of a known worker."""
         self._workers.take(f"{job}/{worker_id}", now)
 
     def forget_idle(self, now: float) -> None:

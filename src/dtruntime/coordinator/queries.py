@@ -1,4 +1,4 @@
-"""Answers about the state, which change nothing."""
+"""Read-only methods of the service."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .store import SqliteStore
 PAGE = 1000
 """Workers in one page of a status."""
 SHARDS_AT_ONCE = 50_000
-"""Dealing more than these takes longer than others should wait for."""
+"""Larger assignments would block the event loop for too long."""
 SHARDS_LISTED = 1_000_000
 DEALINGS_WAITING = 32
 
@@ -35,9 +35,9 @@ Answer = Message | asyncio.Future[Message]
 
 
 class Dealings:
-    """Answers that need the dealing of a dataset: long ones are computed by another thread.
+    """Answers that need the assignment of a dataset; long ones are computed in another thread.
 
-    One at a time, and a few that wait: whoever asks for more is told to come back.
+    One at a time, with a short queue; further callers are refused.
     """
 
     def __init__(self, store: SqliteStore) -> None:
@@ -72,7 +72,7 @@ class Dealings:
 
 
 class Queries:
-    """The methods of the service that only look."""
+    """The read-only methods of the service."""
 
     def __init__(
         self, machine: Machine, store: SqliteStore, limits: RateLimits, config: CoordinatorConfig
@@ -273,7 +273,7 @@ class Queries:
         last = first + min(request.limit or PAGE, PAGE)
         page = [(rank, slots[rank]) for rank in range(first, min(last, len(slots)))]
         if not job.roster.world_size or job.has_finished:
-            # Nobody has to come.
+            # No vacant rank is expected.
             page = [(rank, member) for rank, member in page if member is not None]
         following = last if last < len(slots) else 0
         return encode.job_status(job, page, following, now, self._forecasts.of(job))
@@ -312,14 +312,14 @@ def _check_listed(dataset: Dataset, rank: int, count: int) -> None:
 
 
 class Descriptions:
-    """Describes datasets; what was read last is kept, since all workers of a job ask at once."""
+    """Descriptions of datasets; the last one is cached, since all workers of a job ask at once."""
 
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
         self._record: DatasetRecord | None = None
         self._reading: asyncio.Future[pb.DatasetInfo] | None = None
         self._described: pb.DatasetDescription | None = None
-        """The newest answer: callers that ask at once share it rather than get a copy each."""
+        """The newest answer, shared by callers that ask at once."""
 
     def brief(self, job: Job, record: DatasetRecord) -> pb.DatasetDescription:
         """A dataset without the lists of its shards and files."""
@@ -328,7 +328,7 @@ class Descriptions:
         return description
 
     async def full(self, job: Job, record: DatasetRecord) -> pb.DatasetDescription:
-        """A dataset with layout and index; everything it tells is stored before it returns."""
+        """A dataset with layout and index; everything in it is stored before this returns."""
         if self._reading is None or self._record is not record:
             self._record, self._described = record, None
             self._reading = asyncio.ensure_future(self._read(job.name, record))

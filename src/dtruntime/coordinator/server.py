@@ -27,7 +27,7 @@ HOUSEKEEPING_SECONDS = 1.0
 GRACE_SECONDS = 2.0
 
 Started = Callable[[str, str], None]
-"""Is told the addresses of gRPC and of HTTP, once both are served."""
+"""Called with the addresses of gRPC and of HTTP once both are served."""
 
 
 class CoordinatorServer:
@@ -47,7 +47,7 @@ class CoordinatorServer:
 
     @property
     def address(self) -> str:
-        """HOST:PORT that is served; the port is the real one when 0 was asked for."""
+        """HOST:PORT that is served; the actual port if 0 was requested."""
         host, port = split_address(self.config.address)
         return f"{host}:{self._transport.port if self._transport else port}"
 
@@ -105,7 +105,7 @@ class CoordinatorServer:
         )
 
     async def stop(self) -> None:
-        """Tell waiting clients, store what is left, end."""
+        """Fail waiting calls, store what is left, and end."""
         for timer in self._timers:
             timer.cancel()
         await asyncio.gather(*self._timers, return_exceptions=True)
@@ -120,7 +120,7 @@ class CoordinatorServer:
         log.info("coordinator.stopped", address=self.address)
 
     async def _abandon(self) -> None:
-        """Let go of everything after a start that failed."""
+        """Release everything after a failed start."""
         async with contextlib.AsyncExitStack() as left:
             if self._store is not None:
                 left.push_async_callback(self._store.close)
@@ -133,7 +133,7 @@ class CoordinatorServer:
     async def serve_until_stopped(self, on_started: Started | None = None) -> None:
         """Start, serve until SIGTERM or SIGINT (or a storage failure), stop.
 
-        With ``drain_seconds`` it goes on serving after the first signal while workers are there.
+        With ``drain_seconds`` it goes on serving after the first signal while workers are live.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -151,7 +151,7 @@ class CoordinatorServer:
             raise self.service.failure
 
     async def _drain(self) -> None:
-        """Let workers that were told to go at the same time save; another signal ends this."""
+        """Let workers that got the signal too save their state; a second signal ends this."""
         seconds = self.config.drain_seconds
         if not seconds or not self._live_workers() or self.service.failure is not None:
             return
@@ -195,7 +195,7 @@ class CoordinatorServer:
 
 
 def _open_http(service: CoordinatorService, telemetry: TelemetryConfig) -> HttpServer:
-    """Bind the HTTP port; its libraries are only loaded where it is served."""
+    """Bind the HTTP port; its libraries are only loaded if it is served."""
     from .http.http_server import HttpServer
 
     return HttpServer(service, telemetry)
@@ -229,7 +229,7 @@ async def _serve(
 def _tame_collector() -> None:
     """Keep full garbage collections, 12 to 24 ms each under load, out of barriers' way.
 
-    What was loaded so far lives as long as the process and need not be looked at again.
+    Everything loaded so far lives as long as the process and need not be scanned again.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Calls in, answers out: one door for every method, whatever transport brings it."""
+"""The coordinator service: every gRPC method, independent of the transport."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STATED = {
     "RequestAction": "requested_by",
     "CompleteAction": "completed_by",
 }
-"""The methods that members call as such, and the field of the request that names the member."""
+"""Methods that members call, and the field of the request that names the member."""
 COMMANDS: dict[str, Callable[[Any], c.Command]] = {
     "DeregisterWorker": decode.deregister,
     "ReportEndedProcesses": decode.report_ended,
@@ -57,16 +57,16 @@ COMMANDS: dict[str, Callable[[Any], c.Command]] = {
     "RemoveJob": decode.remove_job,
     "RemoveDataset": decode.remove_dataset,
 }
-"""The methods that are one command each, answered at once with what the machine replies."""
+"""Methods that are one command each, answered at once."""
 HeldCommand = c.Arrive | c.NotifyCheckpoint | c.Claim
 HELD_COMMANDS: dict[str, Callable[[Any, int], HeldCommand]] = {
     "WaitBarrier": decode.arrive,
     "NotifyCheckpoint": decode.notify_checkpoint,
     "ClaimSamples": decode.claim,
 }
-"""The methods whose answer may have to wait for other workers; each call has a number."""
+"""Methods whose answer may have to wait for other workers; each call has a number."""
 FOREIGN_STATES = 16
-"""Reports of states that were lost, each once, while the coordinator runs."""
+"""How many lost states are reported, each once, while the coordinator runs."""
 
 
 class Clock:
@@ -111,7 +111,7 @@ class CoordinatorService:
         self._tasks: set[asyncio.Task[None]] = set()
         self._foreign_states: set[str] = set()
         self._admitted = ""
-        """The address whose call is handled next."""
+        """The address of the call that is handled next."""
         self.machine = Machine(
             self.config.heartbeat_timeout_ms / 1000,
             store.events(),
@@ -135,10 +135,10 @@ class CoordinatorService:
         for orphan in orphans:
             log.warning("state.record_orphaned", record=orphan)
 
-    # The door
+    # Entry points
 
     def admit(self, method: str, peer: str) -> None:
-        """Refuse the call of an address that makes too many."""
+        """Refuse a call from an address that makes too many."""
         try:
             self._limits.check_peer(peer, self.clock())
         except Refused:
@@ -147,7 +147,7 @@ class CoordinatorService:
         self._admitted = peer
 
     def handle(self, method: str, request: Any, metadata: Any = ()) -> Answer:
-        """Answer a call; raises `Refused`. A caller that records a span says so in ``metadata``."""
+        """Answer a call; raises `Refused`. ``metadata`` carries the span of a traced caller."""
         if metadata and tracing.is_on():
             span = tracing.serve(f"{SERVICE}/{method}", metadata)
             if span is not None:
@@ -182,7 +182,7 @@ class CoordinatorService:
         return answer
 
     def _obey(self, method: str, request: Any, now: float) -> Answer:
-        """Do what a request asks for, unless it is of a member of another state."""
+        """Handle a request, unless it is of a member of another state."""
         state_id = request.state_id if method in STATED else ""
         if not state_id or state_id == self._store.state_id:
             return self._handlers[method](request, now)
@@ -191,7 +191,7 @@ class CoordinatorService:
         return self._handlers[method](request, now)
 
     def _is_newer(self, method: str, request: Any) -> bool:
-        """Whether a member registered after the copy was made that this state is restored from."""
+        """Whether a member registered after this state was copied and then restored."""
         job = self.machine.jobs.get(request.job or DEFAULT_JOB)
         known = None if job is None else job.roster.by_id.get(getattr(request, STATED[method]))
         return known is None or known.incarnation < request.incarnation
@@ -212,7 +212,7 @@ class CoordinatorService:
         )
 
     def refuse_unreadable(self, method: str, error: Exception) -> Refused:
-        """The refusal of a request that is not the method's message."""
+        """The refusal of a request that cannot be parsed."""
         self._count_unheard(method)
         return Refused("invalid", f"the request cannot be parsed: {error}")
 
@@ -235,10 +235,10 @@ class CoordinatorService:
             await appended.wait()
 
     def tick(self) -> None:
-        """Let time pass in the machine.
+        """Advance the machine's time.
 
-        None passes while the disk keeps everybody waiting: members send their next heartbeat when
-        the one before is answered, and must not be taken for dead meanwhile.
+        Not while everybody waits for the disk: members send their next heartbeat after the answer
+        to the last, and must not be declared dead meanwhile.
         """
         if self._waits_for_disk():
             return
@@ -266,7 +266,7 @@ class CoordinatorService:
         self._limits.forget_idle(self.clock())
 
     def close(self) -> None:
-        """Refuse what comes, and tell those who wait."""
+        """Refuse further calls, and fail those that are held."""
         self._closing = True
         self._appended.set()
         for future in list(self._held.values()):
@@ -280,9 +280,9 @@ class CoordinatorService:
         return self._closing
 
     async def settled(self) -> None:
-        """Wait until everything that can be seen of the state is stored.
+        """Wait until everything visible in the state is stored.
 
-        Raises `StorageError` when that will never be.
+        Raises `StorageError` if it cannot be stored.
         """
         if self._store.dirty:
             await self._store.flush()
@@ -327,7 +327,7 @@ class CoordinatorService:
         return response
 
     def _foreign(self, method: str, request: Any, now: float) -> Refused:
-        """What a member is told that was registered in another state."""
+        """The refusal for a member that was registered in another state."""
         job, worker_id = decode.job_name(request.job), getattr(request, STATED[method])
         decode.identifier("worker id", worker_id)
         self._note_foreign(job, worker_id, request.state_id, now)
@@ -343,7 +343,7 @@ class CoordinatorService:
         )
 
     def _note_foreign(self, job: str, worker_id: str, state_id: str, now: float) -> None:
-        """Report that another state has existed, when a member of it is first heard."""
+        """Report a lost state, when a member of it first calls."""
         restored = state_id in self._store.ancestors
         if state_id not in self._foreign_states and len(self._foreign_states) < FOREIGN_STATES:
             names = (job, worker_id or "a newcomer", decode.identifier("state id", state_id))
@@ -365,7 +365,7 @@ class CoordinatorService:
         return encode.reply(reply, state_id=self._store.state_id)
 
     def _change(self, method: str, request: Any, now: float) -> Answer:
-        """Answer a method of `COMMANDS`; a member's calls are counted, but for its last one."""
+        """Answer a method of `COMMANDS`; a member's calls are rate-limited, except its last."""
         command: Any = COMMANDS[method](request)
         if method in STATED and method != "DeregisterWorker":
             self._limit_worker(command.job, getattr(command, STATED[method]), now)
@@ -373,7 +373,7 @@ class CoordinatorService:
         return METHODS[method].reply() if reply is c.DONE else encode.reply(reply)
 
     def _limit_worker(self, job: str, worker_id: str, now: float) -> None:
-        """Count a call of a member; strangers are counted by their address alone."""
+        """Count a call of a member; others are only counted by address."""
         known = self.machine.jobs.get(job)
         if known is not None and worker_id in known.roster.by_id:
             self._limits.check_worker(job, worker_id, now)
@@ -476,7 +476,7 @@ def _observe(stats: MethodStats, started: float, done: asyncio.Future[Message]) 
 
 
 _TOLD = ("job", "worker_id", "step", "epoch", "barrier_id", "checkpoint_id", "dataset_id")
-"""Fields of requests that say what a call is about."""
+"""Fields of requests that go into a span."""
 _FAILED = {
     pb.BARRIER_OUTCOME_TIMED_OUT: "timed out",
     pb.BARRIER_OUTCOME_MEMBERSHIP_CHANGED: "membership changed",
@@ -484,7 +484,7 @@ _FAILED = {
 
 
 def describe(span: Span, method: str, request: Any, machine: Machine) -> None:
-    """Say who calls, and about what."""
+    """Add the caller and the subject of a call to its span."""
     fields = request.DESCRIPTOR.fields_by_name
     told = {name: getattr(request, name) for name in _TOLD if name in fields}
     span.set(**{name: value for name, value in told.items() if value != ""}, method=method)
@@ -495,7 +495,7 @@ def describe(span: Span, method: str, request: Any, machine: Machine) -> None:
 
 
 def follow(span: Span, answer: Callable[[], Answer]) -> Answer:
-    """Answer a call, and end its span when the answer is there."""
+    """Answer a call, and end its span with the answer."""
     try:
         given = answer()
     except BaseException as exc:
@@ -521,7 +521,7 @@ def _end(span: Span, done: asyncio.Future[Message]) -> None:
 
 
 def _conclude(span: Span, reply: Message) -> None:
-    """Outcomes that are no refusals are in the reply."""
+    """Failures that are not refusals are in the reply."""
     if isinstance(reply, pb.BarrierResponse) and reply.outcome in _FAILED:
         span.fail(_FAILED[reply.outcome])
     if isinstance(reply, pb.CheckpointResponse) and reply.status != pb.CHECKPOINT_STATUS_COMMITTED:

@@ -1,4 +1,4 @@
-"""The gRPC server under the service: pygrpc-native when it is there, grpc.aio otherwise.
+"""The gRPC server: pygrpc-native when it is installed, otherwise grpc.aio.
 
 Both bring unary calls to one function. On the native front an answer goes out by its
 call id, without a task or a context per call; what it does not serve (streams, health,
@@ -36,14 +36,14 @@ from .state import Refused
 log = EventLog("transport")
 
 MESSAGE_LENGTH = 1000
-"""Characters of a status message: more than 16 KiB of headers break the connection."""
+"""Characters of a status message; more than 16 KiB of headers would break the connection."""
 
 TRACKED_BYTES = 1024
 """Smaller answers are not worth counting: a call that waits costs as much."""
 ADDRESS_UNREAD_BYTES = 32 * 1024 * 1024
 UNREAD_BYTES = 256 * 1024 * 1024
 UNIX_PATH = 100
-"""Longer paths of Unix sockets are refused by the kernel; then the folder is named by number."""
+"""The kernel refuses longer paths of Unix sockets; then the folder is named by descriptor."""
 
 Choice = Literal["auto", "pygrpc-native", "grpc.aio"]
 Answer = Message | asyncio.Future[Message]
@@ -56,11 +56,11 @@ class CallHandler(Protocol):
     """What a transport needs of the service."""
 
     def admit(self, method: str, peer: str) -> None:
-        """Refuse the call of an address that makes too many; comes before its request is read."""
+        """Refuse a call from an address that makes too many, before its request is parsed."""
         ...
 
     def handle(self, method: str, request: Any, metadata: Any = ()) -> Answer:
-        """Answer a unary call, now or later; ``metadata`` are pairs that came with it."""
+        """Answer a unary call, now or later; ``metadata`` is the call's own."""
         ...
 
     def watch(self, request: Any) -> AsyncIterator[Message]:
@@ -76,7 +76,7 @@ class CallHandler(Protocol):
         ...
 
     def refuse_unreadable(self, method: str, error: Exception) -> Refused:
-        """The refusal of a request that is not the method's message."""
+        """The refusal of a request that cannot be parsed."""
         ...
 
 
@@ -106,13 +106,13 @@ def open_transport(
     choice: Choice = "auto",
     socket_dir: str = "",
 ) -> Transport:
-    """The one place that decides which server is used; the port is bound on return.
+    """Choose and create the server; the port is bound on return.
 
     ``socket_dir`` is where the native front may keep its Unix socket.
     """
     if choice == "pygrpc-native" and not native_is_installed():
         raise ConnectionError(
-            "transport pygrpc-native was asked for but is not installed: "
+            "transport pygrpc-native was requested but is not installed: "
             "pip install 'dtruntime[fast]', or use --transport grpc.aio"
         )
     use_native = choice == "pygrpc-native" or (choice == "auto" and native_is_installed())
@@ -136,7 +136,7 @@ def _status_of(error: BaseException) -> tuple[grpc.StatusCode, str, Metadata]:
 
 
 def _cut(message: str) -> str:
-    """What fits into a header: a message may quote a name of any length."""
+    """Shorten a message so that it fits into a header: it may quote long names."""
     return message if len(message) <= MESSAGE_LENGTH else f"{message[:MESSAGE_LENGTH]}…"
 
 
@@ -196,14 +196,14 @@ def _unary_handler(
 
 
 class UnreadAnswers:
-    """Answers that wait for their readers, of one address and of all of them.
+    """Answers that clients have not read yet, per address and in total.
 
-    A client that asks and does not read would fill the memory: what it has not read counts
-    against its address, and further answers are refused.
+    A client that sends requests without reading the answers would fill the memory, so further
+    answers to its address are refused.
     """
 
     def __init__(self, unread: Callable[[], int] | None = None) -> None:
-        """``unread`` measures how many bytes wait in all; none: `read` is told of each answer."""
+        """``unread`` measures how many bytes wait in total; None: `read` reports each answer."""
         self._unread = unread
         self._answers: list[tuple[str, int]] = []
         self._of_address: Counter[str] = Counter()
@@ -243,7 +243,7 @@ class UnreadAnswers:
     def _measure(self) -> None:
         """Forget as many bytes as were read, of the newest answers first.
 
-        Whose they were is not known: those who do not read have the oldest.
+        Whose they were is unknown; clients that do not read have the oldest.
         """
         self._measured_at = time.monotonic()
         if self._unread is None:
@@ -264,7 +264,7 @@ class UnreadAnswers:
 
 
 class _SocketPlace:
-    """A fixed place in the data directory, so that a killed coordinator litters nowhere else."""
+    """The Unix socket, in the data directory: a killed coordinator leaves nothing elsewhere."""
 
     def __init__(self, folder: str) -> None:
         self._folder = -1
@@ -284,7 +284,7 @@ class _SocketPlace:
 
 
 def _serve_reflection(server: grpc.aio.Server) -> None:
-    """Serve reflection in both versions that clients ask for; their messages are the same."""
+    """Serve reflection in both versions that clients use; their messages are the same."""
     names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME, REFLECTION_V1)
     _describe_reflection_v1()
     servicer = reflection.aio.ReflectionServicer(names)
@@ -301,7 +301,7 @@ def _serve_reflection(server: grpc.aio.Server) -> None:
 
 @functools.cache
 def _describe_reflection_v1() -> None:
-    """Make version 1 known by its name, which grpcio-reflection does not bring along."""
+    """Register version 1 of reflection, which grpcio-reflection lacks."""
     file = descriptor_pb2.FileDescriptorProto()
     file.ParseFromString(reflection_pb2.DESCRIPTOR.serialized_pb)
     file.name = file.name.replace("v1alpha", "v1")
@@ -453,7 +453,7 @@ class NativeTransport:
             self._answered += len(payload)
 
     def _unread_bytes(self) -> int:
-        """What was answered less what has left: a call is counted when its answer has."""
+        """Bytes answered minus bytes sent; a call is counted once its answer is sent."""
         counted = self._front.metrics()
         methods = counted["methods"].values() if counted else ()
         sent = sum(one["sent"]["sum"] for m in methods for one in m["status"].values())

@@ -1,4 +1,4 @@
-"""A worker's line to the coordinator: one channel, one retry policy, one voice in the log."""
+"""The client's channel to the coordinator, with the one retry policy."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ R = TypeVar("R", bound=Message)
 ATTEMPT_SECONDS = 10.0
 """How long one attempt may take beyond the time that the coordinator may hold it."""
 CONNECT_SECONDS = 10.0
-"""How long a coordinator that has never answered is waited for, where nothing else is said."""
+"""How long to wait for a coordinator that has never answered, by default."""
 HELD_A_WHILE = 1.0
-"""A connection that broke after this long was good: the outage begins with its end."""
+"""A connection that lasted this long was good: the outage begins when it breaks."""
 SPREAD_SECONDS = 0.2
-"""Within how long workers call after their connections are back, each at a random moment."""
+"""Workers call at a random moment within this time after reconnecting."""
 HURRY_SECONDS = 5.0
-"""How often a call may come earlier than its back-off says, because there is a connection."""
+"""The least time between two calls that cut their back-off short after reconnecting."""
 
 PROBE_SECONDS = 2.0
 PROBE_BYTES = 65536
-"""How long the answer of an HTTP port is waited for, and how much of it is read."""
+"""How long to wait for the answer of an HTTP port, and how much of it to read."""
 
 _OPTIONS = [
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    # Without it a silent connection is given up only after a minute, whatever the above says.
+    # Without it a silent connection is only dropped after a minute, whatever the above says.
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 0),
     # gRPC varies each by a fifth. The second is how long one attempt to connect may take.
@@ -72,12 +72,12 @@ async def _connected(channel: grpc.aio.Channel) -> None:
 
 
 def _is_of_another_protocol(failure: CallFailure) -> bool:
-    """Whether somebody listens who does not speak HTTP/2, as gRPC's errors tell."""
+    """Whether gRPC's error says that the server does not speak HTTP/2."""
     return "http1" in failure.message or "parsing HTTP/2" in failure.message
 
 
 async def _asked_over_http(host: str, port: int) -> Any:
-    """What the HTTP side of a coordinator says of its process, if one is there."""
+    """What a coordinator's HTTP API says about its process."""
     reader, writer = await asyncio.open_connection(host.strip("[]"), port)
     try:
         asked = f"GET /api/coordinator HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"
@@ -105,9 +105,9 @@ class Channel:
     """
 
     def __init__(self, url: str, *, connect_timeout: float | None = None) -> None:
-        """``connect_timeout`` is how many seconds one that has never answered is waited for.
+        """``connect_timeout`` is how long to wait for a coordinator that has never answered.
 
-        By default as long as one that is away.
+        By default as long as for one that went away.
         """
         self.url = url
         self._connect_timeout = connect_timeout
@@ -120,7 +120,7 @@ class Channel:
         self._reconnecting: asyncio.Task[None] | None = None
         self._hurry_from = 0.0
         self._refused = False
-        """Whether the last call that failed was answered."""
+        """Whether the last failed call was answered."""
 
     async def call(
         self,
@@ -176,9 +176,9 @@ class Channel:
                 await asyncio.sleep(delay)
 
     async def rest(self, seconds: float) -> None:
-        """Wait before another attempt, less when the coordinator can be reached again.
+        """Wait before another attempt; less if the connection is back.
 
-        Seldom, though: where connections come and break, the whole delays count.
+        Not too often: if connections keep breaking, the full delays apply.
         """
         reconnecting = self._reconnect()
         too_early = time.monotonic() < self._hurry_from
@@ -207,7 +207,7 @@ class Channel:
             await channel.close()
 
     def _reconnect(self) -> asyncio.Task[None] | None:
-        """What ends when there is a connection; ``None`` while the coordinator refuses calls."""
+        """A task that ends with a connection; ``None`` while the coordinator refuses calls."""
         if self._reconnecting is None or self._reconnecting.done():
             channel, ready = self._channel, grpc.ChannelConnectivity.READY
             if channel is None or (self._refused and channel.get_state() is ready):
@@ -244,20 +244,20 @@ class Channel:
         return failure.retry_after + backoff
 
     def _contact_left(self, passed: float) -> float:
-        """For how long a call may stay without any answer; endless once there was one."""
+        """How much longer a call may go without any answer; forever once there was one."""
         if self._reached or self._connect_timeout is None:
             return math.inf
         return self._connect_timeout - passed
 
     def _was_reached(self, failure: CallFailure) -> bool:
-        """Whether a coordinator was there, however the call ended."""
+        """Whether a coordinator was reached, however the call ended."""
         if not failure.means_absent or failure.reason:
             return True
         ready = grpc.ChannelConnectivity.READY
         return self._channel is not None and self._channel.get_state() is ready
 
     async def _refuse_http_port(self, failure: CallFailure) -> None:
-        """Raise if the URL is that of the coordinator's HTTP side."""
+        """Raise if the URL is that of a coordinator's HTTP port."""
         if not _is_of_another_protocol(failure):
             return
         host, port = split_address(self.url)

@@ -1,4 +1,4 @@
-"""Requests as commands, every field of them checked.
+"""Requests to commands, with every field checked.
 
 Fields are copied by name, each through the check that `_CHECKS` has for it. A reader of a method
 whose fields differ overrides these.
@@ -43,7 +43,7 @@ TEXT_LENGTH = 512
 DETAIL_LENGTH = 2048
 MAX_COUNT = 2**63 - 1
 MAX_PREVIOUS = 2**53
-"""Above it there is room for all that will ever be counted."""
+"""Leaves room for everything that will ever be counted."""
 PROCESSES_CUT = 1024
 INDEX_BYTES = 16 * 2**20
 SHARDS = 10_000_000
@@ -57,7 +57,7 @@ OPTIONS_LENGTH = 256 * 1024
 
 
 def refuse(message: str) -> Refused:
-    """A refusal for a field that is wrong."""
+    """The refusal for an invalid field."""
     return Refused("invalid", message)
 
 
@@ -84,7 +84,7 @@ def job_name(value: str) -> str:
 
 
 def order(value: str) -> str:
-    """The order in which a worker reads; empty: one that is not known here."""
+    """The order in which a worker reads; empty if it is unknown here."""
     return value if value in ORDERS else ""
 
 
@@ -190,12 +190,12 @@ _CHECKS: dict[str, Check] = {
     "weights": _weights,
     "order": lambda _, value: order(value),
 }
-"""The check of each field that is not taken as it is."""
+"""The checks by field name; other fields are taken as they are."""
 _UNCHECKED: dict[str, Check] = {
     "job": lambda _, value: value or DEFAULT_JOB,
     "worker_id": _as_is,
 }
-"""Instead, where the machine refuses whom it does not know anyway."""
+"""Overrides for calls in which the machine refuses unknown members anyway."""
 
 
 def _reader(kind: type[C], message: type[Message], **checks: Check) -> Callable[..., C]:
@@ -214,7 +214,7 @@ def _reader(kind: type[C], message: type[Message], **checks: Check) -> Callable[
 
 
 def _from_anybody(kind: type[C], message: type[Message], by: str, **checks: Check) -> Any:
-    """The same for what outsiders may ask too; a member, which ``by`` names, has an incarnation."""
+    """The same for calls of anybody; if ``by`` names a member, the incarnation is required."""
     read = _reader(kind, message, **checks)
 
     def read_checked(request: Any) -> C:
@@ -250,7 +250,7 @@ _PREVIOUS = ("previous_incarnation", "previous_generation", "previous_attempts")
 
 
 def register(request: pb.WorkerInfo, max_workers: int, *, returns: bool = False) -> c.Register:
-    """A registration, maybe of a worker that ``returns`` from a state that was lost."""
+    """A registration, possibly of a worker that ``returns`` from a lost state."""
     rank = request.rank if request.HasField("rank") else None
     if rank is not None and rank >= max_workers:
         raise refuse(f"rank {rank} is too large: a job has at most {max_workers} workers")
@@ -264,7 +264,7 @@ def register(request: pb.WorkerInfo, max_workers: int, *, returns: bool = False)
 
 
 def heartbeat(request: pb.HeartbeatRequest) -> c.Heartbeat:
-    """A heartbeat. The ids need no check: an unknown one is refused by the machine."""
+    """A heartbeat. The machine refuses unknown ids, so they are not checked here."""
     state = STATES.get(request.state)
     if state is None:
         raise refuse(f"worker state {request.state} is unknown")
@@ -444,7 +444,7 @@ def _check_sum(name: str, counts: NDArray[np.uint64], samples: int) -> None:
 
 
 def _sum(counts: NDArray[np.uint64]) -> int | None:
-    """The sum; none when it is 2**63 or more, where machine numbers would wrap around."""
+    """The sum; None if it is 2**63 or more."""
     if counts.max(initial=np.uint64(0)) > MAX_COUNT:
         return None
     running = np.cumsum(counts, dtype=np.uint64)

@@ -56,7 +56,7 @@ _REPLIES: dict[type[c.Reply], tuple[type[Message], dict[str, Any]]] = {
     c.JobRemoved: (pb.JobRemoved, {}),
     c.DatasetRemoved: (pb.DatasetRemoved, {}),
 }
-"""The message of each reply, and what that says beyond the reply's own fields."""
+"""The message of each reply, and its constant fields."""
 
 
 def reply(answer: c.Reply, **more: Any) -> Message:
@@ -70,7 +70,7 @@ def reply(answer: c.Reply, **more: Any) -> Message:
 
 
 def _moved(answer: c.Moved) -> pb.ClaimResponse:
-    """The segments that the caller does not know, and what is recorded of it."""
+    """The segments that the caller lacks, and its own progress."""
     response = pb.ClaimResponse(
         outcome=pb.CLAIM_OUTCOME_MOVED,
         generation=answer.generation,
@@ -110,7 +110,7 @@ def shards(found: Iterable[DatasetShard], count: int, generation: int) -> pb.Sha
 
 
 def add_files(reply: pb.FileList, found: Iterable[File]) -> pb.FileList:
-    """The same reply with the files of a worker."""
+    """Add the files of a worker to a reply."""
     for path, rows in found:
         reply.file_paths.append(path)
         if rows is not None:
@@ -121,7 +121,7 @@ def add_files(reply: pb.FileList, found: Iterable[File]) -> pb.FileList:
 def dataset(
     record: DatasetRecord, job: str, *, full: bool = False, index: bytes = b""
 ) -> pb.DatasetInfo:
-    """A registered dataset; ``full`` is with the lists of its shards and files."""
+    """A registered dataset; ``full`` includes the lists of shards and files."""
     files = layout(record.layout, full) if record.layout is not None else None
     return to_message(
         record,
@@ -210,7 +210,7 @@ def job_status(
 
 
 def silent(member: Member, now: float) -> pb.SilentWorker:
-    """A member that was not heard for a while."""
+    """A member that has been silent for a while."""
     age = max(0.0, now - member.last_seen)
     return to_message(member.record, pb.SilentWorker, heartbeat_age_seconds=age)
 

@@ -1,4 +1,4 @@
-"""Status codes and errors: what the coordinator refuses, and what the caller gets raised.
+"""Refusals as gRPC status codes, and status codes as errors.
 
 The status code says what kind of refusal it is, trailing metadata say which
 (``strata-reason``) and when to try again (``retry-after-ms``).
@@ -29,7 +29,7 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 _Code = grpc.StatusCode
 
 ABSENT = frozenset({_Code.UNAVAILABLE, _Code.DEADLINE_EXCEEDED, _Code.CANCELLED, _Code.UNKNOWN})
-"""Codes that say nothing about the request: the coordinator is away, or was cut off."""
+"""Codes that mean that the coordinator could not be reached."""
 
 
 class ForeignStateError(SyncError):
@@ -87,7 +87,7 @@ class CallFailure:
 
     @property
     def broke_off(self) -> bool:
-        """Whether the connection ended, rather than the time."""
+        """Whether the connection broke, rather than timing out."""
         return self.means_absent and self.code != _Code.DEADLINE_EXCEEDED
 
     def error(self) -> Exception:

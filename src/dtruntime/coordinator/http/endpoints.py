@@ -1,4 +1,4 @@
-"""What each path answers with."""
+"""Handlers of the HTTP API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The journal for people: search and export."""
+"""The journal in the HTTP API: search and export."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def entry(event: Event) -> LogEntry:
 
 
 def concerns(event: Event, job: str) -> bool:
-    """Whether an event is of a job, or of all."""
+    """Whether an event concerns a job."""
     return not job or not event.job or event.job == job
 
 
@@ -71,7 +71,7 @@ def as_jsonl(entries: Iterable[LogEntry]) -> bytes:
 
 
 def as_csv(entries: Iterable[LogEntry]) -> bytes:
-    """A table for spreadsheets, in which no text is taken for a formula."""
+    """CSV for spreadsheets, in which no text is taken for a formula."""
     out = io.StringIO(newline="")
     writer = csv.writer(out)
     writer.writerow(["id", "at", "level", "event", "job", "message", "fields"])

@@ -1,4 +1,4 @@
-"""Snapshots and changes of each job that somebody watches: made once, sent to all."""
+"""Server-sent events: snapshots and changes of each watched job, encoded once for all readers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ TICK_SECONDS = 0.5
 SNAPSHOT_SECONDS = 0.5
 COMMENT_SECONDS = 15.0
 LINGER_SECONDS = 60.0
-"""A stream that nobody reads goes on for so long, so that who was cut off finds what it missed."""
+"""A stream without readers goes on for this long, so that a reconnecting one misses nothing."""
 CHANGES_KEPT = 240
 CHANGES_BYTES = 32 * 1024 * 1024
 ROWS_IN_CHANGE = 1000
-"""More workers than this are sent in several changes; what is new about them comes first."""
+"""More workers than this are split over several changes, news first."""
 
 _SAMPLED = ("coordinator", "jobs", "metrics", "tasks", "datasets")
-"""Parts that are looked at once a second."""
+"""Sections that change once a second at most."""
 
 
 class Snapshot:
@@ -49,7 +49,7 @@ class Snapshot:
 
 
 class JobStream:
-    """What happens to one job, as a row of changes."""
+    """The changes of one job, in order."""
 
     def __init__(self, job: str, snapshots: SnapshotReader, ids: count[int]) -> None:
         self.job = job
@@ -57,7 +57,7 @@ class JobStream:
         self._ids = ids
         self.last_id = next(ids)
         self._floor = self.last_id
-        """Who has seen this one has missed nothing that is not kept."""
+        """The oldest event after which every change is kept."""
         self._changes: deque[tuple[int, bytes]] = deque()
         self._size = 0
         self._published = asyncio.Event()
@@ -73,7 +73,7 @@ class JobStream:
         self._checkpoints: dict[str, Checkpoint] = {}
         """As they were sent last."""
         self._seeded = False
-        """Whether there was a first snapshot, which changes are counted from."""
+        """Whether there was a first snapshot that changes relate to."""
 
     @property
     def is_idle(self) -> bool:
@@ -142,7 +142,7 @@ class JobStream:
             change["barriers"] = current.barriers
 
     def _add_checkpoints(self, current: JobSnapshot, change: dict[str, Any]) -> None:
-        """Those that are new or other than they were sent, and those that are gone."""
+        """Add checkpoints that are new, changed or gone."""
         if current.checkpoints is None:
             return
         self._checkpoints_version, sent = current.checkpoints_version, self._checkpoints
@@ -164,7 +164,7 @@ class JobStream:
             change[name] = msgspec.Raw(encoded)
 
     def _changed_rows(self, members: list[SeenWorker]) -> tuple[list[SeenWorker], list[str]]:
-        """Workers to send: first what is new about them, then those who were only heard again."""
+        """Workers to send: news first, then those with just another heartbeat."""
         known = self._rows
         urgent: list[SeenWorker] = []
         heard: list[SeenWorker] = []
@@ -210,11 +210,11 @@ class JobStream:
         return [change for change in self._changes if change[0] > event_id]
 
     async def wait(self) -> None:
-        """Wait for the next change, or for `wake`: no timer for each reader, they are many."""
+        """Wait for the next change, or for `wake`, without a timer for each reader."""
         await self._published.wait()
 
     def wake(self) -> None:
-        """Let everybody who waits look again."""
+        """Wake all waiting readers."""
         self.woken_at = time.monotonic()
         published, self._published = self._published, asyncio.Event()
         published.set()
@@ -225,7 +225,7 @@ class JobStreams:
 
     def __init__(self, snapshots: SnapshotReader) -> None:
         self._snapshots = snapshots
-        # Ids of a coordinator that is started again are higher than all before.
+        # Ids must keep rising when a coordinator is restarted.
         self._ids = count(int(time.time() * 1000))
         self._streams: dict[str, JobStream] = {}
         self.closing = False
@@ -272,7 +272,7 @@ class JobStreams:
             yield b"retry: 1000\n\n"
             while not self.closing:
                 if not stream.job and self._snapshots.machine.jobs:
-                    # There was no job to watch, and there is one.
+                    # There was no job to watch before.
                     stream.readers -= 1
                     stream, last_id = self.of(self._snapshots.resolve("")), None
                     stream.readers += 1

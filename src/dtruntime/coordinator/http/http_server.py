@@ -1,4 +1,4 @@
-"""HTTP in the coordinator's process, on its event loop."""
+"""The HTTP server, on the coordinator's event loop."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ log = EventLog("http")
 
 CONNECTIONS_MOST = 1024
 ADDRESS_CONNECTIONS_MOST = 256
-"""Connections of one address: fewer than all, so that nobody alone keeps the others out."""
+"""Connections of one address, so that none can lock the others out."""
 REQUEST_SECONDS = 10.0
 """How long a request may take to arrive, with its body."""
 UNREAD_SECONDS = 30.0
@@ -65,7 +65,7 @@ FOREVER = "public, max-age=31536000, immutable"
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP/1.1 that waits for nobody for ever: neither for a request nor for a reader."""
+    """HTTP/1.1 with timeouts for requests that do not arrive and for clients that do not read."""
 
     def __init__(self, by_address: Counter[str], **options: Any) -> None:
         """``by_address`` counts the connections of all protocols of a server."""
@@ -95,7 +95,7 @@ class BoundedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read on, and look whether the request is complete."""
+        """Read on, and check if the request is complete."""
         super().data_received(data)
         answering = bool(self.cycle) and not self.cycle.response_complete
         state = self.conn.their_state
@@ -105,18 +105,18 @@ class BoundedProtocol(H11Protocol):
             self._stop_expecting()
 
     def on_response_complete(self) -> None:
-        """From here on the time between two requests counts, which uvicorn watches."""
+        """From here on uvicorn limits the time until the next request."""
         self._stop_expecting()
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """Watch a reader that does not keep up."""
+        """Watch a client that does not keep up."""
         super().pause_writing()
         if self._reading_timer is None:
             self._watch_reader(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
-        """The reader keeps up again."""
+        """The client keeps up again."""
         self._stop_watching()
         super().resume_writing()
 
@@ -164,7 +164,7 @@ class HttpServer:
         self._socket = _bind(config.http_address)
         host, _ = split_address(config.http_address)
         self.address = f"{host}:{self._socket.getsockname()[1]}"
-        """HOST:PORT that is served; the port is the real one when 0 was asked for."""
+        """HOST:PORT that is served; the actual port if 0 was requested."""
         self._sampler = Sampler(service, HistoryFiles(config.data_dir))
         self._snapshots = SnapshotReader(service, self._sampler)
         self._streams = JobStreams(self._snapshots)
@@ -210,7 +210,7 @@ class HttpServer:
         log.info("http.started", address=self.address)
 
     async def stop(self, grace: float) -> None:
-        """End all streams, give answers on their way ``grace`` seconds, keep the history."""
+        """End all streams, give pending answers ``grace`` seconds, store the history."""
         self._streams.close()
         if not self._tasks:
             self._socket.close()
@@ -256,7 +256,7 @@ CLOSE_SECONDS = 3.0
 
 
 def open_push(exporter: Exporter, config: TelemetryConfig) -> MetricsPush | None:
-    """What sends metrics; None where that is not asked for, or cannot be."""
+    """The periodic export of metrics; None if it is not configured."""
     if not config.otlp_endpoint or not config.metrics_interval_ms or not tracing.is_on():
         return None
     from .metrics.otlp_export import MetricsSender
@@ -266,7 +266,7 @@ def open_push(exporter: Exporter, config: TelemetryConfig) -> MetricsPush | None
 
 
 class MetricsPush:
-    """Reads all metrics again and again, and has them sent by another thread."""
+    """Exports all metrics periodically, in another thread."""
 
     def __init__(self, exporter: Exporter, sender: MetricsSender, seconds: float) -> None:
         self._exporter = exporter
@@ -283,7 +283,7 @@ class MetricsPush:
                 log.error("telemetry.metrics_failed", error=repr(exc))
 
     async def close(self) -> None:
-        """Send once more, so that the last figures are known; not for long."""
+        """Send the last figures, within a few seconds."""
         try:
             await asyncio.wait_for(self._send(), CLOSE_SECONDS)
         except Exception as exc:
@@ -296,7 +296,7 @@ class MetricsPush:
 
 
 class _Files(StaticFiles):
-    """Files whose names change with their content are kept by browsers; the page never is."""
+    """Static files; browsers may cache those whose names contain a hash."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)

@@ -1,4 +1,4 @@
-"""What the HTTP side needs of the coordinator."""
+"""What the HTTP side uses of the coordinator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class ObservedService(Protocol):
-    """The coordinator's service, as far as it is looked at."""
+    """The coordinator's service as the HTTP side sees it, with the whole machine to read."""
 
     config: CoordinatorConfig
     machine: Machine
@@ -41,11 +41,11 @@ class ObservedService(Protocol):
         ...
 
     async def settled(self) -> None:
-        """Wait until everything that can be seen of the state is stored."""
+        """Wait until everything visible in the state is stored."""
         ...
 
     def admit(self, method: str, peer: str) -> None:
-        """Refuse the call of an address that makes too many."""
+        """Refuse a call from an address that makes too many."""
         ...
 
     def handle(self, method: str, request: Any) -> Message | asyncio.Future[Message]:
@@ -54,7 +54,7 @@ class ObservedService(Protocol):
 
 
 async def in_slices(items: Sequence[T], size: int) -> AsyncIterator[Sequence[T]]:
-    """Parts of a long list; between two of them others on the event loop have their turn."""
+    """Slices of a long list; between two slices other tasks get their turn."""
     for start in range(0, len(items), size):
         if start:
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Answers: bytes with a tag, compressed on request, and errors that say what to do."""
+"""HTTP answers with ETag and compression, and errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STATUSES: dict[grpc.StatusCode, HTTPStatus] = {
 
 
 class HttpError(Exception):
-    """A request that gets an error for an answer."""
+    """An error answer."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -44,7 +44,7 @@ class HttpError(Exception):
 
     @classmethod
     def of(cls, refused: Refused) -> HttpError:
-        """The failure that a refusal of the service is over HTTP."""
+        """A refusal of the service as an HTTP error."""
         status = _STATUSES.get(CODES[refused.reason], HTTPStatus.INTERNAL_SERVER_ERROR)
         return cls(status, refused.reason, str(refused))
 
@@ -55,7 +55,7 @@ class HttpError(Exception):
 
 
 class Answer:
-    """A body that may be sent to many; compressed once, when somebody asks for that."""
+    """A body that may be sent to many clients; compressed at most once."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The one table of paths, from which both the routes and the OpenAPI document are made."""
+"""The table of routes, from which the application and the OpenAPI document are built."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ ROUTES = (
 
 
 class Application:
-    """The routes over their handlers, with what all of them have in common."""
+    """The ASGI application: routes, error handling and security headers."""
 
     def __init__(
         self,

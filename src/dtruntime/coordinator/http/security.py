@@ -1,4 +1,4 @@
-"""Who may ask for what from a browser, and what browsers are told about our pages."""
+"""Origin checks and security headers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .responses import HttpError
 
 LOCAL_SUFFIXES = (".local", ".localhost", ".internal", ".lan", ".svc", ".cluster.local")
-"""Ends of names that nobody outside can register."""
+"""Suffixes of names that cannot be registered publicly."""
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -50,7 +50,7 @@ class SecurityHeaders:
 
 
 class OriginPolicy:
-    """Keeps pages of other origins from doing something in the name of who looks at them."""
+    """Keeps pages of other origins from acting on behalf of their visitors."""
 
     def __init__(self, allowed: str, bound_host: str) -> None:
         self._allowed = {one.strip().rstrip("/").lower() for one in allowed.split(",")} - {""}
@@ -58,12 +58,12 @@ class OriginPolicy:
         self._names = {name.lower() for name in names if name}
 
     def check(self, headers: Mapping[str, str]) -> None:
-        """Raise `HttpError` for a request that a page of another origin makes."""
+        """Raise `HttpError` for a request from a page of another origin."""
         origin = headers.get("origin", "").lower()
         if origin in self._allowed:
             return
         if not origin:
-            # Browsers name the origin of whatever may change something; this is a program.
+            # Browsers send the origin with every POST, so this is not a browser.
             if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
                 raise _refusal("a page of another origin may not do that")
             return
@@ -73,7 +73,7 @@ class OriginPolicy:
         self.check_host(headers)
 
     def check_host(self, headers: Mapping[str, str]) -> None:
-        """Raise `HttpError` for a name that somebody else may have pointed at this address."""
+        """Raise `HttpError` for a host name that somebody else may have pointed at this address."""
         host = headers.get("host", "").lower()
         if f"http://{host}" in self._allowed or f"https://{host}" in self._allowed:
             return

@@ -1,4 +1,4 @@
-"""Barriers with rounds and outcomes."""
+"""Barriers: rounds, timeouts, and what the loss of a member does to them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ NAMES_CUT = 256
 """How many workers a reply names."""
 ROUNDS_KEPT = 64
 VALUES_KEPT = 16 * 1024 * 1024
-"""How many bytes the values of the kept rounds have in all; those of the newest one are kept."""
+"""Total size of the values of the kept rounds; those of the newest round are always kept."""
 TIMEOUTS_KEPT = 4096
 OPEN_LIMIT = 1024
 
 
 class BarrierArrival:
-    """One rank that waits in a round, with the calls that wait for it."""
+    """A rank that waits in a round, with its calls."""
 
     __slots__ = ("calls", "member")
 
@@ -64,18 +64,18 @@ class Round:
         self.barrier_id = barrier_id
         self.number = number
         self.ranks = ranks
-        """Who meets; empty: all who are present."""
+        """Who takes part; empty: all present ranks."""
         self.expected = expected
         """Ranks; fixed when the round opens, so that a newcomer does not hold up the others."""
         self.arrived: dict[int, BarrierArrival] = {}
         self.gave_up: set[int] = set()
-        """Ranks that waited until their time was up."""
+        """Ranks whose wait has timed out."""
         self.opened_at = now
         self.payloads: dict[int, bytes] = {}
-        """What the calls that hand something round bring."""
+        """The values that calls share, by call."""
 
     def values(self) -> dict[int, bytes] | None:
-        """What each rank hands round, if any does: that of its newest call."""
+        """The value of each rank's newest call; None if nobody shares any."""
         if not self.payloads:
             return None
         newest = {
@@ -85,7 +85,7 @@ class Round:
         return {rank: self.payloads.get(call, b"") for rank, call in newest.items()}
 
     def missing_ranks(self) -> RankSet:
-        """Ranks that have not arrived; those that gave up only where nobody else is missing."""
+        """Ranks that have not arrived; those that timed out only if nobody else is missing."""
         absent = self.expected.without(self.arrived)
         return absent.without(self.gave_up) or absent
 
@@ -140,7 +140,7 @@ class Barriers:
         return HELD
 
     def time_out(self, calls: Iterable[int], out: Outbox) -> None:
-        """The waits of these calls are over; calls that do not wait here are left alone."""
+        """Time out those of the calls that wait here."""
         by_round: dict[str, list[int]] = {}
         for call in calls:
             if call in self._calls:
@@ -173,7 +173,7 @@ class Barriers:
     def _give_up(
         self, round_: Round, arrival: BarrierArrival, call: int, reply: TimedOut, out: Outbox
     ) -> None:
-        """End a call and all that carry its ticket: it never counts again."""
+        """End a call and all others with its ticket, for good."""
         ticket = arrival.calls[call]
         ended = [x for x, t in arrival.calls.items() if x == call or (ticket and t == ticket)]
         for one in ended:
@@ -187,12 +187,12 @@ class Barriers:
                 self._timed_out.popitem(last=False)
 
     def hang_up(self, call: int) -> None:
-        """The caller is gone: its arrival does not count any more."""
+        """The caller is gone: withdraw its arrival."""
         if call in self._calls:
             self._withdraw(call)
 
     def lose(self, losses: list[Lost], out: Outbox) -> None:
-        """End the waits of those who worked with a lost member, and of the lost themselves."""
+        """Fail the waits of members that knew a lost one, and of the lost themselves."""
         if not self.open:
             return
         gone = {loss.rank for loss in losses}
@@ -211,23 +211,23 @@ class Barriers:
             self._settle(round_, gone, out)
 
     def restore(self, records: list[RoundRecord]) -> None:
-        """Take back completed rounds that were stored."""
+        """Restore completed rounds."""
         for record in sorted(records, key=lambda r: r.sequence):
             self.completed[record.barrier_id] = record
             self._sequence = max(self._sequence, record.sequence)
             self._values_kept += _size_of_values(record)
 
     def awaited_vacancies(self, round_: Round) -> RankSet:
-        """The ranks of a round that are expected and that nobody holds yet."""
+        """The expected ranks of a round that nobody holds yet."""
         vacant = self._roster.vacant_ranks()
         return vacant.within(round_.ranks) if round_.ranks else vacant
 
     def missing(self, round_: Round, most: int = NAMES_CUT) -> list[Missing]:
-        """The first of those who have not arrived, with the last step each reported."""
+        """The first missing workers, with the last step each reported."""
         return [self._describe(rank) for rank in islice(round_.missing_ranks(), most)]
 
     def _round(self, c: Arrive, member: Member, now: float) -> Round:
-        """The open round that an arrival belongs to; the first one opens it."""
+        """The open round of an arrival; the first arrival opens it."""
         if c.ranks and member.rank not in c.ranks:
             raise Refused(
                 "invalid",
@@ -315,7 +315,7 @@ class Barriers:
             out.release(call, reply)
 
     def _settle(self, round_: Round, gone: set[int], out: Outbox) -> None:
-        """After a loss: drop an empty round, expect the ranks that can still come."""
+        """After a loss: drop an empty round, and expect only ranks that can still arrive."""
         if not round_.arrived:
             del self.open[round_.barrier_id]
             return

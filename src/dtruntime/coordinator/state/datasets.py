@@ -1,4 +1,4 @@
-"""Datasets of a job, and which shards each rank reads."""
+"""Datasets of a job, where their shards lie, and which ranks read them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .roster import Roster
 DATASETS_LIMIT = 10_000
 SHARDS_LIMIT = 10_000_000
 DEALT_LIMIT = 5_000_000
-"""Shards, and slots that they are dealt to, of all datasets of all jobs whose dealing is kept; each
-takes some 40 bytes. One dataset may have more, if it is the only one that is kept."""
+"""Total shards and slots of the cached assignments, at about 40 bytes each. A single larger dataset
+is cached too."""
 ORDERS_KEPT = 4096
 GLOBAL, AFFINITY = ORDERS = ("global", "affinity")
 """How workers read a dataset: the ranks share the batches, or the shards."""
@@ -29,7 +29,7 @@ GLOBAL, AFFINITY = ORDERS = ("global", "affinity")
 View = tuple[int, frozenset[int]]
 """How many slots there are, and which of them are holes."""
 Timer = Callable[[], float]
-"""Seconds from any beginning, to measure with; nothing is decided by it."""
+"""A stopwatch, for metrics alone; no decision depends on it."""
 
 _PARAMETERS = (
     "path",
@@ -41,11 +41,11 @@ _PARAMETERS = (
     "exact",
     "metadata",
 )
-"""What has to be the same when a dataset is registered again, beside its files."""
+"""What must agree, beside the files, when a dataset is registered again."""
 
 
 class DealtDatasets:
-    """The datasets whose dealing is kept, of all jobs; those asked for least recently give way."""
+    """A cache of assignments over all jobs; the least recently used are evicted."""
 
     def __init__(self, limit: int = DEALT_LIMIT) -> None:
         self._limit = limit
@@ -57,7 +57,7 @@ class DealtDatasets:
         return len(self._datasets)
 
     def use(self, dataset: Dataset, slots: int) -> None:
-        """Keep the dealing of a dataset to so many slots. For any thread."""
+        """Mark a dataset's assignment to this many slots as used. Thread-safe."""
         key, size = id(dataset), dataset.record.shard_count + slots
         with self._lock:
             _, before = self._datasets.pop(key, (dataset, 0))
@@ -80,15 +80,15 @@ class Dataset:
     ) -> None:
         self.record = record
         self.read_order = ""
-        """One of `ORDERS`: what the last that was about to read it said; empty: nobody has."""
+        """One of `ORDERS`, as the last reader said; empty: unknown."""
         self._dealt = DealtDatasets() if dealt is None else dealt
         self.assignment_seconds: float | None = None
-        """How long it took to deal the shards to the newest slots; none: nobody has asked."""
+        """How long the newest assignment took to compute; None: there was none."""
         self._timer = timer
         self.forget_dealing()
 
     def forget_dealing(self) -> None:
-        """Give back the memory of what can be computed again."""
+        """Free what can be computed again."""
         self._dealt_to: View | None = None
         self._table = SlotTable(self.record.shard_count, seed=self.record.seed)
         self._orders: dict[tuple[int, int], NDArray[np.int64]] = {}
@@ -96,7 +96,7 @@ class Dataset:
         self._ordered = 0
 
     def owners(self, view: View) -> NDArray[np.int32]:
-        """The slot of every shard. Other threads may ask too."""
+        """The slot of every shard. Thread-safe."""
         self._dealt.use(self, view[0])
         if view == self._dealt_to:
             return self._table.owners(*view)
@@ -119,12 +119,12 @@ class Dataset:
         return order
 
     def load(self, rank: int, view: View) -> int:
-        """How many shards a rank has. Other threads may ask too."""
+        """How many shards a rank has. Thread-safe."""
         self.owners(view)
         return self._table.load_of(rank, *view)
 
     def shard_in_order(self, rank: int, epoch: int, view: View, index: int) -> DatasetShard:
-        """One shard of a rank, by its place in the order of an epoch, which is not made for it."""
+        """One shard of a rank by its position in an epoch, without computing the whole order."""
         count = self.load(rank, view)
         if self.record.shuffle:
             index = Permutation(count, self.record.seed, epoch, rank)[index]
@@ -135,15 +135,15 @@ class Dataset:
         return next(self.shards([shard_id]))
 
     def shards(self, shard_ids: ArrayLike) -> Iterator[DatasetShard]:
-        """Where each of some shards lies."""
+        """Where each of these shards lies."""
         if self._layout is not None:
             return self._layout.shards(shard_ids)
         return (self._unseen(int(shard_id)) for shard_id in np.asarray(shard_ids))
 
     def files(self, rank: int, epoch: int, view: View) -> list[File]:
-        """The whole files of a rank in the order of an epoch. Other threads may ask too.
+        """The whole files of a rank in the order of an epoch. Thread-safe.
 
-        Where nobody has seen the files, each shard of the rank is one.
+        Where nobody has read the files, each shard is one.
         """
         record = self.record
         if record.layout is None:
@@ -155,12 +155,12 @@ class Dataset:
 
     @property
     def seen(self) -> bool:
-        """Whether somebody has seen the files."""
+        """Whether a client has read the files."""
         return self.record.layout is not None
 
     @property
     def file_count(self) -> int:
-        """How many files there are; none for a dataset of sample numbers."""
+        """How many files there are; 0 for a dataset of sample numbers."""
         record = self.record
         if record.layout is not None:
             return len(record.layout.files)
@@ -249,7 +249,7 @@ class Datasets:
         return dataset
 
     def register(self, c: RegisterDataset, out: Outbox) -> DatasetRegistered:
-        """Make a dataset known; the same again is a no-op, another one a refusal."""
+        """Register a dataset; the same again is a no-op, another one of this id is refused."""
         record = copied(c, DatasetRecord, registered_at=out.now)
         known = self._by_id.get(c.dataset_id)
         if known is not None:
@@ -270,7 +270,7 @@ class Datasets:
         return DatasetRegistered(c.dataset_id, record.shard_count, created=True)
 
     def remove(self, dataset_id: str, out: Outbox) -> None:
-        """Forget a dataset that is known, and the index of its files."""
+        """Forget a dataset and the index of its files."""
         out.delete(self._roster.job, self._by_id.pop(dataset_id).record)
         out.delete(self._roster.job, IndexRecord(b""), dataset_id)
 
@@ -296,7 +296,7 @@ class Datasets:
         return dataset, view
 
     def restore(self, record: DatasetRecord) -> None:
-        """Take back a dataset that was stored."""
+        """Restore a stored dataset."""
         self._by_id[record.dataset_id] = Dataset(record, self._timer, self._dealt)
 
     def _check_limits(self, record: DatasetRecord) -> None:
@@ -362,7 +362,7 @@ class ShardLocator:
         self._files = _bounds(unpack(record.file_samples, len(record.files)))
 
     def shards(self, shard_ids: ArrayLike) -> Iterator[DatasetShard]:
-        """Where each of some shards lies."""
+        """Where each of these shards lies."""
         ids = np.asarray(shard_ids, dtype=np.int64)
         starts, ends = self._shards[ids], self._shards[ids + 1]
         first = np.searchsorted(self._files, starts, side="right") - 1
@@ -388,7 +388,7 @@ class ShardLocator:
         return [File(root + files[number], count) for number, count in pairs]
 
     def _spanning(self, shard_id: int, start: int, end: int, first: int, last: int) -> DatasetShard:
-        """A shard that reaches over several files, some of which may be empty."""
+        """A shard that spans several files, some of which may be empty."""
         paths, rows, counts = [], [], []
         bounds = self._files[first : last + 1].tolist()
         for number in range(first, last):
@@ -402,9 +402,9 @@ class ShardLocator:
 
 
 def differences(known: LayoutRecord | None, given: LayoutRecord | None) -> Iterable[str]:
-    """How the files that are given differ from those that are registered, for people.
+    """How the given files differ from the registered ones, for error messages.
 
-    Who gives none has not seen the files, and contradicts nothing.
+    A client that has not read the files gives none, and contradicts nothing.
     """
     if given is None or known == given:
         return

@@ -1,4 +1,4 @@
-"""What an operator, or a member, asks of a running job."""
+"""Actions that operators or members request of a running job."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Actions:
         self.pending: dict[str, ActionRecord] = {}
 
     def request(self, c: RequestAction, out: Outbox) -> Requested:
-        """Ask for an action; while the same is pending, that is the answer."""
+        """Request an action; if the same one is pending, that is returned."""
         incarnation = self._check(c)
         for known in self.pending.values():
             if (known.kind, known.worker_id, known.incarnation) == (
@@ -45,7 +45,7 @@ class Actions:
         return Requested(self._add(c, incarnation, out))
 
     def complete(self, c: CompleteAction, out: Outbox) -> Done:
-        """An action is done; that of one that was is a repetition."""
+        """Complete an action; completing it twice is a no-op."""
         if c.action_id in self.pending:
             self._end(c.action_id, c.completed_by, c.outcome, out)
         elif not self._was_requested(c.action_id):
@@ -57,7 +57,7 @@ class Actions:
         return DONE
 
     def lose(self, losses: list[Lost], out: Outbox) -> None:
-        """End what concerns members that are gone."""
+        """End the actions that are for lost members."""
         gone = {loss.incarnation: loss.reason for loss in losses}
         self._end_where(
             lambda action: action.incarnation in gone,
@@ -66,17 +66,17 @@ class Actions:
         )
 
     def job_ended(self, out: Outbox) -> None:
-        """Every member has left, so there is nobody who could do anything."""
+        """End all actions: every member has left."""
         self._end_where(lambda _: True, lambda _: "every worker has left the job", out)
 
     def restore(self, records: list[ActionRecord]) -> None:
-        """Take back what was stored."""
+        """Restore stored actions."""
         for record in sorted(records, key=lambda r: r.number):
             self.pending[record.action_id] = record
         self._roster.show_actions(tuple(self.pending.values()))
 
     def _check(self, c: RequestAction) -> int:
-        """The incarnation of the worker that is concerned, if it is one."""
+        """The incarnation of the worker that a drain is for; 0 for other actions."""
         if c.kind not in ACTION_KINDS:
             raise Refused(
                 "invalid", f"action {c.kind[:40]!r} is unknown: use {', '.join(ACTION_KINDS)}"

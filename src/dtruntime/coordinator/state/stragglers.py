@@ -1,4 +1,4 @@
-"""Who is slow: step times of a job's members, measured against the median."""
+"""Stragglers: members whose steps take much longer than the median."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from .members import Member
 from .roster import Roster
 
 SLOW_SCORE = 3.5
-"""Deviations above the median from which on a member is slow, ..."""
+"""A member is slow when it is this many deviations above the median, ..."""
 SLOW_RATIO = 1.25
-"""... if its steps also take this many times the median."""
+"""... and its steps take this many times the median."""
 RECOVERED_SCORE = 2.5
 LEAST_REPORTERS = 3
 LEAST_SPREAD = 0.05
-"""Of the median: where all are alike, less than this is noise."""
+"""As a fraction of the median; a smaller spread is noise."""
 MAD_TO_SIGMA = 1.4826
-"""The median absolute deviation of a normal distribution, times this, is its deviation."""
+"""Times the median absolute deviation, this is a normal distribution's standard deviation."""
 
 
 class Stragglers:
-    """The step times of one job's live members; all of it is soft."""
+    """The stragglers of one job; nothing of it is stored."""
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
@@ -38,12 +38,12 @@ class Stragglers:
         return member.live and member.incarnation in self.slow
 
     def slowness(self, member: Member) -> float | None:
-        """A member's step time as a multiple of the median; none if it reports none."""
+        """A member's step time as a multiple of the median; None if it reports none."""
         seconds = member.pulse.step_seconds if member.pulse else 0.0
         return slowness(seconds, self.median, live=member.live)
 
     def measure(self, since: float, out: Outbox) -> None:
-        """Find those who are slow among the members whose last heartbeat came after ``since``."""
+        """Find the stragglers among the members whose last heartbeat came after ``since``."""
         members = [
             member
             for member in self._roster.slots.held()
@@ -80,12 +80,12 @@ class Stragglers:
 
 
 def slowness(step_seconds: float | None, median: float, *, live: bool) -> float | None:
-    """A step time as a multiple of the median; none where either is not known."""
+    """A step time as a multiple of the median; None if either is unknown."""
     return step_seconds / median if step_seconds and median and live else None
 
 
 def _scores(times: NDArray[np.float64], median: float) -> NDArray[np.float64]:
-    """How many deviations each is above the median; nothing where too few report."""
+    """How many deviations each is above the median; 0 where too few report."""
     if len(times) < LEAST_REPORTERS:
         return np.zeros(len(times))
     spread = MAD_TO_SIGMA * float(np.median(np.abs(times - median)))

@@ -1,4 +1,4 @@
-"""Copies of the coordinator's state: checking, making and restoring them."""
+"""Backup of the coordinator's state: check, copy and restore."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", MARK)
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a check of a state has found."""
+    """The result of checking a state."""
 
     path: Path
     found: Examination
@@ -43,7 +43,7 @@ class Checked:
 
 
 def check(place: Path) -> Checked:
-    """Look at the state in a data directory, also of a running coordinator, or at a copy."""
+    """Check the state in a data directory, even of a running coordinator, or a copy."""
     if not place.is_dir():
         found = _examine_file(place)
         return Checked(place, found, tuple(found.damages))
@@ -63,7 +63,7 @@ def check(place: Path) -> Checked:
 
 
 def back_up(data_dir: Path, copy: Path, replace: bool = False) -> Examination:
-    """Copy the state into one file, while its coordinator runs or not; the copy is checked."""
+    """Copy the state into one file, even while its coordinator runs; the copy is checked."""
     source = data_dir / DATABASE
     if not source.exists():
         raise StorageError(f"there is no coordinator's state in {data_dir}: no {DATABASE}")
@@ -79,7 +79,7 @@ def back_up(data_dir: Path, copy: Path, replace: bool = False) -> Examination:
 
 
 def restore(copy: Path, data_dir: Path, force: bool = False, salvage: bool = False) -> Path | None:
-    """Make a copy the state of a data directory; returns where the state before it lies now.
+    """Restore a copy into a data directory; returns where the previous state was moved.
 
     The restored state gets another identity, by which workers that registered after the copy was
     made are told apart. With ``salvage`` damaged records are left out, in the quarantine.
@@ -154,7 +154,7 @@ def _adopt(path: Path, found: Examination) -> Summary:
 
 
 def _refuse_to_replace(data_dir: Path, copy: Path, found: Examination) -> None:
-    """A state that the copy does not contain is replaced by those who say so."""
+    """Refuse to replace a state that the copy does not contain."""
     try:
         mark = HighWaterMark(data_dir).read()
     except ValueError as exc:
@@ -179,7 +179,7 @@ def _would_replace(data_dir: Path, copy: Path, why: str) -> StorageError:
 
 
 def _put_in_place(partial: Path, data_dir: Path, summary: Summary) -> Path | None:
-    """Move what is there aside, then the copy in; whatever interrupts it, nothing starts empty."""
+    """Move the old state aside, then the copy in; an interruption never leaves an empty state."""
     present = [data_dir / name for name in FILES if (data_dir / name).exists()]
     aside = data_dir / time.strftime("replaced-%Y%m%d-%H%M%S") if present else None
     if aside is not None:

@@ -1,4 +1,4 @@
-"""How damage and loss of the stored state are seen.
+"""Detection of damage to and loss of the stored state.
 
 - A *digest* of each record and each entry of the journal, over its place and its value: a flipped
   bit or two swapped rows do not match it.
@@ -31,7 +31,7 @@ SCHEMA_VERSION = 2
 DATABASE = "state.db"
 MARK = "state.mark"
 MARK_BYTES = 512
-"""All of it is one sector: a write that the power supply interrupts is made or not."""
+"""One sector, so that a power failure cannot leave a partial write."""
 DIGEST_BITS = 2**63 - 1
 ANCESTORS_KEPT = 64
 DAMAGES_KEPT = 1000
@@ -48,7 +48,7 @@ TROUBLE_OF_THE_DISK = frozenset(
         sqlite3.SQLITE_READONLY,
     }
 )
-"""Codes of SQLite that say nothing about what is stored."""
+"""SQLite error codes that are about the disk and not about what is stored."""
 
 
 def _named_queries() -> dict[str, str]:
@@ -69,19 +69,19 @@ def create_tables(db: sqlite3.Connection) -> None:
 
 
 def record_digest(kind: str, job: str, key: str, value: bytes) -> int:
-    """What a record's place and value must give."""
+    """The digest of a record's place and value."""
     place = f"{kind}\0{job}\0{key}\0".encode(errors="surrogatepass")
     return xxhash.xxh3_64_intdigest(place + value) & DIGEST_BITS
 
 
 def event_digest(id: int, at: float, job: str, kind: str, fields: bytes) -> int:
-    """What an entry of the journal must give."""
+    """The digest of an entry of the journal."""
     place = f"{id}\0{float(at)!r}\0{job}\0{kind}\0".encode(errors="surrogatepass")
     return xxhash.xxh3_64_intdigest(place + fields) & DIGEST_BITS
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """What one commit left; all of the state was written by its ``sequence`` commits."""
+    """The state after one commit, the ``sequence``-th."""
 
     state_id: str
     ancestors: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ class Summary(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_new_state(cls, ancestors: tuple[str, ...] = ()) -> Summary:
-        """The summary of a state that nothing was written to."""
+        """The summary of an empty state."""
         return cls(secrets.token_hex(8), ancestors[-ANCESTORS_KEPT:])
 
     def counting(self, records: DigestTally, events: DigestTally, last_event: int) -> Summary:
@@ -112,7 +112,7 @@ class Summary(msgspec.Struct, frozen=True):
         )
 
     def put(self, db: sqlite3.Connection) -> None:
-        """Write it; part of the commit that it sums up."""
+        """Write it, in the commit that it summarizes."""
         value = msgspec.json.encode(self)
         db.execute(QUERIES["put_summary"], (value, xxhash.xxh3_64_intdigest(value) & DIGEST_BITS))
 
@@ -142,19 +142,19 @@ class MarkRecord(msgspec.Struct, frozen=True):
 
     state_id: str
     sequence: int
-    """Of the newest commit; while the machine runs on, it cannot be lost."""
+    """Of the newest commit, which cannot be lost while the machine runs."""
     durable: int
-    """Of the newest commit that waited for the disk: it outlives the power supply."""
+    """Of the newest commit that waited for the disk, which survives a power failure."""
     boot: str = ""
-    """The machine's boot that ``sequence`` is of."""
+    """The boot of the machine in which ``sequence`` was written."""
 
     def expected(self) -> int:
-        """The number of the commit that must be there at least."""
+        """The number of the newest commit that must be there."""
         return self.sequence if self.boot and self.boot == boot_id() else self.durable
 
 
 def boot_id() -> str:
-    """What tells this boot of the machine from others; empty where there is no such thing."""
+    """Identifies this boot of the machine; empty where unsupported."""
     with suppress(OSError):
         return BOOT_ID.read_text(encoding="ascii").strip()
     return ""
@@ -192,7 +192,7 @@ class HighWaterMark:
         os.pwrite(self._file, content.ljust(MARK_BYTES - 1) + b"\n", 0)
 
     def close(self, sync: bool = True) -> None:
-        """Let go of the file, once it is on disk."""
+        """Close the file once it is on disk."""
         if self._file >= 0:
             try:
                 if sync:
@@ -217,7 +217,7 @@ class Examination:
     damaged_records: list[tuple[str, str, str, str]] = field(default_factory=list)
     """Kind, job, key and problem of those among them that could be left out."""
     journal: list[str] = field(default_factory=list)
-    """What is wrong with the journal, on which nothing depends."""
+    """What is wrong with the journal; it does not keep the coordinator from starting."""
 
     @property
     def is_empty(self) -> bool:
@@ -232,7 +232,7 @@ class Examination:
 
 @contextmanager
 def naming_damage(found: Examination) -> Iterator[None]:
-    """Note what SQLite cannot make sense of; trouble with the disk itself is raised."""
+    """Note what SQLite cannot read; disk errors are raised."""
     try:
         yield
     except sqlite3.Error as exc:
@@ -244,7 +244,7 @@ def naming_damage(found: Examination) -> Iterator[None]:
 
 
 def examine(db: sqlite3.Connection) -> Examination:
-    """Look at everything that is stored; what is wrong is reported, not raised."""
+    """Check everything that is stored; damage is reported, not raised."""
     found = Examination()
     with naming_damage(found):
         found.schema = int(db.execute("PRAGMA user_version").fetchone()[0])
@@ -286,7 +286,7 @@ def behind(mark: MarkRecord | None, found: Examination) -> str:
 
 
 def _tables(db: sqlite3.Connection) -> dict[str, str]:
-    """What makes each table; a table that was renamed has its name in quotes."""
+    """The definition of each table; SQLite quotes the name of a renamed one."""
     rows = db.execute(QUERIES["tables"]).fetchall()
     return {name: str(sql).replace('"', "") for name, sql in rows}
 
@@ -368,7 +368,7 @@ def event_problem(id: int, at: float, job: str, kind: str, fields: bytes, digest
 
 
 def _examine_schema_1(db: sqlite3.Connection, found: Examination) -> None:
-    """A state without digests: what can be seen is whether each record makes sense."""
+    """Check a state without digests: only whether each record can be decoded."""
     jobs = set()
     for kind, job, key, value in db.execute("SELECT kind, job, key, value FROM records"):
         found.records += 1
@@ -382,7 +382,7 @@ def _examine_schema_1(db: sqlite3.Connection, found: Examination) -> None:
 
 
 def upgrade(db: sqlite3.Connection) -> None:
-    """Give a state of schema 1, which is intact, its digests; in a transaction of its own."""
+    """Add digests to an intact state of schema 1, in a transaction of its own."""
     db.execute("BEGIN IMMEDIATE")
     try:
         for (name,) in db.execute(QUERIES["schema_1_tables"]).fetchall():
@@ -412,7 +412,7 @@ def upgrade(db: sqlite3.Connection) -> None:
 
 
 def leave_out_damaged(db: sqlite3.Connection, found: Examination) -> None:
-    """Move damaged records to the quarantine and sum up the rest; the schema is this one."""
+    """Move damaged records to the quarantine and update the summary."""
     for kind, job, key, problem in found.damaged_records:
         row = db.execute(QUERIES["one_record"], (kind, job, key)).fetchone()
         value = row[0] if row else b""

@@ -56,7 +56,7 @@ Row = tuple[str, str, str, Record]
 
 @contextmanager
 def translated(path: Path, doing: str) -> Iterator[None]:
-    """Raise what SQLite or the system says as `StorageError`."""
+    """Translate errors of SQLite and the system to `StorageError`."""
     try:
         yield
     except StorageError:
@@ -96,7 +96,7 @@ def refuse_newer(path: Path, found: Examination) -> None:
 
 
 def refuse_damaged(path: Path, damages: Sequence[str]) -> None:
-    """Raise when something is wrong, with what it concerns and what can be done."""
+    """Raise if there is damage, naming it and the remedy."""
     if not damages:
         return
     shown = "; ".join(damages[:DAMAGES_SHOWN])
@@ -145,7 +145,7 @@ class SqliteStore:
 
     @property
     def state_id(self) -> str:
-        """What tells this state from others; a restored copy gets another one."""
+        """Identifies this state; a restored copy gets a new id."""
         return self._summary.state_id
 
     @property
@@ -159,7 +159,7 @@ class SqliteStore:
         return self._summary.term
 
     def _prepare(self) -> Summary:
-        """Check what is stored, and note this start in it."""
+        """Check what is stored, and begin a term."""
         mark, mark_is_lost = self._read_mark()
         found = examine(self._db)
         refuse_newer(self.path, found)
@@ -228,7 +228,7 @@ class SqliteStore:
         return rows
 
     def events(self) -> list[Event]:
-        """The journal, oldest first; of a damaged entry only its number is left."""
+        """The journal, oldest first; of a damaged entry only the number."""
         events: list[Event] = []
         last_at = 0.0
         with translated(self.path, "read"):
@@ -243,7 +243,7 @@ class SqliteStore:
         return events
 
     async def read(self, kind: str, job: str, key: str) -> Record | None:
-        """One record as it is stored; none when it is absent or unreadable."""
+        """One stored record; None if it is absent or unreadable."""
         await self.flush()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, self._read, kind, job, key)
@@ -268,7 +268,7 @@ class SqliteStore:
 
     @property
     def waiting_seconds(self) -> float:
-        """How long the commit that is under way has been waiting for the disk."""
+        """How long the current commit has been waiting for the disk."""
         return 0.0 if self._commit_began is None else time.monotonic() - self._commit_began
 
     def submit(self, effects: Sequence[Effect]) -> None:
@@ -296,7 +296,7 @@ class SqliteStore:
             raise self.failure
 
     def flush_events(self) -> None:
-        """Store events that nothing waited for, and keep the log of writes small.
+        """Store pending events, and keep the write-ahead log small.
 
         Events alone do not wait for the disk, so no reply has to wait for them.
         """
@@ -353,7 +353,7 @@ class SqliteStore:
             self._fail(exc)
 
     def _fail(self, error: Exception) -> None:
-        """Whatever went wrong: those who wait must hear of it."""
+        """Note a failure, so that everybody who waits gets it."""
         if not isinstance(error, StorageError):
             text = f"cannot write the coordinator's state {self.path}: {error!r}"
             error = StorageError(text).with_traceback(error.__traceback__)
@@ -372,7 +372,7 @@ class SqliteStore:
                 summary.put(self._db)
                 self._db.execute("COMMIT")
             except BaseException:
-                # SQLite has ended the transaction by itself where the disk is full.
+                # When the disk is full, SQLite has rolled back by itself.
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
@@ -382,12 +382,12 @@ class SqliteStore:
                 self._shrink_log()
 
     def _write_rows(self, batch: Sequence[Effect]) -> Summary:
-        """Write what changed; returns the summary of the state that it leaves."""
+        """Write the changes; returns the new summary."""
         before = self._summary
         records = DigestTally(before.records, before.record_sum)
         events = DigestTally(before.events, before.event_sum)
         last_event, forgotten, removed = before.last_event, list[int](), list[str]()
-        # Within one commit only the last word on a record counts.
+        # Within one commit only the last change of a record counts.
         changes: dict[tuple[str, str, str], Put | Delete] = {}
         for effect in batch:
             if isinstance(effect, Put | Delete):

@@ -1,1 +1,1 @@
-"""What is measured each second, and its time series. Read ``sampler`` first."""
+"""Metrics of jobs, sampled each second; Prometheus and OTLP. Read ``sampler`` first."""

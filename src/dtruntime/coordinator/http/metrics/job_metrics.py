@@ -1,4 +1,4 @@
-"""The figures of one job, measured once a second."""
+"""Metrics of one job, measured once a second."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .time_series import (
 
 SLICE = 1000
 REPORTERS = 32
-"""Of so many live workers, evenly chosen, the mean of what they report is taken."""
+"""Reported metrics are averaged over this many live workers, evenly chosen."""
 HOUR = 3600.0
 RECENT = 600.0
 RATE_SECONDS = 10.0
@@ -43,13 +43,13 @@ _NOTHING: dict[str, Any] = {
     one.name: 0 if one.type is int else None for one in msgspec.structs.fields(Metrics)
 }
 NO_METRICS = Metrics(**_NOTHING)
-"""The figures of a job that nothing was measured of."""
+"""The metrics of a job that was not measured."""
 _GOOD = frozenset({WorkerState.TRAINING, WorkerState.CHECKPOINTING})
 _LOST = frozenset({WorkerState.RECOVERING, WorkerState.LOADING})
 
 
 class JobMetrics:
-    """What is measured of one job."""
+    """The metrics of one job."""
 
     def __init__(self, job: str, stored: StoredHistory | None, heartbeat_seconds: float) -> None:
         self.job = job
@@ -60,11 +60,11 @@ class JobMetrics:
         self.reported: dict[str, float] = {}
         """Means of what workers reported last with their heartbeats."""
         self.metrics: Metrics | None = None
-        """None while nobody works: there is nothing to measure then."""
+        """None while no worker is live."""
         self.step: int | None = None
-        """The highest that a live worker reports, or one of those that were live last."""
+        """The highest step of a live worker, or of one that was live last."""
         self.started_at: float | None = None
-        """When the first of the present members registered; none: there were never any."""
+        """When the first of the present members registered; None: there were never any."""
         self.is_stored = True
         """Whether its file has all points."""
         self.heard_at = 0.0
@@ -72,22 +72,22 @@ class JobMetrics:
         self._consumed = Rate(SAMPLES_RATE_SECONDS)
         self._consumed_first: int | None = None
         self._consumed_more = False
-        """Whether more was consumed than when it was looked first: before, nothing is measured."""
+        """Whether anything was consumed since the first reading; there is no rate before."""
         self._heartbeats = Rate(RATE_SECONDS)
         self._goodput = TimeShare()
         self._trained: set[int] = set()
-        """Incarnations of live workers that were seen to train."""
+        """Incarnations of live workers that have trained."""
         self._spent: Counter[str] = Counter()
-        """How many of those that are heard do what is good, and what is not."""
+        """How many workers spend their time well, and how many do not."""
         self._ended_in: int | None = None
-        """The generation in which what ended workers said last was taken."""
+        """The generation in which the last reports of ended workers were read."""
         self._told: dict[int, ReportAge] = {}
         """By incarnation."""
         self._checkpoint = ""
-        """The one whose rate is in the points."""
+        """The checkpoint whose rate was last added to the points."""
         self._barriers = RecentQuantiles()
         self._seconds = max(10, math.ceil(3 * heartbeat_seconds))
-        """What is of ranks is measured over so many."""
+        """The window of the rates of ranks, in seconds."""
         self._steps, self._samples = RankRates(self._seconds), RankRates(self._seconds)
 
     def to_store(self) -> StoredHistory:
@@ -96,12 +96,12 @@ class JobMetrics:
         return StoredHistory(self.job, list(rings.fine), list(rings.coarse), self.recoveries.known)
 
     def note_loss(self, event: Event) -> None:
-        """A worker was lost; it was last heard earlier than that was noticed."""
+        """A worker was lost; it was last heard from before that was detected."""
         silent = float(event.fields.get("silent_seconds", 0.0))
         self.recoveries.lost(event.fields.get("worker", ""), event.at - silent, event.at)
 
     def note_consumed(self, at: float, samples: int) -> None:
-        """So many samples of all epochs were committed, or reported as consumed."""
+        """Note how many samples of all epochs were consumed so far."""
         if self._consumed_first is None:
             self._consumed_first = samples
         self._consumed_more |= samples > self._consumed_first
@@ -109,7 +109,7 @@ class JobMetrics:
 
     @property
     def samples_per_second(self) -> float | None:
-        """As heartbeats say, or else what loaders commit; none before anything was measured."""
+        """By heartbeats, or else by what loaders commit; None before the first measurement."""
         told = self._samples.total
         return self._consumed.value if told is None and self._consumed_more else told
 
@@ -168,7 +168,7 @@ class JobMetrics:
         )
 
     def rest(self, now: float) -> None:
-        """Nobody works on the job: what was measured last is not so any more."""
+        """No worker is live: reset what was measured."""
         if self.metrics is None:
             return
         self._steps, self._samples = RankRates(self._seconds), RankRates(self._seconds)
@@ -176,13 +176,13 @@ class JobMetrics:
         self._consumed_first, self._consumed_more = None, False
         self._goodput, self._trained, self._told = TimeShare(), set(), {}
         self.states, self.metrics = Counter(), None
-        # The curves end here, and do not go on to where they begin again.
+        # A gap, so that the curves are not drawn across the pause.
         self._add(Point(now, 0, None, None, None, None, None, None, None, 0, None))
 
     def take_last_reports(self, job: Job) -> None:
-        """Of a job without live workers, take what those that were live last have reported.
+        """For a job without live workers, read the last reports of those it had.
 
-        They may have said it after it was looked, or before the coordinator was started.
+        They may be newer than the last sample, or from before the coordinator started.
         """
         roster = job.roster
         if roster.live_count or self._ended_in == roster.generation:
@@ -196,7 +196,7 @@ class JobMetrics:
         self._take_means(_reports(last))
 
     def barriers(self, job: Job, now: float) -> Quantiles:
-        """Of the rounds that were completed in the last minutes, in seconds."""
+        """Quantiles of the barriers of the last minutes, in seconds."""
         return self._barriers.add(now, job.barriers.latency)
 
     def _add(self, point: Point) -> None:
@@ -209,7 +209,7 @@ class JobMetrics:
         return self.states.total() > self.states[WorkerState.FINISHED]
 
     async def _look_at(self, members: Sequence[Member], now: float) -> float | None:
-        """Count states and take steps; returns when the most silent live worker was heard."""
+        """Count states and read steps; returns when the most silent live worker was heard."""
         incarnations: list[int] = []
         steps: list[int] = []
         samples: list[int] = []
@@ -253,13 +253,13 @@ class JobMetrics:
 
     @staticmethod
     def _kind(trains: bool, state: WorkerState) -> str:
-        """What a worker's time counts as. When one trains that never said so is not known."""
+        """What a worker's time counts as: good, lost, or neither."""
         if state in _GOOD:
             return "good"
         return "lost" if state in _LOST or (trains and state == WorkerState.WAITING) else ""
 
     def _average(self, members: Sequence[Member], now: float) -> bool:
-        """Take the means of what workers report; whether somebody still has something new."""
+        """Average what workers report; returns whether any report is recent."""
         reports = _reports([m for m in members if m.live and m.pulse is not None])
         told: dict[int, ReportAge] = {}
         for member, metrics in reports:
@@ -287,7 +287,7 @@ class JobMetrics:
         return copied(metrics, Point, at=now, checkpoint_bytes_per_second=rate)
 
     def _rate_of_another(self, metrics: Metrics, latest: CheckpointRecord | None) -> float | None:
-        """The rate of a checkpoint, once: a curve has a place for each, and none between them."""
+        """The rate of a checkpoint, in the first point after it only."""
         before, self._checkpoint = self._checkpoint, latest.checkpoint_id if latest else ""
         return metrics.checkpoint_bytes_per_second if self._checkpoint != before else None
 
@@ -300,12 +300,12 @@ def _reports(members: Sequence[Member]) -> list[tuple[Member, dict[str, float]]]
 
 
 def milliseconds(seconds: float | None) -> float | None:
-    """What is known, in milliseconds."""
+    """Seconds in milliseconds, if known."""
     return None if seconds is None else seconds * 1000
 
 
 def duration_of(record: CheckpointRecord, durations: Mapping[str, float]) -> float | None:
-    """How long a checkpoint took: from its beginning by all ranks, or as its one writer says."""
+    """How long a checkpoint took: since all ranks began it, or as its single writer reports."""
     begun = durations.get(record.checkpoint_id)
     return seconds_taken(record) if begun is None else begun
 
@@ -313,7 +313,7 @@ def duration_of(record: CheckpointRecord, durations: Mapping[str, float]) -> flo
 def checkpoint_rate(
     latest: CheckpointRecord | None, durations: dict[str, float], now: float
 ) -> float | None:
-    """Bytes per second of the newest checkpoint; none if it is old, or nobody said how long."""
+    """Bytes per second of the newest checkpoint; None if it is old or its duration unknown."""
     if latest is None or now - latest.committed_at > RECENT:
         return None
     seconds = duration_of(latest, durations)
@@ -348,7 +348,7 @@ class Recoveries:
         self._steps.clear()
 
     def look(self, members: Iterable[Member]) -> None:
-        """See whether the members train again."""
+        """Check whether the members train again."""
         if not self.open:
             return
         since = self.known[-1].detected_at
@@ -374,7 +374,7 @@ class Recoveries:
         self._steps.clear()
 
     def done_since(self, at: float) -> int:
-        """How many losses were made up for since then."""
+        """How many losses were recovered from since then."""
         return sum(r.training_at is not None and r.training_at >= at for r in self.known)
 
     @property

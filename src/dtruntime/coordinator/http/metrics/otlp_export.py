@@ -1,4 +1,4 @@
-"""Metrics in the form of OpenTelemetry, made of those that Prometheus reads."""
+"""Export of the Prometheus metrics over OTLP."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CUMULATIVE = sdk.AggregationTemporality.CUMULATIVE
 
 
 class MetricsSender:
-    """Sends metrics; those that cannot be sent are dropped, and newer ones follow."""
+    """Sends metrics; what cannot be sent is dropped."""
 
     def __init__(self, endpoint: str) -> None:
         url = signal_url(endpoint, "metrics")
@@ -31,7 +31,7 @@ class MetricsSender:
         self._since = time.time_ns()
 
     def send(self, families: Iterable[Metric], now: int) -> bool:
-        """Send what Prometheus would be told; whether that went well."""
+        """Send Prometheus metric families; returns whether that succeeded."""
         metrics = [made for family in families if (made := self._metric(family, now))]
         scope = sdk.ScopeMetrics(self._scope, metrics, "")
         data = sdk.MetricsData([sdk.ResourceMetrics(self._resource, [scope], "")])
@@ -79,7 +79,7 @@ class MetricsSender:
             sum=total,
             bucket_counts=[after - before for before, after in pairwise(cumulative)],
             explicit_bounds=[float(sample.labels["le"]) for sample in buckets[:-1]],
-            # OTLP does not demand these, and nobody counts them.
+            # Optional in OTLP, and not measured.
             min=None,  # type: ignore[arg-type]
             max=None,  # type: ignore[arg-type]
         )

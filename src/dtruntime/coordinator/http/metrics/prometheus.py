@@ -1,4 +1,4 @@
-"""Prometheus metrics, read off the service's own counters when they are asked for.
+"""Prometheus metrics, read from the service's counters on each scrape.
 
 Their names and meanings are in ``docs/metrics.md``.
 """
@@ -25,7 +25,7 @@ from ..snapshot.job import SnapshotReader
 from .job_metrics import JobMetrics, duration_of
 
 JOBS_MOST = 100
-"""So many jobs, those active last, have metrics of their own."""
+"""Only this many jobs, the last active ones, have metrics of their own."""
 
 
 class Exporter(Collector):
@@ -52,7 +52,7 @@ class Exporter(Collector):
         return encode(self._registry), media_type
 
     async def refresh(self) -> None:
-        """Get the figures that `collect` tells."""
+        """Fetch the metrics that `collect` reports."""
         recent = [row.job for row in self._snapshots.jobs.show()[:JOBS_MOST]]
         jobs = self._snapshots.machine.jobs
         self._figures = {
@@ -60,7 +60,7 @@ class Exporter(Collector):
         }
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: what there is differs from one time to the next."""
+        """Nothing: the metrics differ from scrape to scrape."""
         return ()
 
     def collect(self) -> Iterator[Metric]:

@@ -1,4 +1,4 @@
-"""Looks at the coordinator once a second and keeps what it finds."""
+"""The sampler: measures the coordinator and its jobs once a second."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ SAMPLE_SECONDS = 1.0
 PROBE_SECONDS = 0.1
 STORE_SECONDS = 60.0
 LINGER = 60.0
-"""The history of a job without live workers is still written for so long."""
+"""The history of a job is still written this long after its last worker left."""
 JOBS_KEPT = 64
-"""How many jobs' figures are held; those of others are in their files."""
+"""How many jobs' metrics are in memory; those of others are in files."""
 BEGINNINGS_KEPT = 20_000
 MEMBERSHIP_EVENTS = frozenset({"worker.registered", "worker.dead", "worker.left"})
 
 
 class Sampler:
-    """The figures of the process and of the jobs that are, or were lately, active."""
+    """Metrics of the process and of jobs that are or recently were active."""
 
     def __init__(self, service: ObservedService, files: HistoryFiles) -> None:
         self._service = service
@@ -109,7 +109,7 @@ class Sampler:
         self.heard_at[job.name] = figures.heard_at
 
     async def figures(self, job: str) -> JobMetrics:
-        """The figures of a job, with those of its past."""
+        """The metrics of a job, with its history."""
         found = self._jobs.get(job)
         if found is None:
             stored = await asyncio.to_thread(self._files.read, job)
@@ -120,7 +120,7 @@ class Sampler:
         return found
 
     def board(self, job: str) -> DatasetBoard:
-        """The datasets of a job as they are shown."""
+        """The datasets of a job, as the dashboard shows them."""
         found = self._boards.get(job)
         if found is None:
             found = self._boards[job] = DatasetBoard()
@@ -130,7 +130,7 @@ class Sampler:
         return found
 
     async def store(self) -> None:
-        """Write the histories of the jobs that were measured lately."""
+        """Write the histories of recently measured jobs."""
         now = self._service.clock()
         for name, figures in list(self._jobs.items()):
             if now - self._live_at.get(name, 0.0) < LINGER + STORE_SECONDS:

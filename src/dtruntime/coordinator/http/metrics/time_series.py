@@ -1,4 +1,4 @@
-"""Figures over time, in a fine and a coarse ring, kept roughly over restarts."""
+"""Time series of metrics at two resolutions, kept over restarts, and the windows behind them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _slot(point: Point) -> int:
 
 
 def _average(points: list[Point]) -> Point:
-    """The last of some points, with the means of what fluctuates."""
+    """The last of some points, with means for rates."""
     means: dict[str, float | None] = {}
     for name in _MEANS:
         known = [x for point in points if (x := getattr(point, name)) is not None]
@@ -107,7 +107,7 @@ class HistoryFiles:
         return stored if stored.job == job else None
 
     def writer(self, stored: StoredHistory) -> Callable[[], None]:
-        """What writes a job's file; for another thread."""
+        """A function that writes a job's file, for another thread."""
         path = self._path(stored.job)
 
         def write() -> None:
@@ -130,7 +130,7 @@ class HistoryFiles:
 RECENT_SECONDS = 600.0
 VALUES_KEPT = 1024
 UNUSUAL = 3.0
-"""What is said so many times as late as the time before does not come any more."""
+"""A report this many times as late as the one before is not expected any more."""
 
 
 class Rate:
@@ -141,7 +141,7 @@ class Rate:
         self._readings: deque[tuple[float, float]] = deque()
 
     def add(self, at: float, value: float) -> None:
-        """Read the counter; one that went back begins anew."""
+        """Add a reading of the counter; a lower one starts over."""
         if self._readings and value < self._readings[-1][1]:
             self._readings.clear()
         self._readings.append((at, value))
@@ -150,7 +150,7 @@ class Rate:
 
     @property
     def value(self) -> float | None:
-        """Per second; none before there are two readings."""
+        """Per second; None before there are two readings."""
         if len(self._readings) < 2:
             return None
         (then, before), (now, after) = self._readings[0], self._readings[-1]
@@ -158,7 +158,7 @@ class Rate:
 
 
 class Quantiles(NamedTuple):
-    """Quantiles of values that were observed, and of how many."""
+    """Quantiles of observed values, and their number."""
 
     values: int
     p50: float | None
@@ -194,7 +194,7 @@ class RecentQuantiles:
 
 
 class TimeShare:
-    """Which share of the time, over the last minutes, was good."""
+    """The share of good time over the last minutes."""
 
     def __init__(self, seconds: float = RECENT_SECONDS) -> None:
         self._seconds = seconds
@@ -208,28 +208,28 @@ class TimeShare:
 
     @property
     def value(self) -> float | None:
-        """From 0 to 1; none where nothing was counted."""
+        """From 0 to 1; None if nothing was counted."""
         total = sum(total for _, _, total in self._kept)
         return sum(good for _, good, _ in self._kept) / total if total else None
 
 
 class ReportAge(NamedTuple):
-    """What somebody said, and since when that has not changed."""
+    """A report, and since when it has not changed."""
 
     what: Any
     since: float
     lasted: float
-    """How long what was said before stood."""
+    """How long the report before it was unchanged."""
 
     @classmethod
     def after(cls, before: ReportAge | None, what: Any, at: float) -> ReportAge:
-        """The same as before, or something else."""
+        """The same report as before, or a new one."""
         if before is None:
             return cls(what, at, 0.0)
         return before if before.what == what else cls(what, at, at - before.since)
 
     def is_new(self, now: float, seconds: float) -> bool:
-        """Whether it is of the last ``seconds``, or has not stood much longer than usual."""
+        """Whether it is of the last ``seconds``, or not much older than usual."""
         return now - self.since <= max(seconds, UNUSUAL * self.lasted)
 
 
@@ -238,24 +238,24 @@ Times = NDArray[np.float64]
 
 
 class RankRates:
-    """How fast what the ranks count advances, from their heartbeats: steps, or samples."""
+    """Rates of the ranks' counters (steps or samples), from their heartbeats."""
 
     def __init__(self, samples: int = 10) -> None:
         self._kept: deque[tuple[Numbers, Numbers, Times]] = deque(maxlen=samples + 1)
 
     def add(self, incarnations: Numbers, counts: Numbers, beats: Times) -> None:
-        """What is known of the members that beat, in any order; count -1: none."""
+        """Counters of the members with heartbeats, in any order; -1: no count."""
         self._kept.append((incarnations, counts, beats))
 
     @property
     def median(self) -> float | None:
-        """Per second, of the rank in the middle; none where no rank can be measured."""
+        """Per second, of the median rank; None if no rank can be measured."""
         rates = self._rates()
         return None if rates is None else float(np.median(rates))
 
     @property
     def total(self) -> float | None:
-        """Per second, of all ranks that can be measured; none where there is none."""
+        """Per second, of all ranks together; None if no rank can be measured."""
         rates = self._rates()
         return None if rates is None else float(rates.sum())
 

@@ -1,1 +1,1 @@
-"""A job at one moment, as the dashboard shows it. Read ``job`` first."""
+"""Snapshots of a job, as the dashboard shows it. Read ``job`` first."""

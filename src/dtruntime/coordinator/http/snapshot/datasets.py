@@ -1,6 +1,6 @@
-"""Datasets as they are shown: who reads how much, what moved last, what was consumed.
+"""Datasets in snapshots: shards per rank, the last reassignment, coverage.
 
-Long arrays are computed by another thread, so that nothing on the event loop waits for them.
+Long arrays are computed in another thread, off the event loop.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .. import views
 RANKS_SHOWN = 1024
 DATASETS_SHOWN = 256
 SHARDS_DEALT = 4_000_000
-"""Who reads what is found out for as many shards of a job, its first datasets first."""
+"""Assignments are computed for this many shards of a job, its first datasets first."""
 SETTLED_SECONDS = 30.0
-"""All epochs of a dataset but the newest two are judged anew only so often."""
+"""How often all epochs but the newest two are judged again."""
 EASE = 20.0
-"""After a refresh, so many times what it took passes before the next."""
+"""The least pause between two refreshes, as a multiple of what one took."""
 
 
 class Board:
@@ -47,7 +47,7 @@ class Board:
         self._view = self._owners = None
 
     def deal(self, view: View, now: float, reason: str) -> None:
-        """Find out who reads what, and what moved; for another thread."""
+        """Compute who reads what, and what moved; for another thread."""
         if view == self._view:
             return
         before, self._view = self._owners, view
@@ -84,7 +84,7 @@ class Board:
 
     @property
     def consumed(self) -> int | None:
-        """How many samples of all epochs were consumed; none: nobody reports that."""
+        """How many samples of all epochs were consumed; None: nobody reports it."""
         return sum(count for _, _, count in self._judged.values()) if self._judged else None
 
     def show(self) -> views.Dataset:
@@ -114,7 +114,7 @@ class DatasetBoard:
         self._busy = asyncio.Lock()
 
     async def refresh(self, job: Job, now: float, reason: str = "") -> None:
-        """Bring it up to date, unless that was done just now."""
+        """Refresh, unless it was done just now."""
         if now < self._next_at and len(self._boards) == min(len(job.datasets), DATASETS_SHOWN):
             return
         async with self._busy:
@@ -150,12 +150,12 @@ class DatasetBoard:
 
 
 class _Work(NamedTuple):
-    """What there is to find out of one dataset."""
+    """One dataset to refresh."""
 
     board: Board
     reported: list[Covered]
     view: View | None
-    """Who shares the shards; none: nobody does."""
+    """Who shares the shards; None: the ranks share batches."""
 
 
 def _work(work: list[_Work], now: float, reason: str) -> None:
@@ -169,7 +169,7 @@ def _work(work: list[_Work], now: float, reason: str) -> None:
 
 
 PROVABLE = 1_000_000_000
-"""Of a larger dataset only counts are compared: its digest would take longer than ten seconds."""
+"""For larger datasets only counts are compared: the digest would take over ten seconds."""
 
 
 def judge_epoch(covered: Covered, total: int) -> tuple[views.Coverage, int]:
@@ -202,7 +202,7 @@ def judge_epoch(covered: Covered, total: int) -> tuple[views.Coverage, int]:
 def _expected(total: int, seen: Digest) -> Digest:
     if total <= PROVABLE:
         return _whole(total)
-    # The sums of what was seen are taken for right, so that counts alone decide.
+    # The sums that were seen count as right, so that only counts are compared.
     starts = np.arange(SIZE // 16, dtype=np.uint64) * np.uint64(seen.width)
     stops = np.minimum(starts + np.uint64(seen.width), np.uint64(total))
     counts = np.where(starts < total, stops - np.minimum(starts, stops), np.uint64(0))

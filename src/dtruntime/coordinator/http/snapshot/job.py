@@ -1,4 +1,4 @@
-"""A job as it is at one moment, all parts of it taken without letting go of the event loop."""
+"""Snapshots of a job: all sections taken at one moment, without yielding to the event loop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ JOBS_SHOWN = 1000
 ROWS_AT_ONCE = 64
 MISSING_SHOWN = 256
 LONGEST_WAIT_MS = 24 * 3600 * 1000.0
-"""The bound of the last bucket: no barrier is waited for longer."""
+"""The bound of the last bucket: no barrier may wait longer."""
 
 CheckpointsVersion = tuple[int, int]
 """How often something about checkpoints has changed, and how many durations are known."""
@@ -71,7 +71,7 @@ class SnapshotReader:
         self.forecasts = RetentionForecasts()
 
     def resolve(self, name: str) -> str:
-        """The job that is meant: the one named, or the one active last; empty: there is none."""
+        """The named job, or the last active one; empty: there is none."""
         return self.machine.job(name).name if name else self.jobs.latest()
 
     def coordinator(self) -> views.Coordinator:
@@ -118,7 +118,7 @@ class SnapshotReader:
         """
         job = self.machine.jobs.get(name)
         figures = await self.figures(job) if job is not None else None
-        # From here on nothing is waited for: everything is of one moment.
+        # No await from here on: everything is of one moment.
         now = self.service.clock()
         common: dict[str, Any] = {
             "job": name,
@@ -153,13 +153,13 @@ class SnapshotReader:
 
 
 class Jobs:
-    """All jobs; what takes a look at every member is kept until the membership changes."""
+    """The list of jobs."""
 
     def __init__(self, machine: Machine, sampler: Sampler) -> None:
         self._machine = machine
         self._sampler = sampler
         self._created: dict[str, float] = {}
-        """Of jobs whose records do not say it, by the journal."""
+        """From the journal, for jobs whose records do not have it."""
         events = machine.journal.after(0)
         if len(events) == machine.journal.last_id:
             for event in events:
@@ -170,7 +170,7 @@ class Jobs:
         return max(self._machine.jobs, key=self.last_active_at, default="")
 
     def last_active_at(self, name: str) -> float:
-        """When something of a job happened last, or a live worker was heard."""
+        """When a job last had an event, or was last heard from."""
         job = self._machine.jobs[name]
         noted = self._sampler.last_event_at.get(name, 0.0)
         if not job.roster.live_count:
@@ -250,7 +250,7 @@ def _open_barrier(job: Job, round_: Round, now: float) -> views.OpenBarrier:
 
 
 EPOCHS, STEPS = "epochs", "steps"
-"""Workers that report these metrics say how many epochs, or steps, there will be."""
+"""Metrics in which workers report how many epochs or steps there will be."""
 
 
 def tasks(job: Job, figures: JobMetrics, datasets: list[views.Dataset]) -> list[views.Task]:
@@ -296,7 +296,7 @@ def tasks(job: Job, figures: JobMetrics, datasets: list[views.Dataset]) -> list[
 
 
 def _step(job: Job, figures: JobMetrics, state: views.TaskState) -> int | None:
-    """The highest that workers have reported; of a run that is over, what it has saved."""
+    """The highest reported step; of a finished run, the saved one."""
     latest = job.checkpoints.latest
     if latest is not None and (figures.step is None or state == "finished"):
         return latest.step
@@ -305,7 +305,7 @@ def _step(job: Job, figures: JobMetrics, state: views.TaskState) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """How far something is, how far it goes, and how fast."""
+    """Progress: how far, of how much, and how fast."""
 
     done: int | None
     whole: int | None
@@ -333,9 +333,9 @@ def _length(reported: float | None) -> int | None:
 def _samples(
     datasets: list[views.Dataset], epoch: int, epochs: int | None
 ) -> tuple[int | None, int | None]:
-    """How many samples were consumed, of how many: of all epochs, or of the current one.
+    """How many samples were consumed, of how many: in all epochs, or in the current one.
 
-    None where nobody reports that, or where nothing is known of an epoch that is over.
+    None if nobody reports it, or if a past epoch is unknown.
     """
     known = {c.epoch for dataset in datasets for c in dataset.coverage}
     wanted = {epoch} if epochs is None else set(range(min(epoch + 1, epochs)))
@@ -373,7 +373,7 @@ def _state(job: Job, figures: JobMetrics) -> views.TaskState:
 async def encode(
     rest: dict[str, Any], name: str, workers: WorkersSnapshot, members: list[SeenWorker]
 ) -> bytes:
-    """A JSON object of ``rest`` and of workers under ``name``, written part by part."""
+    """A JSON object of ``rest`` and of workers under ``name``, encoded in slices."""
     parts = [msgspec.json.encode(rest)[:-1], b"," if rest else b"", b'"%s":[' % name.encode()]
     async for some in in_slices(members, ROWS_AT_ONCE):
         parts += (msgspec.json.encode(workers.show(some))[1:-1], b",")

@@ -1,4 +1,4 @@
-"""Workers as they are shown: what is known is taken at once, and written down part by part."""
+"""Workers in snapshots: captured at once, encoded in slices."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class WorkersSnapshot(NamedTuple):
 
     members: list[SeenWorker]
     median: float
-    """Of their step times; 0: nobody reports any."""
+    """Median step time; 0: nobody reports any."""
     now: float
 
     def show(self, members: Iterable[SeenWorker]) -> list[Worker]:
-        """Some of them, as they are shown."""
+        """Some of them, as API objects."""
         return [_show(seen, self.median, self.now) for seen in members]
 
 
 def read_workers(job: Job, now: float) -> WorkersSnapshot:
-    """Take what is known of all members of a job."""
+    """Capture all members of a job."""
     roster, slow = job.roster, job.stragglers.slow
     by_id = roster.by_id
     members = [
@@ -62,13 +62,13 @@ def read_workers(job: Job, now: float) -> WorkersSnapshot:
 
 
 def see(job: Job, member: Member) -> SeenWorker:
-    """Take what is known of one member."""
+    """Capture one member."""
     straggles = job.stragglers.is_straggler(member)
     return SeenWorker(member.record, member.pulse, member.last_seen, straggles)
 
 
 def select(workers: WorkersSnapshot, state: str, search: str, sort: Sort) -> list[SeenWorker]:
-    """The members that match, in order; ``state`` is what they do, or live, dead or left."""
+    """The matching members, sorted; ``state`` is a worker state, or live, dead or left."""
     wanted = search.casefold()
     found = [
         seen
@@ -139,7 +139,7 @@ def _show(seen: SeenWorker, median: float, now: float) -> Worker:
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    """JSON knows neither infinity nor what is not a number."""
+    """JSON has neither infinity nor NaN."""
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 

@@ -1,1 +1,1 @@
-"""Attempts, pending parts, commits, history of checkpoints. Read ``commits`` first."""
+"""Checkpoints of a job: attempts and their parts, commits, history. Read ``commits`` first."""

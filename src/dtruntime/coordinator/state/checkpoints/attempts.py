@@ -1,4 +1,4 @@
-"""Attempts at saving a step together: one id for each, agreed on by all who save."""
+"""Attempts at saving a step together: the id that all ranks agree on, and the parts they send."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..roster import Roster
 
 ATTEMPTS_KEPT = 256
 RANKS_KEPT = 262_144
-"""How many ranks the kept attempts have in all; the newest attempt is kept whatever it has."""
+"""Total ranks of the kept attempts; the newest attempt is always kept."""
 
 _ID = re.compile(r"step-(\d+)-(\d+)")
 
@@ -26,18 +26,18 @@ def attempt_id(step: int, number: int) -> str:
 
 
 class Attempt:
-    """A save of one step by all members that were live when the first of them asked."""
+    """A save of one step by all members that were live when the first of them began it."""
 
     __slots__ = ("record", "tickets")
 
     def __init__(self, record: AttemptRecord) -> None:
         self.record = record
         self.tickets: dict[int, int] = {}
-        """Incarnation to the ticket that it asked with."""
+        """Incarnation to the ticket of its request."""
 
     @property
     def begun(self) -> Begun:
-        """The answer to all who ask for it."""
+        """The reply to every member that takes part."""
         return Begun(self.record.checkpoint_id, self.record.generation, self.record.ranks)
 
 
@@ -60,7 +60,7 @@ class Attempts:
         return self._kept.get(checkpoint_id)
 
     def was_begun(self, checkpoint_id: str) -> bool:
-        """Whether an attempt was ever given this id, also one that is forgotten."""
+        """Whether an attempt ever had this id, even a forgotten one."""
         match = _ID.fullmatch(checkpoint_id)
         if match is None:
             return False
@@ -69,11 +69,11 @@ class Attempts:
         return given and attempt_id(step, number) == checkpoint_id
 
     def newest(self, step: int) -> Attempt | None:
-        """The attempt at a step that was begun last."""
+        """The newest attempt at a step."""
         return next((a for a in reversed(self._kept.values()) if a.record.step == step), None)
 
     def asked(self, c: BeginCheckpoint) -> Attempt | None:
-        """The attempt that this call has asked for before; refuses a call that was overtaken."""
+        """The attempt that this call already got; refuses a call that a newer one overtook."""
         for attempt in reversed(self._kept.values()):
             known = attempt.tickets.get(c.incarnation, 0)
             if attempt.record.step != c.step or known < c.ticket:
@@ -88,9 +88,9 @@ class Attempts:
         return None
 
     def went_past(self, attempt: Attempt, c: BeginCheckpoint) -> bool:
-        """Whether the caller has asked for a newer attempt before it made this call.
+        """Whether the caller joined a newer attempt before it made this call.
 
-        Not by one for which it was late: it is on its way to where the others are.
+        Attempts that it was late for do not count: it is catching up with the others.
         """
         number = attempt.record.number
         return any(
@@ -109,9 +109,9 @@ class Attempts:
         return last is None or last.record.step < c.step
 
     def was_left_out(self, attempt: Attempt, by: Attempt, incarnation: int) -> bool:
-        """Whether a member that has asked for ``by`` can no longer ask for an older attempt.
+        """Whether a member that joined ``by`` can no longer join an older attempt.
 
-        A call that it made before this one may still be on its way, unless that was heard too.
+        A call that it made before may still be in flight, unless that has arrived too.
         """
         if incarnation in attempt.tickets or attempt.record.number > by.record.number:
             return False
@@ -119,7 +119,7 @@ class Attempts:
         return not before or any(a.tickets.get(incarnation) == before for a in self._kept.values())
 
     def begun_before(self, attempt: Attempt, other: Attempt, incarnation: int) -> bool:
-        """Whether a member has begun an attempt before another one."""
+        """Whether a member joined one attempt before another."""
         mine, theirs = attempt.tickets.get(incarnation), other.tickets.get(incarnation)
         if mine is None or theirs is None:
             return attempt.record.number < other.record.number
@@ -128,7 +128,7 @@ class Attempts:
     def begin(
         self, step: int, ranks: tuple[int, ...], taken: Callable[[str], bool], out: Outbox
     ) -> Attempt:
-        """Begin an attempt under an id that was never given and is not ``taken``."""
+        """Begin an attempt under an id that was never used and is not ``taken``."""
         roster = self._roster
         number = roster.attempts_begun + 1
         while taken(attempt_id(step, number)):
@@ -146,13 +146,13 @@ class Attempts:
         return self._keep(record)
 
     def add(self, attempt: Attempt, c: BeginCheckpoint, out: Outbox) -> None:
-        """A member asks for an attempt."""
+        """A member joins an attempt."""
         attempt.tickets[c.incarnation] = c.ticket
         ask = AskRecord(attempt.record.checkpoint_id, c.incarnation, c.ticket)
         out.put(self._roster.job, ask)
 
     def end(self, checkpoint_id: str, why: str, out: Outbox, *, is_late: bool = False) -> None:
-        """An attempt will never be committed; other ids are passed over."""
+        """End an attempt: it will never be committed. Other ids are ignored."""
         attempt = self._kept.get(checkpoint_id)
         if attempt is not None:
             attempt.record = msgspec.structs.replace(attempt.record, ended=why, is_late=is_late)
@@ -173,7 +173,7 @@ class Attempts:
         return None if within or len(self._kept) < 2 else next(iter(self._kept.values()))
 
     def restore(self, attempts: list[AttemptRecord], asks: list[AskRecord]) -> None:
-        """Take back what was stored."""
+        """Restore what was stored."""
         for record in sorted(attempts, key=lambda r: r.number):
             self._keep(record)
         for ask in asks:
@@ -200,13 +200,13 @@ class PendingCheckpoint:
         self.record = record
         self.parts: dict[int, PartRecord] = {}
         self.calls: dict[int, int] = {}
-        """Those that wait for the commit, with the incarnation of the caller."""
+        """The calls that wait for the commit, with the incarnation of the caller."""
 
     @property
     def given_up(self) -> bool:
-        """Whether somebody who sent its part may have gone on without the commit.
+        """Whether a member that sent its part may have gone on without waiting for the commit.
 
-        Not who has lost its connection, or the coordinator, and sends its part again to wait on.
+        Not one that lost its connection and sends its part again to keep waiting.
         """
         return not self.parts.keys() <= set(self.calls.values())
 
@@ -225,7 +225,7 @@ class PendingCheckpoints:
         self.by_id: dict[str, PendingCheckpoint] = {}
         self._calls: dict[int, PendingCheckpoint] = {}
         self._aborted_in: OrderedDict[str, int] = OrderedDict()
-        """The generation in which a checkpoint was last aborted."""
+        """The generation in which each checkpoint was last aborted."""
 
     @property
     def held_calls(self) -> set[int]:
@@ -237,11 +237,11 @@ class PendingCheckpoints:
         return self.by_id.get(checkpoint_id)
 
     def was_aborted_since(self, checkpoint_id: str, generation: int) -> bool:
-        """Whether one was aborted after its writer had learned of a generation."""
+        """Whether a checkpoint was aborted after ``generation`` began."""
         return generation < self._aborted_in.get(checkpoint_id, 0)
 
     def live_members(self, ranks: tuple[int, ...] = ()) -> dict[int, int]:
-        """Incarnation to rank of all who have to send a part, in the order of ranks."""
+        """The members that have to send a part, incarnation to rank, by rank."""
         expected: dict[int, int] = {}
         wanted = set(ranks)
         for rank in self._roster.present_ranks():
@@ -261,7 +261,7 @@ class PendingCheckpoints:
     def open(
         self, checkpoint_id: str, step: int, expected: dict[int, int], out: Outbox
     ) -> PendingCheckpoint:
-        """Await the parts of a checkpoint from members, given by incarnation and rank."""
+        """Start to wait for the parts of a checkpoint; ``expected`` is incarnation to rank."""
         if len(self.by_id) >= PENDING_LIMIT:
             oldest = next(iter(self.by_id.values()))
             self.abort(oldest, f"{PENDING_LIMIT} newer checkpoints were begun", out)
@@ -276,7 +276,7 @@ class PendingCheckpoints:
         return pending
 
     def hold(self, pending: PendingCheckpoint, call: int, incarnation: int) -> None:
-        """Answer a member's call when the last part is there."""
+        """Hold a member's call until the last part arrives."""
         pending.calls[call] = incarnation
         self._calls[call] = pending
 
@@ -293,7 +293,7 @@ class PendingCheckpoints:
     def abort(
         self, pending: PendingCheckpoint, detail: str, out: Outbox, *, is_late: bool = False
     ) -> None:
-        """End one: it will never be committed."""
+        """Abort a checkpoint: it will never be committed."""
         checkpoint_id = pending.record.checkpoint_id
         self.close(pending, self.aborted(checkpoint_id, detail), out)
         self._attempts.end(checkpoint_id, detail, out, is_late=is_late)
@@ -310,7 +310,7 @@ class PendingCheckpoints:
         )
 
     def close(self, pending: PendingCheckpoint, reply: Reply, out: Outbox) -> None:
-        """It is pending no more; whoever waits gets the reply."""
+        """Stop waiting for parts; held calls get the reply."""
         job = self._roster.job
         del self.by_id[pending.record.checkpoint_id]
         out.delete(job, pending.record)
@@ -321,7 +321,7 @@ class PendingCheckpoints:
             out.release(call, reply)
 
     def time_out(self, calls: Iterable[int], out: Outbox) -> None:
-        """The waits of these calls are over, their parts stay."""
+        """Time out those of the calls that wait here; their parts stay."""
         for call in calls:
             pending = self._calls.get(call)
             if pending is not None:
@@ -335,7 +335,7 @@ class PendingCheckpoints:
             pending.calls.pop(call, None)
 
     def lose(self, losses: list[Lost], out: Outbox) -> None:
-        """Abort what a lost member was to contribute to."""
+        """Abort the checkpoints that lack a part of a lost member."""
         gone = {loss.incarnation: loss.worker_id for loss in losses}
         for pending in list(self.by_id.values()):
             lacking = gone.keys() & (pending.record.expected.keys() - pending.parts.keys())
@@ -344,16 +344,16 @@ class PendingCheckpoints:
                 self.abort(pending, f"{', '.join(names[:8])} was lost before sending its part", out)
 
     def aborted(self, checkpoint_id: str, detail: str) -> Aborted:
-        """The answer about one that has ended."""
+        """The reply about an aborted checkpoint."""
         return Aborted(checkpoint_id, self._roster.generation, detail)
 
     def still_pending(self, pending: PendingCheckpoint) -> Pending:
-        """The answer to those who do not wait any longer."""
+        """The reply to a caller that does not wait any longer."""
         missing = tuple(pending.missing_ranks()[:RANKS_CUT])
         return Pending(pending.record.checkpoint_id, self._roster.generation, missing)
 
     def restore(self, pending: Iterable[PendingRecord], parts: Iterable[PartRecord]) -> None:
-        """Take back what was stored."""
+        """Restore what was stored."""
         for open_ in pending:
             self.by_id[open_.checkpoint_id] = PendingCheckpoint(open_)
         for part in parts:

@@ -1,4 +1,4 @@
-"""Commits of checkpoints: by one writer at once, or by all ranks together."""
+"""Commits of checkpoints: by a single writer, or by all ranks together."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class Checkpoints:
         self.attempts = Attempts(roster)
         self.waiting = PendingCheckpoints(roster, self.attempts)
         self.committed = self.history.records
-        """All that is committed, in that order; also what was deleted since."""
+        """In the order of commits, including checkpoints that were deleted since."""
         self.pending = self.waiting.by_id
         """Those that lack parts, by their id."""
 
     @property
     def latest(self) -> CheckpointRecord | None:
-        """The one that was committed last and is still there: maybe one of a lower step."""
+        """The last committed checkpoint that still exists, whatever its step."""
         return self.history.latest
 
     def notify(self, c: NotifyCheckpoint, member: Member, out: Outbox) -> Reply:
-        """Take a checkpoint, or one member's part of one."""
+        """A member has written a checkpoint, or its part of one."""
         known = self.committed.get(c.checkpoint_id)
         if known is not None:
             self._check_same(known, c, member)
@@ -63,17 +63,17 @@ class Checkpoints:
         pending: list[PendingRecord],
         parts: list[PartRecord],
     ) -> None:
-        """Take back what was stored."""
+        """Restore what was stored."""
         self.history.restore(committed)
         self.waiting.restore((p for p in pending if p.checkpoint_id not in self.committed), parts)
 
     def _why_stale(
         self, pending: PendingCheckpoint | None, c: NotifyCheckpoint, member: Member
     ) -> str:
-        """Why a part belongs to an attempt that is over, if so.
+        """Why a part is of an attempt that is over; empty if it is not.
 
-        It was written before its writer learned of a loss, and the others have started over; or
-        it is of an attempt that was begun and has ended.
+        Its attempt has ended, or it was written before its writer learned of a loss, after which
+        the others have started over.
         """
         if pending is None and self.attempts.was_begun(c.checkpoint_id):
             attempt = self.attempts.get(c.checkpoint_id)
@@ -171,7 +171,7 @@ class Checkpoints:
     # Attempts that members agree on
 
     def begin(self, c: BeginCheckpoint, out: Outbox) -> Begun:
-        """Tell a member under which id it saves a step together with the others."""
+        """The id under which a member saves a step together with the others."""
         attempt = self.attempts.asked(c)
         if attempt is not None:
             return attempt.begun
@@ -191,16 +191,16 @@ class Checkpoints:
         return attempt.begun
 
     def abandon(self, c: AbandonCheckpoints, out: Outbox) -> Abandoned:
-        """End the attempts that a member takes part in: it goes back to an earlier state."""
+        """End the attempts of a member that goes back to an earlier state."""
         given_up = [p for p in self.pending.values() if c.incarnation in p.record.expected]
         for pending in given_up:
             self.waiting.abort(pending, f"{c.worker_id} has given up saving it", out)
         return Abandoned(len(given_up))
 
     def _end_passed(self, c: NotifyCheckpoint, out: Outbox) -> None:
-        """End the attempts that a member began earlier than the one it now sends its part of.
+        """End the attempts that a member joined before the one it now sends its part of.
 
-        Members send their parts in the order in which they began, so it will send none of these.
+        Members send their parts in the order in which they joined, so none of these will come.
         """
         stored = self.attempts.get(c.checkpoint_id)
         if stored is None:
@@ -211,14 +211,14 @@ class Checkpoints:
                 self.waiting.abort(pending, detail, out)
 
     def _end_left_out(self, begun: Attempt, c: BeginCheckpoint, out: Outbox) -> None:
-        """End the attempts that a member can no longer ask for, since it began a newer one."""
+        """End the attempts that a member can no longer join, since it joined a newer one."""
         for attempt, pending in self.waiting.awaiting(c.incarnation):
             if self.attempts.was_left_out(attempt, begun, c.incarnation):
                 detail = f"{c.worker_id} has begun to save step {c.step} without asking for it"
                 self.waiting.abort(pending, detail, out)
 
     def _may_join(self, attempt: Attempt, c: BeginCheckpoint) -> bool:
-        """Whether a member that has not asked for an attempt belongs to those who save it.
+        """Whether a member that has not joined an attempt yet may do so.
 
         Not if an asker was lost, or one that sent its part no longer waits: they and the caller
         may be back at the step, with another state. Nor if the caller joined the job later, or
@@ -251,7 +251,7 @@ class Checkpoints:
         return None
 
     def _begin_attempt(self, before: Attempt | None, c: BeginCheckpoint, out: Outbox) -> Attempt:
-        """Begin an attempt at a step; what is open of the one before has ended."""
+        """Begin an attempt at a step; the one before it ends."""
         expected = self.waiting.live_members(c.ranks)
         unfinished = self.waiting.get(before.record.checkpoint_id) if before else None
         if unfinished is not None:

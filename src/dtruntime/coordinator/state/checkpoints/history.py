@@ -1,4 +1,4 @@
-"""The committed checkpoints of a job, and what became of them in their place."""
+"""Committed checkpoints of a job: their condition, and which of them retention will drop."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 CHECKPOINTS_KEPT = 10_000
 SAME_VERDICT_SECONDS = 60.0
-"""A verdict that was given so lately is not stored again: all ranks load the same checkpoint."""
+"""The same condition is not stored again so soon: all ranks load the same checkpoint."""
 
 
 class CommittedCheckpoints:
-    """In the order of their commits; those that were deleted stay known as such.
+    """Checkpoints in the order of their commits; deleted ones stay on record as such.
 
-    The coordinator never looks at a place itself: it is told what others find there.
+    The coordinator never looks into storage itself; those who can report what they find.
     """
 
     def __init__(self, job: str) -> None:
@@ -44,12 +44,12 @@ class CommittedCheckpoints:
         self.sequence = 0
         """The number of the newest commit."""
         self.version = 0
-        """Grows with every change, for those who watch."""
+        """Incremented with every change."""
         self._removed = 0
 
     @property
     def latest(self) -> CheckpointRecord | None:
-        """The one that was committed last and is still there: maybe one of a lower step."""
+        """The last committed checkpoint that still exists, whatever its step."""
         return next(self.newest(), None)
 
     @property
@@ -58,20 +58,20 @@ class CommittedCheckpoints:
         return len(self.records) - self._removed
 
     def newest(self) -> Iterator[CheckpointRecord]:
-        """Those that are there, newest first."""
+        """Those that exist, newest first."""
         return (record for record in reversed(self.records.values()) if not record.removed_at)
 
     def oldest(self) -> Iterator[CheckpointRecord]:
-        """Those that are there, oldest first."""
+        """Those that exist, oldest first."""
         return (record for record in self.records.values() if not record.removed_at)
 
     def is_present(self, checkpoint_id: str) -> bool:
-        """Whether a checkpoint is known, and there."""
+        """Whether a checkpoint is known and exists."""
         record = self.records.get(checkpoint_id)
         return record is not None and not record.removed_at
 
     def add(self, record: CheckpointRecord, out: Outbox) -> None:
-        """Keep a commit; of very many the oldest is forgotten."""
+        """Add a commit; beyond `CHECKPOINTS_KEPT` the oldest is forgotten."""
         self._keep(record)
         out.put(self._job, record)
         while len(self.records) > CHECKPOINTS_KEPT:
@@ -80,13 +80,13 @@ class CommittedCheckpoints:
             out.delete(self._job, oldest)
 
     def restore(self, records: Iterable[CheckpointRecord]) -> None:
-        """Take back what was stored."""
+        """Restore what was stored."""
         for record in sorted(records, key=lambda r: r.sequence):
             self._keep(record)
             self._removed += bool(record.removed_at)
 
     def report(self, c: ReportCheckpoints, out: Outbox) -> CheckpointsReported:
-        """Take note of what somebody found; of checkpoints that are not known nothing is kept."""
+        """Record the reported condition of checkpoints; unknown ones are ignored."""
         keys = dict.fromkeys(c.checkpoint_ids)
         known = [self.records[key] for key in keys if key in self.records]
         if c.path:
@@ -137,10 +137,10 @@ _TOLD = frozenset({RETENTION_KEY, PLACE_KEY, WRITTEN_KEY, IDENTITY_KEY, SECONDS_
 
 
 class RetentionForecast:
-    """Which checkpoints of one place are kept beyond the next commit.
+    """Which checkpoints at one location survive the next commit.
 
-    Nothing is known of other places, nor where the best by some metric are kept: metrics are not
-    told.
+    Nothing is known of other locations, nor if the best by some metric are kept: the coordinator
+    does not know metrics.
     """
 
     def __init__(self, records: Iterable[CheckpointRecord]) -> None:
@@ -156,14 +156,14 @@ class RetentionForecast:
             self._dropped = frozenset(one.sequence for one in policy.dropped([*kept, following]))
 
     def will_be_dropped(self, record: CheckpointRecord) -> bool | None:
-        """Whether a checkpoint is gone after the next commit, or is already; None: not known."""
+        """Whether a checkpoint is gone after the next commit; None: unknown."""
         if self._dropped is None or record.metadata.get(PLACE_KEY) != self._place:
             return None
         return record.sequence in self._dropped
 
 
 class RetentionForecasts:
-    """The fates of each job's checkpoints, looked up anew when something has changed."""
+    """The forecasts of all jobs, cached until a job's checkpoints change."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[tuple[float, int], RetentionForecast]] = {}
@@ -171,7 +171,7 @@ class RetentionForecasts:
     def of(self, job: Job) -> RetentionForecast:
         """Those of a job."""
         history = job.checkpoints.history
-        # A job may have been removed and begun again under the same name.
+        # A job may have been removed and started again under the same name.
         version = job.roster.created_at, history.version
         known = self._known.get(job.name)
         if known is None or known[0] != version:
@@ -180,13 +180,13 @@ class RetentionForecasts:
 
 
 def written_bytes(record: CheckpointRecord) -> int | None:
-    """How much had to be stored, where one writer told."""
+    """How many bytes were written, if the writer said so."""
     told = record.metadata.get(WRITTEN_KEY, "")
     return int(told) if told.isascii() and told.isdigit() and len(told) < 20 else None
 
 
 def seconds_taken(record: CheckpointRecord) -> float | None:
-    """How long it took from the call of a single writer to its commit, where that one told."""
+    """How long the save took from the call to the commit, if the writer said so."""
     try:
         seconds = float(record.metadata.get(SECONDS_KEY, ""))
     except ValueError:
@@ -195,5 +195,5 @@ def seconds_taken(record: CheckpointRecord) -> float | None:
 
 
 def users_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Without what writers tell of themselves."""
+    """The user's metadata, without what writers add."""
     return {key: value for key, value in metadata.items() if key not in _TOLD}

@@ -1,4 +1,4 @@
-"""What was consumed of each epoch: from its ledger, or as workers report it.
+"""Coverage of epochs: what was consumed, by the ledger or as workers report it.
 
 An epoch whose position is kept in checkpoints has no ledger. Its workers report sums: what the
 state that they resumed from had seen (the same on all of them), and what each consumed since.
@@ -26,11 +26,11 @@ from .ledger import Ledger
 
 
 class Covered(msgspec.Struct, frozen=True):
-    """What is known to be consumed of an epoch."""
+    """What was consumed of an epoch, as far as it is known."""
 
     epoch: int
     digests: list[bytes]
-    """Whose sum is what was consumed; summing up takes a while where many workers read."""
+    """Their sum is what was consumed; with many workers it takes a while."""
     expected: int
     workers: int
     closed: bool | None = None
@@ -39,7 +39,7 @@ class Covered(msgspec.Struct, frozen=True):
     assumed: int = 0
     dropped: int = 0
     ended_incomplete: bool = False
-    """Whether everybody has gone on, and samples are missing."""
+    """Whether everybody has moved on and samples are missing."""
 
     @property
     def digest(self) -> bytes:
@@ -55,7 +55,7 @@ class Covered(msgspec.Struct, frozen=True):
 
 
 class CoverageAttempt:
-    """One try at an epoch from one state: what its workers reported."""
+    """One run through an epoch from one loaded state, as its workers report it."""
 
     __slots__ = ("_count", "newest_incarnation", "record", "shares")
 
@@ -68,7 +68,7 @@ class CoverageAttempt:
         self._count: int | None = None
 
     def keep(self, share: ShareRecord) -> None:
-        """Put what a slot reports in the place of what it reported before."""
+        """Replace what a slot reported before."""
         self.shares[share.slot] = share
         self.newest_incarnation = max(self.newest_incarnation, share.incarnation)
         self._count = None
@@ -92,7 +92,7 @@ class CoverageAttempt:
 
     @property
     def is_open(self) -> bool:
-        """Whether somebody has not finished its part, and that was not said."""
+        """Whether some slot has not finished and the epoch was not reported as incomplete."""
         finished = sum(share.ended for share in self.shares.values())
         return finished < self.record.world_size and not self.record.lacking
 
@@ -131,7 +131,7 @@ class Coverages:
         self._sequence = 0
 
     def report(self, c: ReportCoverage, member: Member, out: Outbox) -> Done:
-        """Take what a member consumed, if it is of the newest attempt."""
+        """Record what a member consumed, if it is of the newest attempt."""
         self._check(c)
         attempt = self.attempts.get(c.dataset_id, {}).get(c.epoch)
         if attempt is None:
@@ -153,7 +153,7 @@ class Coverages:
         return DONE
 
     def membership_changed(self, out: Outbox) -> None:
-        """Members are gone: when nobody is left, what has ended incomplete stays so."""
+        """When no member is left, report the epochs that ended incomplete."""
         if self._roster.live_count:
             return
         for attempts in self.attempts.values():
@@ -175,9 +175,9 @@ class Coverages:
         return sorted(found, key=lambda covered: covered.epoch)
 
     def order(self, dataset_id: str) -> str:
-        """The order in which a dataset is read; empty: nobody has said, or nobody reads it.
+        """The order in which a dataset is read; empty: unknown.
 
-        Who reports without saying so reads in global order: that is the default of loaders.
+        A report without an order means global order, the loaders' default.
         """
         told = self._datasets.get(dataset_id).read_order
         attempts = self.attempts.get(dataset_id, {}).values()
@@ -187,10 +187,10 @@ class Coverages:
         return newest.record.order or GLOBAL
 
     def completed_epochs(self, ledgers: dict[str, dict[int, Ledger]]) -> int:
-        """How many epochs are complete in every dataset that is read, as far as is reported.
+        """How many epochs are complete in every dataset that is read.
 
-        Who begins a job anew reads its epochs again: what only workers of a time before the
-        oldest of the present ranks reported is not counted.
+        A restarted job reads its epochs again, so reports from before the oldest present member
+        do not count.
         """
         since = min((member.incarnation for member in self._roster.slots.held()), default=0)
         found = [
@@ -200,7 +200,7 @@ class Coverages:
         return min(found, default=0)
 
     def restore(self, records: list[CoverageRecord], shares: list[ShareRecord]) -> list[str]:
-        """Take back what was stored; returns what had to be left out."""
+        """Restore what was stored; returns what had to be left out."""
         for record in sorted(records, key=lambda r: r.sequence):
             self._sequence = max(self._sequence, record.sequence)
             self.attempts.setdefault(record.dataset_id, {})[record.epoch] = CoverageAttempt(record)
@@ -234,7 +234,7 @@ class Coverages:
         return attempt
 
     def _renew(self, attempt: CoverageAttempt, c: ReportCoverage, out: Outbox) -> None:
-        """Note what a report says of the attempt as a whole."""
+        """Update what a report says about the attempt as a whole."""
         known = attempt.record
         generation, loads = max((known.generation, known.loads), (c.generation, c.loads))
         record = msgspec.structs.replace(
@@ -263,8 +263,7 @@ class Coverages:
     def _close_passed(self, dataset_id: str, epoch: int, out: Outbox) -> None:
         """Close the epochs before one that a worker has finished, if all others passed them too.
 
-        A whole epoch later nobody goes back to one that lacks samples: whoever was lost in it was
-        not waited for.
+        After another whole epoch nobody will go back for the samples of a lost worker.
         """
         attempts = self.attempts[dataset_id]
         before = [number for number in attempts if number < epoch and attempts[number].is_open]
@@ -282,13 +281,13 @@ class Coverages:
             self._close(attempt, out)
 
     def _holder(self, share: ShareRecord) -> Member | None:
-        """The member that a part is of, if it holds its slot, or was the last to hold it."""
+        """The member that sent a share, if it is its slot's current or last holder."""
         holder = self._roster.slots[share.slot] if share.slot < len(self._roster.slots) else None
         same = holder is not None and holder.incarnation == share.incarnation
         return holder if same else None
 
     def _is_of_one_that_left(self, share: ShareRecord) -> bool:
-        """Whether a finished part is of a worker that left by itself, and not after a failure."""
+        """Whether a finished share is of a worker that left without a failure."""
         holder = self._holder(share)
         if not share.ended or holder is None:
             return False
@@ -301,7 +300,7 @@ class Coverages:
             out.put(self._roster.job, attempt.record)
 
     def _close(self, attempt: CoverageAttempt, out: Outbox) -> None:
-        """Say that an epoch has ended with missing samples, once, if it has."""
+        """Report once that an epoch has ended with missing samples, if it has."""
         missing = attempt.missing if attempt.is_open else 0
         if not missing:
             return
@@ -321,7 +320,7 @@ class Coverages:
             out.delete(self._roster.job, share)
 
     def forget(self, dataset_id: str, out: Outbox) -> int:
-        """Forget the reports on a dataset; returns of how many epochs there were any."""
+        """Forget the reports on a dataset; returns the number of epochs."""
         attempts = self.attempts.pop(dataset_id, {})
         for attempt in attempts.values():
             self._drop(attempt, out)
@@ -340,7 +339,7 @@ class Coverages:
 
 
 def _completed(attempts: dict[int, CoverageAttempt], ledgers: dict[int, Ledger], since: int) -> int:
-    """How many epochs of a dataset its readers have behind them, the newest of them complete."""
+    """How many epochs of a dataset its readers have finished, the last of them complete."""
     completed = 0
     for epoch in sorted({*attempts, *ledgers}):
         attempt, ledger = attempts.get(epoch), ledgers.get(epoch)

@@ -1,4 +1,4 @@
-"""The ledgers of a job: claims and commits of samples, and what changes of members do to them."""
+"""The ledgers of a job: claims, commits, and reassignment when the membership changes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Epochs:
     # Commands
 
     def claim(self, c: Claim, member: Member, out: Outbox) -> Reply:
-        """Let a member take its lane up to a place, or tell it where to go on."""
+        """Claim samples of a lane, or learn of a newer segment."""
         ledger = self.ledgers.get(c.dataset_id, {}).get(c.epoch)
         if ledger is None and not c.segment:
             return self._moved(self._open(c, out), Wait(member, 0))
@@ -73,7 +73,7 @@ class Epochs:
         return self._after_claim(ledger, reader, c, member, out)
 
     def commit(self, c: Commit, member: Member, out: Outbox) -> Consumed:
-        """Count what a member took up to a place as consumed for good."""
+        """Commit what a member took up to a position."""
         ledger = self._known(c.dataset_id, c.epoch)
         known = ledger.readers.get(member.incarnation)
         if ledger.record.complete:
@@ -89,10 +89,12 @@ class Epochs:
         return Consumed(self._roster.generation, ledger.current)
 
     def rebalance(self, c: Rebalance, out: Outbox) -> Rebalanced:
-        """Deal anew what nobody has begun."""
+        """Reassign what nobody has started."""
         ledger = self._known(c.dataset_id, c.epoch)
         if ledger.record.complete:
-            raise Refused("epoch_complete", f"{ledger.name} is complete: nothing is left to deal")
+            raise Refused(
+                "epoch_complete", f"{ledger.name} is complete: nothing is left to reassign"
+            )
         if not self._roster.live_count:
             raise Refused(
                 "not_ready", f"job {self._roster.job!r} has no live workers to read {ledger.name}"
@@ -107,7 +109,7 @@ class Epochs:
         return Rebalanced(ledger.current, weights)
 
     def time_out(self, calls: Iterable[int], out: Outbox) -> None:
-        """The waits of these calls are over; calls that do not wait here are left alone."""
+        """Time out those of the calls that wait here."""
         for call in calls:
             ledger = self._calls.get(call)
             if ledger is not None:
@@ -116,7 +118,7 @@ class Epochs:
                 out.release(call, self._waiting(ledger, member))
 
     def hang_up(self, call: int) -> None:
-        """The caller is gone; what it claimed stays, what it offered does not."""
+        """The caller is gone: its claims stay, its offer is withdrawn."""
         ledger = self._calls.pop(call, None)
         if ledger is None:
             return
@@ -126,10 +128,10 @@ class Epochs:
             del ledger.offers[incarnation]
 
     def membership_changed(self, out: Outbox) -> None:
-        """Send those who wait to the next segment, and those who were lost away.
+        """Move waiting readers to a new segment, and refuse those that were lost.
 
-        Ledgers in which nobody waits are looked at when somebody next claims: until then
-        nothing can happen in them that a lost member could have a part in.
+        Ledgers without waiting readers are updated at the next claim; nothing happens in them
+        before.
         """
         for ledger in list({id(ledger): ledger for ledger in self._calls.values()}.values()):
             for call, (member, _) in list(ledger.calls.items()):
@@ -148,7 +150,7 @@ class Epochs:
         segments: list[SegmentRecord],
         readers: list[ReaderRecord],
     ) -> list[str]:
-        """Take back what was stored; returns what had to be left out."""
+        """Restore what was stored; returns what had to be left out."""
         by_ledger: dict[int, list[SegmentRecord]] = {}
         for segment in segments:
             by_ledger.setdefault(segment.ledger, []).append(segment)
@@ -175,7 +177,7 @@ class Epochs:
         offer = ledger.with_offer(reader, c, out.now)
         before = ledger.offers.get(reader.incarnation)
         if before is not None:
-            # What the same reader offered with an earlier call, it may not mean any more.
+            # A newer call of the same reader withdraws its earlier offer.
             self.time_out([before.call], out)
         if offer is not None:
             ledger.offers[reader.incarnation] = Offer(c.call, offer)
@@ -221,13 +223,13 @@ class Epochs:
         return ledger
 
     def _is_dealt_so(self, ledger: Ledger, weights: tuple[int, ...]) -> bool:
-        """Whether the current segment has these weights, and nobody has begun to read in it."""
+        """Whether the current segment has these weights and nobody has started to read it."""
         untouched = all(r.segment < ledger.current for r in ledger.readers.values())
         same = ledger.segments[-1].weights == weights
         return untouched and same and not is_stale(ledger, self._roster)
 
     def _rebalance_for_idle(self, ledger: Ledger, out: Outbox) -> bool:
-        """Deal anew what is left to the slow, if it is worth it; whether it was."""
+        """Reassign what slow readers have left, if that pays; returns whether it did."""
         room = has_room(ledger, self._roster, WISHED_SHARE)
         if not (is_worth_it(ledger) and room):
             return False
@@ -238,7 +240,7 @@ class Epochs:
     def _cut(
         self, ledger: Ledger, weights: tuple[int, ...], out: Outbox, rebalanced_at: int = 0
     ) -> None:
-        """End the current segment, and begin one for the members that there are."""
+        """End the current segment, and begin one for the present members."""
         check_room(ledger, self._roster)
         job, before, view = self._roster.job, ledger.view, self._roster.view()
         lost = lost_readers(ledger, self._roster)
@@ -262,7 +264,7 @@ class Epochs:
         self._release_all(ledger, lambda wait: self._moved(ledger, wait), out)
 
     def _complete_if_finished(self, ledger: Ledger, out: Outbox) -> bool:
-        """Close the ledger if every slot has finished, or offers to; whether it is closed."""
+        """Close the ledger if every slot has finished or offers to; returns whether it did."""
         count, dead = ledger.view
         if ledger.idle < count - len(dead):
             return False
@@ -290,7 +292,7 @@ class Epochs:
             out.delete(self._roster.job, reader)
 
     def _forget_oldest(self, dataset_id: str, out: Outbox) -> None:
-        """Make room for another epoch: a complete one goes first."""
+        """Make room for another epoch; complete ones go first."""
         kept = self.ledgers.get(dataset_id, {})
         while len(kept) >= EPOCHS_KEPT:
             oldest = next((x for x in kept.values() if x.record.complete), None)
@@ -351,23 +353,23 @@ def unknown(dataset_id: str, epoch: int, job: str) -> Refused:
 FULL_WEIGHT = 100
 SEGMENTS_LIMIT = 10_000
 SEGMENT_SLOTS_LIMIT = 2_000_000
-"""Slots of all segments of an epoch together: workers are sent all of them."""
+"""Total slots of all segments of an epoch: workers are sent all of them."""
 WISHED_SHARE = 0.75
-"""How much of these limits is for dealing that could be left undone; the rest is for losses."""
+"""The share of these limits for optional rebalancing; the rest is for losses."""
 WORTH = 2
-"""What is left to one reader is dealt anew if it is more than this many of the largest claims."""
+"""Rebalancing pays if one reader has more left than this many of the largest claims."""
 
 
 def lost_readers(ledger: Ledger, roster: Roster) -> list[ReaderRecord]:
-    """The readers that are not members any more."""
+    """The readers that are no longer members."""
     live = {m.incarnation for m in roster.slots.held() if m.live}
     return [r for r in ledger.readers.values() if r.incarnation not in live]
 
 
 def is_stale(ledger: Ledger, roster: Roster) -> bool:
-    """Whether the members are others than those that the current segment was dealt to.
+    """Whether the membership has changed since the current segment was assigned.
 
-    While nobody is live, there is nobody to deal to.
+    Not while nobody is live: there is nobody to assign samples to.
     """
     if ledger.generation == roster.generation or not roster.live_count:
         return False
@@ -384,19 +386,19 @@ def has_room(ledger: Ledger, roster: Roster, share: float = 1.0) -> bool:
 
 
 def check_room(ledger: Ledger, roster: Roster, share: float = 1.0) -> None:
-    """Refuse another segment where there are too many."""
+    """Refuse another segment if there are too many."""
     if not has_room(ledger, roster, share):
         raise Refused(
             "too_many_segments",
-            f"{ledger.name} cannot be dealt anew after {ledger.current} segments: begin the next "
+            f"{ledger.name} cannot be reassigned after {ledger.current} segments: begin the next "
             "epoch, and find out why workers come and go so often",
         )
 
 
 def is_worth_it(ledger: Ledger) -> bool:
-    """Whether a reader has so much left that the idle should get of it.
+    """Whether some reader has so much left that idle ones should share it.
 
-    Not more often than each time that half of what was unclaimed has been claimed.
+    At most each time that half of what was unclaimed has been claimed.
     """
     left, before = ledger.unclaimed, ledger.record.rebalanced_at
     worth = WORTH * ledger.step
@@ -406,9 +408,9 @@ def is_worth_it(ledger: Ledger) -> bool:
 
 
 def measured_weights(ledger: Ledger, roster: Roster, now: float) -> tuple[int, ...]:
-    """Weights of all slots by how fast their holders have been; the fastest has 100.
+    """Weights of all slots by the measured speed of their holders; the fastest has 100.
 
-    A member that has not shown how fast it is has 100 too, a slot that nobody holds 1.
+    A member whose speed is unknown has 100 too, a slot that nobody holds 1.
     """
     rates: dict[int, float] = {}
     for reader in ledger.readers.values():
@@ -428,7 +430,7 @@ def _weight(member: Member | None, rates: Mapping[int, float], fastest: float) -
 
 
 def _rate(ledger: Ledger, reader: ReaderRecord, now: float) -> float | None:
-    """Samples a second; for one that has committed nothing, the most it can be."""
+    """Samples per second; for a reader without commits, an upper bound."""
     if reader.count:
         return reader.count / max(reader.busy, 1e-3)
     pending = sum(part.stop - part.start for part in ledger.uncommitted(reader))
@@ -436,7 +438,7 @@ def _rate(ledger: Ledger, reader: ReaderRecord, now: float) -> float | None:
 
 
 def given_weights(percentages: Mapping[int, int], roster: Roster) -> tuple[int, ...]:
-    """Weights of all slots as somebody wants them; 0 counts as 1."""
+    """Weights of all slots from given percentages; 0 counts as 1."""
     count, dead = roster.view()
     absent = sorted(rank for rank in percentages if rank >= count or rank in dead)
     if absent:
@@ -449,7 +451,7 @@ def given_weights(percentages: Mapping[int, int], roster: Roster) -> tuple[int, 
 
 
 def why(before: View, after: View, lost: list[ReaderRecord]) -> str:
-    """Who came and who went between two segments, for people; empty if nobody did."""
+    """Which ranks joined and left between two segments, in words; empty if none did."""
     was, now = (set(range(count)) - dead for count, dead in (before, after))
     changes = {
         "lost": sorted((was - now) | {reader.slot for reader in lost}),

@@ -1,9 +1,9 @@
-"""One epoch of a dataset: who reads how much of it, so that every sample is consumed once.
+"""The ledger of an epoch: who reads how much of a dataset, so that every sample is consumed once.
 
 Each slot of a segment reads a lane, a sequence of samples that workers compute from the
 segments before. Here lanes are only lengths. A reader first *claims* its lane up to a place and
 later *commits* what it has consumed. When a segment ends, live readers keep what they claimed,
-lost ones what they committed; all the rest is dealt anew in the next segment.
+lost ones what they committed; the rest is reassigned in the next segment.
 
 A reader that waits at the end of its lane *offers* what it has not committed. Offers become commits
 all at once, when with them the epoch is complete; until then they are nothing but claims.
@@ -25,14 +25,14 @@ View = tuple[int, frozenset[int]]
 
 
 class Wait(NamedTuple):
-    """Who waits at the end of its lane, and how many ended segments it knows."""
+    """A reader that waits at the end of its lane, and how many ended segments it knows."""
 
     member: Member
     known: int
 
 
 class Offer(NamedTuple):
-    """What a reader would be with everything committed, as long as its call is held."""
+    """A reader with everything committed, valid while its call is held."""
 
     call: int
     reader: ReaderRecord
@@ -58,7 +58,7 @@ class Ledger:
         self.calls: dict[int, Wait] = {}
         """Held calls, by number."""
         self.generation = -1
-        """The generation in which the current segment was last found to fit the membership."""
+        """The generation in which the current segment was last known to match the membership."""
 
     # Queries
 
@@ -116,11 +116,11 @@ class Ledger:
 
     @property
     def idle(self) -> int:
-        """How many slots have nothing to read: they have finished, or offer to."""
+        """How many slots have finished, or offer to."""
         return len(self.finished) + len(self.offers)
 
     def largest_rest(self) -> int:
-        """The most that one reader has still to claim, of those that said so."""
+        """The most that one reader has yet to claim."""
         current = (r for r in self.readers.values() if r.segment == self.current)
         return max((r.length - r.claim for r in current), default=0)
 
@@ -134,7 +134,7 @@ class Ledger:
     # Changes
 
     def keep(self, reader: ReaderRecord) -> None:
-        """Put a reader in the place of what was known of it."""
+        """Update a reader."""
         known = self.readers.get(reader.incarnation)
         self.claimed += self._has(reader) - (self._has(known) if known else 0)
         self.readers[reader.incarnation] = reader
@@ -147,7 +147,7 @@ class Ledger:
         return reader.count + sum(part.stop - part.start for part in self.uncommitted(reader))
 
     def cut(self, view: View, weights: tuple[int, ...], lost: list[ReaderRecord]) -> int:
-        """End the current segment and begin another; ``lost`` readers are gone afterwards.
+        """End the current segment and begin another, without the ``lost`` readers.
 
         Returns how many samples were taken from them.
         """
@@ -212,7 +212,7 @@ class Ledger:
     # Claims and commits
 
     def check_place(self, c: Claim) -> None:
-        """Refuse a claim by another plan, or in a segment that there is not."""
+        """Refuse a claim by another plan, or in a segment that does not exist."""
         if c.plan != self.record.plan:
             raise Refused(
                 "plan_conflict",
@@ -274,7 +274,7 @@ class Ledger:
         )
 
     def with_offer(self, reader: ReaderRecord, c: Claim, now: float) -> ReaderRecord | None:
-        """The reader with everything committed that it took, if that is what a claim offers."""
+        """The reader with everything committed that it took, if the claim offers that."""
         if not c.commit_digest or c.upto < c.length:
             return None
         commit = copied(
