@@ -206,25 +206,25 @@ class Queries:
     def _get_coverage(self, request: pb.CoverageRequest, now: float) -> Answer:
         job = self._machine.job(decode.job_name(request.job))
         ledgers = job.epochs.ledgers.get(request.dataset_id, {})
-        found = job.coverages.of(request.dataset_id, ledgers)
+        epochs = job.coverages.of(request.dataset_id, ledgers)
         if request.HasField("epoch"):
-            found = [covered for covered in found if covered.epoch == request.epoch]
+            epochs = [covered for covered in epochs if covered.epoch == request.epoch]
         return pb.CoverageList(
             epochs=[
                 to_message(one, pb.Coverage, digest=one.digest, complete=one.complete)
-                for one in found
+                for one in epochs
             ]
         )
 
     def _rank_of(self, job: str, worker_id: str, incarnation: int, now: float) -> int:
-        known = self._machine.job(job).roster.by_id.get(worker_id)
-        if known is not None:
+        member = self._machine.job(job).roster.by_id.get(worker_id)
+        if member is not None:
             self._limits.check_worker(job, worker_id, now)
         if incarnation:
             return self._machine.member(job, worker_id, incarnation)[1].rank
-        if known is None or not known.live:
+        if member is None or not member.live:
             raise Refused("unknown_rank", f"worker {worker_id!r} is not a member of {job!r}")
-        return known.rank
+        return member.rank
 
     # Checkpoints, actions, jobs
 
@@ -258,15 +258,17 @@ class Queries:
         job = self._machine.job(decode.job_name(request.job))
         slots = job.roster.slots
         if request.worker_id:
-            known = job.roster.by_id.get(request.worker_id)
-            if known is None:
+            member = job.roster.by_id.get(request.worker_id)
+            if member is None:
                 raise Refused(
                     "unknown_worker",
                     f"worker {request.worker_id!r} is not a member of job {job.name!r}",
                 )
-            status = encode.job_status(job, [(known.rank, known)], 0, now, self._forecasts.of(job))
-            if known.live:
-                silent = job.roster.silent_for(known)[:NAMES_CUT]
+            status = encode.job_status(
+                job, [(member.rank, member)], 0, now, self._forecasts.of(job)
+            )
+            if member.live:
+                silent = job.roster.silent_for(member)[:NAMES_CUT]
                 status.silent_workers.extend(encode.silent(member, now) for member in silent)
             return status
         first = request.from_rank
@@ -280,9 +282,11 @@ class Queries:
 
     def _list_processes(self, request: pb.ProcessesRequest, now: float) -> Answer:
         job = self._machine.jobs.get(decode.job_name(request.job))
-        found = job.roster.on_machine(decode.identifier("machine", request.machine)) if job else []
+        members = (
+            job.roster.on_machine(decode.identifier("machine", request.machine)) if job else []
+        )
         own = request.pid, request.process_started
-        others = [m for m in found if (m.record.pid, m.record.process_started) != own]
+        others = [m for m in members if (m.record.pid, m.record.process_started) != own]
         shown = [to_message(m.record, pb.MemberProcess) for m in others[: decode.PROCESSES_CUT]]
         return pb.ProcessList(processes=shown)
 
@@ -339,9 +343,9 @@ class Descriptions:
         except StorageError as exc:
             self._record = self._reading = self._described = None
             raise Refused("storage", str(exc)) from exc
-        heading, known = _heading(job, record, self._store.state_id), self._described
-        if reading is self._reading and known is not None and _same_heading(heading, known):
-            return known
+        heading, cached = _heading(job, record, self._store.state_id), self._described
+        if reading is self._reading and cached is not None and _same_heading(heading, cached):
+            return cached
         heading.dataset.CopyFrom(dataset)
         if reading is self._reading:
             self._described = heading

@@ -193,8 +193,8 @@ class CoordinatorService:
     def _is_newer(self, method: str, request: Any) -> bool:
         """Whether a member registered after this state was copied and then restored."""
         job = self.machine.jobs.get(request.job or DEFAULT_JOB)
-        known = None if job is None else job.roster.by_id.get(getattr(request, STATED[method]))
-        return known is None or known.incarnation < request.incarnation
+        member = None if job is None else job.roster.by_id.get(getattr(request, STATED[method]))
+        return member is None or member.incarnation < request.incarnation
 
     def request_limit(self, method: str) -> int:
         """How many bytes a request may have."""
@@ -486,11 +486,11 @@ _FAILED = {
 def describe(span: Span, method: str, request: Any, machine: Machine) -> None:
     """Add the caller and the subject of a call to its span."""
     fields = request.DESCRIPTOR.fields_by_name
-    told = {name: getattr(request, name) for name in _TOLD if name in fields}
-    span.set(**{name: value for name, value in told.items() if value != ""}, method=method)
-    job = machine.jobs.get(told.get("job", ""))
+    fields_sent = {name: getattr(request, name) for name in _TOLD if name in fields}
+    span.set(**{name: value for name, value in fields_sent.items() if value != ""}, method=method)
+    job = machine.jobs.get(fields_sent.get("job", ""))
     if job is not None:
-        member = job.roster.by_id.get(told.get("worker_id", ""))
+        member = job.roster.by_id.get(fields_sent.get("worker_id", ""))
         span.set(generation=job.roster.generation, rank=member.rank if member else None)
 
 

@@ -220,12 +220,12 @@ class Channel:
             self._channel = grpc.aio.insecure_channel(self._target, options=_OPTIONS)
         stub = self._stubs.get(method)
         if stub is None:
-            known = METHODS[method]
-            make = self._channel.unary_stream if known.streams else self._channel.unary_unary
+            described = METHODS[method]
+            make = self._channel.unary_stream if described.streams else self._channel.unary_unary
             stub = self._stubs[method] = make(
-                known.path,
-                request_serializer=known.request.SerializeToString,
-                response_deserializer=known.reply.FromString,
+                described.path,
+                request_serializer=described.request.SerializeToString,
+                response_deserializer=described.reply.FromString,
             )
         return stub
 

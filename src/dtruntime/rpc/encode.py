@@ -86,16 +86,16 @@ def _moved(answer: c.Moved) -> pb.ClaimResponse:
     return response
 
 
-def shard(found: DatasetShard, count: int, generation: int) -> pb.ShardAssignment:
+def shard(item: DatasetShard, count: int, generation: int) -> pb.ShardAssignment:
     """One shard of a worker that has ``count``."""
-    return shards([found], count, generation).shards[0]
+    return shards([item], count, generation).shards[0]
 
 
-def shards(found: Iterable[DatasetShard], count: int, generation: int) -> pb.ShardList:
+def shards(items: Iterable[DatasetShard], count: int, generation: int) -> pb.ShardList:
     """The ``count`` shards of a worker."""
     reply = pb.ShardList(generation=generation)
     add = reply.shards.add
-    for shard_id, start, end, paths, rows, counts in found:
+    for shard_id, start, end, paths, rows, counts in items:
         add(
             shard_id=shard_id,
             file_paths=paths,
@@ -109,9 +109,9 @@ def shards(found: Iterable[DatasetShard], count: int, generation: int) -> pb.Sha
     return reply
 
 
-def add_files(reply: pb.FileList, found: Iterable[File]) -> pb.FileList:
+def add_files(reply: pb.FileList, files: Iterable[File]) -> pb.FileList:
     """Add the files of a worker to a reply."""
-    for path, rows in found:
+    for path, rows in files:
         reply.file_paths.append(path)
         if rows is not None:
             reply.row_counts.append(rows)

@@ -114,14 +114,14 @@ def trailing_metadata(reason: str, retry_after: float | None) -> Metadata:
 
 def failure_of(error: grpc.aio.AioRpcError) -> CallFailure:
     """Read a failed call."""
-    found: dict[str, str] = {}
+    metadata: dict[str, str] = {}
     trailing: Iterable[tuple[str, str | bytes]] = error.trailing_metadata() or ()
     for key, value in trailing:
-        found[key] = value if isinstance(value, str) else value.decode(errors="replace")
-    hint = found.get(RETRY_KEY, "")
+        metadata[key] = value if isinstance(value, str) else value.decode(errors="replace")
+    hint = metadata.get(RETRY_KEY, "")
     return CallFailure(
         error.code(),
         error.details() or error.code().name,
-        found.get(REASON_KEY, ""),
+        metadata.get(REASON_KEY, ""),
         int(hint) / 1000 if hint.isdigit() else None,
     )

@@ -102,9 +102,9 @@ class Endpoints:
         """Workers, page by page."""
         job = self._job(query.job)
         workers = read_workers(job, self._service.clock()) if job else WorkersSnapshot([], 0.0, 0.0)
-        found = select(workers, query.state, query.search, query.sort)
-        part, following = _cut(found, query)
-        rest = {"total": len(found), "next_cursor": following}
+        matches = select(workers, query.state, query.search, query.sort)
+        part, following = _cut(matches, query)
+        rest = {"total": len(matches), "next_cursor": following}
         return Answer(await encode(rest, "items", workers, part))
 
     async def worker(self, query: views.JobQuery, request: Request) -> Answer:
@@ -152,7 +152,7 @@ class Endpoints:
         """The journal, newest first."""
         job = self._snapshots.machine.job(query.job).name if query.job else ""
         events = self._snapshots.machine.journal.after(query.after)
-        found = await asyncio.to_thread(
+        matches = await asyncio.to_thread(
             event_log.find,
             events,
             job=job,
@@ -161,15 +161,15 @@ class Endpoints:
             kind=query.event,
             before=query.before,
         )
-        rows = found[: query.limit]
+        rows = matches[: query.limit]
         if query.format != "json":
             write = event_log.as_csv if query.format == "csv" else event_log.as_jsonl
             kind = "text/csv" if query.format == "csv" else "application/jsonl"
             name = f'attachment; filename="strata-journal.{query.format}"'
             body = await asyncio.to_thread(write, rows)
             return Answer(body, kind, headers={"Content-Disposition": name})
-        following = str(rows[-1].id) if len(found) > len(rows) else None
-        return Answer.json(views.Page(rows, len(found), following))
+        following = str(rows[-1].id) if len(matches) > len(rows) else None
+        return Answer.json(views.Page(rows, len(matches), following))
 
     # Figures
 
@@ -221,9 +221,9 @@ class Endpoints:
             views.Action(done.action_id, kind, done.worker_id, done.reason, done.requested_at)
         )
 
-    def _job(self, name: str) -> Job | None:
-        found = self._snapshots.resolve(name)
-        return self._snapshots.machine.jobs[found] if found else None
+    def _job(self, job: str) -> Job | None:
+        name = self._snapshots.resolve(job)
+        return self._snapshots.machine.jobs[name] if name else None
 
     def _durations(self, job: Job) -> dict[str, float]:
         return self._snapshots.sampler.durations.get(job.name, {})

@@ -42,27 +42,27 @@ def find(
     before: int = 0,
 ) -> list[LogEntry]:
     """The entries that match, newest first."""
-    wanted = search.casefold()
-    found = []
+    text = search.casefold()
+    matches = []
     for event in events:
         if not concerns(event, job) or event.id <= after or (before and event.id >= before):
             continue
         if (level and level_of(event.kind) != level) or not _is_kind(event.kind, kind):
             continue
         shown = entry(event)
-        if wanted and not _mentions(shown, wanted):
+        if text and not _mentions(shown, text):
             continue
-        found.append(shown)
-    return found[::-1]
+        matches.append(shown)
+    return matches[::-1]
 
 
-def _is_kind(kind: str, wanted: str) -> bool:
-    return not wanted or kind == wanted or kind.startswith(f"{wanted}.")
+def _is_kind(kind: str, prefix: str) -> bool:
+    return not prefix or kind == prefix or kind.startswith(f"{prefix}.")
 
 
-def _mentions(shown: LogEntry, wanted: str) -> bool:
+def _mentions(shown: LogEntry, text: str) -> bool:
     texts = (shown.message, shown.event, *shown.fields.values())
-    return any(wanted in text.casefold() for text in texts)
+    return any(text in value.casefold() for value in texts)
 
 
 def as_jsonl(entries: Iterable[LogEntry]) -> bytes:

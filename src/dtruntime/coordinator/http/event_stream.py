@@ -84,9 +84,9 @@ class JobStream:
         """Everything, at most half a second old."""
         self.asked_at = time.monotonic()
         async with self._making:
-            known = self._snapshot
-            if known is not None and time.monotonic() - known.made_at < SNAPSHOT_SECONDS:
-                return known
+            latest = self._snapshot
+            if latest is not None and time.monotonic() - latest.made_at < SNAPSHOT_SECONDS:
+                return latest
             event_id = self.last_id
             current = await self._snapshots.take(self.job)
             if not self._seeded:
@@ -165,12 +165,12 @@ class JobStream:
 
     def _changed_rows(self, members: list[SeenWorker]) -> tuple[list[SeenWorker], list[str]]:
         """Workers to send: news first, then those with just another heartbeat."""
-        known = self._rows
+        rows = self._rows
         urgent: list[SeenWorker] = []
         heard: list[SeenWorker] = []
         newcomers = 0
         for seen in members:
-            before = known.get(seen.record.worker_id)
+            before = rows.get(seen.record.worker_id)
             if before is None or before.record is not seen.record:
                 newcomers += before is None
                 urgent.append(seen)
@@ -178,17 +178,17 @@ class JobStream:
                 news = before.state != seen.state or before.is_straggler != seen.is_straggler
                 (urgent if news else heard).append(seen)
         removed: list[str] = []
-        if len(known) > len(members) - newcomers:
+        if len(rows) > len(members) - newcomers:
             present = {seen.record.worker_id for seen in members}
-            removed = [worker_id for worker_id in known if worker_id not in present]
+            removed = [worker_id for worker_id in rows if worker_id not in present]
             for worker_id in removed:
-                del known[worker_id]
+                del rows[worker_id]
         if len(urgent) + len(heard) > ROWS_IN_CHANGE:
-            heard.sort(key=lambda seen: known[seen.record.worker_id].last_seen)
-        rows = (urgent + heard)[:ROWS_IN_CHANGE]
-        for seen in rows:
-            known[seen.record.worker_id] = seen
-        return rows, removed
+            heard.sort(key=lambda seen: rows[seen.record.worker_id].last_seen)
+        sent = (urgent + heard)[:ROWS_IN_CHANGE]
+        for seen in sent:
+            rows[seen.record.worker_id] = seen
+        return sent, removed
 
     def _publish(self, event_id: int, frame: bytes) -> None:
         self._changes.append((event_id, frame))
@@ -233,11 +233,11 @@ class JobStreams:
 
     def of(self, job: str) -> JobStream:
         """The stream of a job that exists, or of none."""
-        found = self._streams.get(job)
-        if found is None:
-            found = self._streams[job] = JobStream(job, self._snapshots, self._ids)
-        found.asked_at = time.monotonic()
-        return found
+        stream = self._streams.get(job)
+        if stream is None:
+            stream = self._streams[job] = JobStream(job, self._snapshots, self._ids)
+        stream.asked_at = time.monotonic()
+        return stream
 
     async def run(self) -> None:
         """Publish changes until cancelled."""

@@ -233,28 +233,28 @@ class Datasets:
 
     def find(self, dataset_id: str) -> DatasetRecord | None:
         """The dataset, if it is registered."""
-        known = self._by_id.get(dataset_id)
-        return None if known is None else known.record
+        dataset = self._by_id.get(dataset_id)
+        return None if dataset is None else dataset.record
 
     def get(self, dataset_id: str) -> Dataset:
         """The dataset, or a refusal."""
         dataset = self._by_id.get(dataset_id)
         if dataset is None:
-            known = ", ".join(sorted(self._by_id)[:8]) or "none"
+            names = ", ".join(sorted(self._by_id)[:8]) or "none"
             raise Refused(
                 "unknown_dataset",
                 f"dataset {dataset_id!r} is not registered in job {self._roster.job!r} "
-                f"(registered: {known}): call DatasetRegistry.register() first",
+                f"(registered: {names}): call DatasetRegistry.register() first",
             )
         return dataset
 
     def register(self, c: RegisterDataset, out: Outbox) -> DatasetRegistered:
         """Register a dataset; the same again is a no-op, another one of this id is refused."""
         record = copied(c, DatasetRecord, registered_at=out.now)
-        known = self._by_id.get(c.dataset_id)
-        if known is not None:
-            self._check_same(known.record, record)
-            return DatasetRegistered(c.dataset_id, known.record.shard_count, created=False)
+        existing = self._by_id.get(c.dataset_id)
+        if existing is not None:
+            self._check_same(existing.record, record)
+            return DatasetRegistered(c.dataset_id, existing.record.shard_count, created=False)
         self._check_limits(record)
         self.restore(record)
         out.put(self._roster.job, record)
@@ -315,20 +315,20 @@ class Datasets:
                 f"{SHARDS_LIMIT}: use a larger shard_size",
             )
 
-    def _check_same(self, known: DatasetRecord, wanted: DatasetRecord) -> None:
-        found = [
-            f"{field}: registered {getattr(known, field)!r}, given {getattr(wanted, field)!r}"
+    def _check_same(self, old: DatasetRecord, new: DatasetRecord) -> None:
+        conflicts = [
+            f"{field}: registered {getattr(old, field)!r}, given {getattr(new, field)!r}"
             for field in _PARAMETERS
-            if getattr(known, field) != getattr(wanted, field)
+            if getattr(old, field) != getattr(new, field)
         ]
-        found += differences(known.layout, wanted.layout)
-        if found:
+        conflicts += differences(old.layout, new.layout)
+        if conflicts:
             raise Refused(
                 "dataset_conflict",
-                f"dataset {known.dataset_id!r} is already registered with other parameters "
-                f"in job {self._roster.job!r} ({'; '.join(found)}): use the same parameters or "
+                f"dataset {old.dataset_id!r} is already registered with other parameters "
+                f"in job {self._roster.job!r} ({'; '.join(conflicts)}): use the same parameters or "
                 "another id; for another run, another job (STRATA_JOB or job=); or remove what is "
-                f"registered ('strata datasets rm {known.dataset_id} --job {self._roster.job}', "
+                f"registered ('strata datasets rm {old.dataset_id} --job {self._roster.job}', "
                 f"'strata jobs rm {self._roster.job}')",
             )
 

@@ -108,9 +108,9 @@ class Job:
     @property
     def completed_epochs(self) -> int:
         """How many epochs are complete: by coverage, by workers' reports, or by the last save."""
-        told, latest = self.roster.completed_epochs, self.checkpoints.latest
+        reported, latest = self.roster.completed_epochs, self.checkpoints.latest
         saved = latest.epoch if latest is not None and self.has_finished else 0
-        return max(told, saved, self.coverages.completed_epochs(self.epochs.ledgers))
+        return max(reported, saved, self.coverages.completed_epochs(self.epochs.ledgers))
 
     @property
     def heard_at(self) -> float:
@@ -220,9 +220,9 @@ class Machine:
         """A job that exists, or a refusal."""
         job = self.jobs.get(name)
         if job is None:
-            known = ", ".join(sorted(self.jobs)[:8]) or "none"
-            known += f" and {len(self.jobs) - 8} more" if len(self.jobs) > 8 else ""
-            raise Refused("unknown_job", f"job {name!r} does not exist (known: {known})")
+            names = ", ".join(sorted(self.jobs)[:8]) or "none"
+            names += f" and {len(self.jobs) - 8} more" if len(self.jobs) > 8 else ""
+            raise Refused("unknown_job", f"job {name!r} does not exist (known: {names})")
         return job
 
     def member(self, job: str, worker_id: str, incarnation: int) -> tuple[Job, Member]:
@@ -381,11 +381,11 @@ class Machine:
         return reply
 
     def _forget_job(self, job: Job) -> None:
-        known, roster = self.removed or RemovedRecord(), job.roster
+        removed, roster = self.removed or RemovedRecord(), job.roster
         self.removed = RemovedRecord(
-            max(known.next_incarnation, roster.next_incarnation),
-            max(known.attempts_begun, roster.attempts_begun),
-            max(known.actions_requested, roster.actions_requested),
+            max(removed.next_incarnation, roster.next_incarnation),
+            max(removed.attempts_begun, roster.attempts_begun),
+            max(removed.actions_requested, roster.actions_requested),
         )
         del self.jobs[job.name]
         self._out.delete_job(job.name)
@@ -547,8 +547,8 @@ class Machine:
             self._unseen = list(self.jobs)
 
     def _scan_for_idle(self, count: int) -> None:
-        known = (self.jobs.get(name) for name in self._unseen[-count:])
-        self._idle += [(job.heard_at, job) for job in known if job and job.is_forgettable]
+        jobs = (self.jobs.get(name) for name in self._unseen[-count:])
+        self._idle += [(job.heard_at, job) for job in jobs if job and job.is_forgettable]
         del self._unseen[-count:]
         if not self._unseen:
             longest = heapq.nsmallest(JOBS_FORGOTTEN, self._idle, key=lambda idle: idle[0])

@@ -179,12 +179,12 @@ class Slots:
         return self._holders.get(rank)
 
     def __setitem__(self, rank: int, holder: Member | None) -> None:
-        known = rank in self._holders
+        held = rank in self._holders
         if holder is not None:
             self._holders[rank] = holder
-            if not known:
+            if not held:
                 insort(self._ranks, rank)
-        elif known:
+        elif held:
             del self._holders[rank]
             del self._ranks[bisect_left(self._ranks, rank)]
 
@@ -244,12 +244,12 @@ class MemberLosses:
         if generation >= self.newest_generation:
             return []
         last = self.newest_generation if until is None else until
-        found = [
+        losses = [
             loss
             for loss in self._kept
             if generation < loss.generation <= last and loss.last_heard > incarnation
         ]
         forgotten = min(self._forgotten_generation, last)
         if generation < forgotten and incarnation < self._forgotten_heard:
-            found.insert(0, Lost(forgotten, "", 0, self._forgotten_why))
-        return found
+            losses.insert(0, Lost(forgotten, "", 0, self._forgotten_why))
+        return losses

@@ -28,13 +28,13 @@ class Actions:
     def request(self, c: RequestAction, out: Outbox) -> Requested:
         """Request an action; if the same one is pending, that is returned."""
         incarnation = self._check(c)
-        for known in self.pending.values():
-            if (known.kind, known.worker_id, known.incarnation) == (
+        for action in self.pending.values():
+            if (action.kind, action.worker_id, action.incarnation) == (
                 c.kind,
                 c.worker_id,
                 incarnation,
             ):
-                return Requested(known)
+                return Requested(action)
         if len(self.pending) >= ACTIONS_LIMIT:
             raise Refused(
                 "too_many_actions",

@@ -197,10 +197,10 @@ class Roster:
 
     def register(self, c: Register, out: Outbox) -> tuple[Registered, list[Lost]]:
         """Register a worker; also returns the losses of the members it replaces."""
-        known = self._by_session.get(c.session) if c.session else None
-        if known is not None:
-            self.hear(known, out.now)
-            return self._registered(known), []
+        member = self._by_session.get(c.session) if c.session else None
+        if member is not None:
+            self.hear(member, out.now)
+            return self._registered(member), []
         self._check_attempt(c)
         new_world = c.attempt > self.attempt or self.live_count == 0
         self._check_world_size(c, c.world_size if new_world else self.world_size)
@@ -300,9 +300,9 @@ class Roster:
     def _choose_rank(self, c: Register) -> int:
         if c.rank is not None:
             return c.rank
-        known = self.by_id.get(c.worker_id) if c.worker_id else None
-        if known is not None:
-            return known.rank
+        member = self.by_id.get(c.worker_id) if c.worker_id else None
+        if member is not None:
+            return member.rank
         free = self._lowest_free()
         if free is not None:
             return free

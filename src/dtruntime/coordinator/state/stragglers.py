@@ -59,13 +59,13 @@ class Stragglers:
         was = np.array([m.incarnation in self.slow for m in members], dtype=bool)
         begins = ~was & (scores > SLOW_SCORE) & (times > SLOW_RATIO * self.median)
         stays = was & (scores >= RECOVERED_SCORE)
-        found = {members[i].incarnation: members[i] for i in np.flatnonzero(begins | stays)}
+        slow = {members[i].incarnation: members[i] for i in np.flatnonzero(begins | stays)}
         for incarnation, member in self.slow.items():
-            if incarnation not in found and member.live:
+            if incarnation not in slow and member.live:
                 self._tell("worker.recovered_speed", member, out)
         for index in np.flatnonzero(begins):
             self._tell("worker.slow", members[index], out)
-        self.slow = found
+        self.slow = slow
 
     def _tell(self, kind: str, member: Member, out: Outbox) -> None:
         seconds = member.pulse.step_seconds if member.pulse else 0.0

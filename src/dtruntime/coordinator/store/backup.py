@@ -45,8 +45,8 @@ class Checked:
 def check(place: Path) -> Checked:
     """Check the state in a data directory, even of a running coordinator, or a copy."""
     if not place.is_dir():
-        found = _examine_file(place)
-        return Checked(place, found, tuple(found.damages))
+        findings = _examine_file(place)
+        return Checked(place, findings, tuple(findings.damages))
     # The mark first: commits that come meanwhile only make the database newer than it.
     damages: list[str] = []
     mark: MarkRecord | None = None
@@ -57,9 +57,9 @@ def check(place: Path) -> Checked:
     path = place / DATABASE
     if mark is None and not damages and not path.exists():
         raise StorageError(f"there is no coordinator's state in {place}: no {DATABASE}")
-    found = _examine_file(path) if path.exists() else Examination()
-    lost = behind(mark, found)
-    return Checked(path, found, (*found.damages, *damages, *([lost] if lost else [])))
+    findings = _examine_file(path) if path.exists() else Examination()
+    lost = behind(mark, findings)
+    return Checked(path, findings, (*findings.damages, *damages, *([lost] if lost else [])))
 
 
 def back_up(data_dir: Path, copy: Path, replace: bool = False) -> Examination:
@@ -70,12 +70,12 @@ def back_up(data_dir: Path, copy: Path, replace: bool = False) -> Examination:
     if copy.exists() and not replace:
         raise StorageError(f"{copy} exists: name another file, or replace it with --force")
     with translated(source, "copy"), _partial(copy) as partial:
-        found = _copy(source, partial)
-        refuse_newer(source, found)
-        refuse_damaged(source, found.damages)
+        findings = _copy(source, partial)
+        refuse_newer(source, findings)
+        refuse_damaged(source, findings.damages)
         os.replace(partial, copy)
         _sync(copy.parent)
-    return found
+    return findings
 
 
 def restore(copy: Path, data_dir: Path, force: bool = False, salvage: bool = False) -> Path | None:
@@ -89,15 +89,15 @@ def restore(copy: Path, data_dir: Path, force: bool = False, salvage: bool = Fal
     data_dir.mkdir(parents=True, exist_ok=True)
     target = data_dir / DATABASE
     with translated(target, "restore"), _locked(data_dir), _partial(target) as partial:
-        found = _copy(copy, partial)
-        refuse_newer(copy, found)
-        if found.is_empty:
+        findings = _copy(copy, partial)
+        refuse_newer(copy, findings)
+        if findings.is_empty:
             raise StorageError(f"{copy} is empty: nothing can be restored from it")
-        if not (salvage and _can_salvage(found)):
-            refuse_damaged(copy, found.damages)
+        if not (salvage and _can_salvage(findings)):
+            refuse_damaged(copy, findings.damages)
         if not force:
-            _refuse_to_replace(data_dir, copy, found)
-        summary = _adopt(partial, found)
+            _refuse_to_replace(data_dir, copy, findings)
+        summary = _adopt(partial, findings)
         return _put_in_place(partial, data_dir, summary)
 
 
@@ -123,24 +123,24 @@ def _copy(source: Path, target: Path) -> Examination:
             if isinstance(exc, sqlite3.OperationalError):
                 raise
             refuse_damaged(source, [f"the database is malformed: {exc}"])
-        found = examine(db)
-        if not found.damages:
+        findings = examine(db)
+        if not findings.damages:
             db.execute("PRAGMA journal_mode = DELETE")
     _sync(target)
-    return found
+    return findings
 
 
-def _can_salvage(found: Examination) -> bool:
-    return not any("malformed" in damage for damage in found.damages)
+def _can_salvage(findings: Examination) -> bool:
+    return not any("malformed" in damage for damage in findings.damages)
 
 
-def _adopt(path: Path, found: Examination) -> Summary:
+def _adopt(path: Path, findings: Examination) -> Summary:
     """Give a copy an identity of its own, and digests if it has none."""
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("PRAGMA journal_mode = DELETE")
-        if found.schema == 1:
+        if findings.schema == 1:
             upgrade(db)
-        if found.damages:
+        if findings.damages:
             leave_out_damaged(db, examine(db))
         before = examine(db).summary
         assert before is not None
@@ -153,7 +153,7 @@ def _adopt(path: Path, found: Examination) -> Summary:
     return summary
 
 
-def _refuse_to_replace(data_dir: Path, copy: Path, found: Examination) -> None:
+def _refuse_to_replace(data_dir: Path, copy: Path, findings: Examination) -> None:
     """Refuse to replace a state that the copy does not contain."""
     try:
         mark = HighWaterMark(data_dir).read()
@@ -163,10 +163,10 @@ def _refuse_to_replace(data_dir: Path, copy: Path, found: Examination) -> None:
     present = _examine_file(path) if path.exists() else Examination()
     if mark is None and present.is_empty:
         return
-    newer = behind(mark, found)
+    newer = behind(mark, findings)
     if not newer and present.summary is not None:
         summary = present.summary
-        newer = behind(MarkRecord(summary.state_id, summary.sequence, summary.sequence), found)
+        newer = behind(MarkRecord(summary.state_id, summary.sequence, summary.sequence), findings)
     if newer or present.summary is None:
         raise _would_replace(data_dir, copy, f"the copy: {newer}" if newer else "it is damaged")
 

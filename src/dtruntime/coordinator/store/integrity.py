@@ -231,48 +231,48 @@ class Examination:
 
 
 @contextmanager
-def naming_damage(found: Examination) -> Iterator[None]:
+def naming_damage(findings: Examination) -> Iterator[None]:
     """Note what SQLite cannot read; disk errors are raised."""
     try:
         yield
     except sqlite3.Error as exc:
         if getattr(exc, "sqlite_errorcode", 0) & 0xFF in TROUBLE_OF_THE_DISK:
             raise
-        found.damage(f"the database is malformed: {exc}")
+        findings.damage(f"the database is malformed: {exc}")
     except (UnicodeDecodeError, OverflowError) as exc:
-        found.damage(f"the database is malformed: {exc}")
+        findings.damage(f"the database is malformed: {exc}")
 
 
 def examine(db: sqlite3.Connection) -> Examination:
     """Check everything that is stored; damage is reported, not raised."""
-    found = Examination()
-    with naming_damage(found):
-        found.schema = int(db.execute("PRAGMA user_version").fetchone()[0])
+    findings = Examination()
+    with naming_damage(findings):
+        findings.schema = int(db.execute("PRAGMA user_version").fetchone()[0])
         tables = _tables(db)
-        if not tables and not found.schema:
-            return found
+        if not tables and not findings.schema:
+            return findings
         for (line,) in db.execute("PRAGMA quick_check(20)"):
             if line != "ok":
-                found.damage(f"the database is malformed: {line}")
-        if found.schema > SCHEMA_VERSION or found.damages:
-            return found
-        if found.schema == 1 and "summary" not in tables:
-            _examine_schema_1(db, found)
-        elif found.schema != SCHEMA_VERSION or tables != _expected_tables():
-            found.damage("the database is malformed: its tables are not those of this schema")
+                findings.damage(f"the database is malformed: {line}")
+        if findings.schema > SCHEMA_VERSION or findings.damages:
+            return findings
+        if findings.schema == 1 and "summary" not in tables:
+            _examine_schema_1(db, findings)
+        elif findings.schema != SCHEMA_VERSION or tables != _expected_tables():
+            findings.damage("the database is malformed: its tables are not those of this schema")
         else:
-            _examine_summary(db, found)
-            _examine_records(db, found)
-            _examine_journal(db, found)
-    return found
+            _examine_summary(db, findings)
+            _examine_records(db, findings)
+            _examine_journal(db, findings)
+    return findings
 
 
-def behind(mark: MarkRecord | None, found: Examination) -> str:
+def behind(mark: MarkRecord | None, findings: Examination) -> str:
     """What the high-water mark says is missing; empty when nothing is."""
-    summary = found.summary
-    if mark is None or (found.damages and summary is None):
+    summary = findings.summary
+    if mark is None or (findings.damages and summary is None):
         return ""
-    if found.is_empty:
+    if findings.is_empty:
         return f"it is empty, after {mark.expected()} commits"
     if summary is None or summary.state_id != mark.state_id:
         return f"it is not the state that this directory had ({mark.state_id})"
@@ -297,18 +297,18 @@ def _expected_tables() -> dict[str, str]:
         return _tables(db)
 
 
-def _examine_summary(db: sqlite3.Connection, found: Examination) -> None:
+def _examine_summary(db: sqlite3.Connection, findings: Examination) -> None:
     rows = db.execute(QUERIES["all_summaries"]).fetchall()
     try:
         ((value, digest),) = rows
         if xxhash.xxh3_64_intdigest(value) & DIGEST_BITS != digest:
             raise ValueError("it does not match its digest")
-        found.summary = msgspec.json.decode(value, type=Summary)
+        findings.summary = msgspec.json.decode(value, type=Summary)
     except (ValueError, TypeError) as exc:
-        found.damage(f"the summary of the state: {exc}")
+        findings.damage(f"the summary of the state: {exc}")
 
 
-def _examine_records(db: sqlite3.Connection, found: Examination) -> None:
+def _examine_records(db: sqlite3.Connection, findings: Examination) -> None:
     tally = DigestTally()
     jobs: set[str] = set()
     for kind, job, key, value, digest in db.execute(QUERIES["all_records"]):
@@ -316,12 +316,12 @@ def _examine_records(db: sqlite3.Connection, found: Examination) -> None:
         tally.add(digest if isinstance(digest, int) else 0)
         jobs.add(job)
         if problem:
-            _damaged_record(found, kind, job, key, problem)
-    found.records, found.jobs = tally.count, len(jobs)
-    summary = found.summary
+            _damaged_record(findings, kind, job, key, problem)
+    findings.records, findings.jobs = tally.count, len(jobs)
+    summary = findings.summary
     if summary is None or (summary.records, summary.record_sum) == (tally.count, tally.total):
         return
-    found.damage(
+    findings.damage(
         f"records are missing or outdated: {tally.count} are there, and {summary.records} with "
         f"other digests were in commit {summary.sequence}"
     )
@@ -340,21 +340,21 @@ def record_problem(kind: str, job: str, key: str, value: bytes, digest: int) -> 
     return ""
 
 
-def _damaged_record(found: Examination, kind: str, job: str, key: str, problem: str) -> None:
-    found.damage(f"{kind} {job}/{key}: {problem}")
-    found.damaged_records.append((kind, job, key, problem))
+def _damaged_record(findings: Examination, kind: str, job: str, key: str, problem: str) -> None:
+    findings.damage(f"{kind} {job}/{key}: {problem}")
+    findings.damaged_records.append((kind, job, key, problem))
 
 
-def _examine_journal(db: sqlite3.Connection, found: Examination) -> None:
+def _examine_journal(db: sqlite3.Connection, findings: Examination) -> None:
     tally = DigestTally()
     for id, at, job, kind, fields, digest in db.execute(QUERIES["all_events"]):
         tally.add(digest if isinstance(digest, int) else 0)
         if event_problem(id, at, job, kind, fields, digest):
-            found.journal.append(f"entry {id} does not match its digest")
-    found.events = tally.count
-    summary = found.summary
+            findings.journal.append(f"entry {id} does not match its digest")
+    findings.events = tally.count
+    summary = findings.summary
     if summary is not None and (summary.events, summary.event_sum) != (tally.count, tally.total):
-        found.journal.append(
+        findings.journal.append(
             f"entries are missing or outdated: {tally.count} of {summary.events} are there"
         )
 
@@ -367,18 +367,18 @@ def event_problem(id: int, at: float, job: str, kind: str, fields: bytes, digest
         return True
 
 
-def _examine_schema_1(db: sqlite3.Connection, found: Examination) -> None:
+def _examine_schema_1(db: sqlite3.Connection, findings: Examination) -> None:
     """Check a state without digests: only whether each record can be decoded."""
     jobs = set()
     for kind, job, key, value in db.execute("SELECT kind, job, key, value FROM records"):
-        found.records += 1
+        findings.records += 1
         jobs.add(job)
         digest = record_digest(str(kind), str(job), str(key), bytes(value))
         problem = record_problem(kind, job, key, value, digest)
         if problem:
-            _damaged_record(found, kind, job, key, problem)
-    found.jobs = len(jobs)
-    found.events = int(db.execute("SELECT count(*) FROM journal").fetchone()[0])
+            _damaged_record(findings, kind, job, key, problem)
+    findings.jobs = len(jobs)
+    findings.events = int(db.execute("SELECT count(*) FROM journal").fetchone()[0])
 
 
 def upgrade(db: sqlite3.Connection) -> None:
@@ -411,9 +411,9 @@ def upgrade(db: sqlite3.Connection) -> None:
         raise
 
 
-def leave_out_damaged(db: sqlite3.Connection, found: Examination) -> None:
+def leave_out_damaged(db: sqlite3.Connection, findings: Examination) -> None:
     """Move damaged records to the quarantine and update the summary."""
-    for kind, job, key, problem in found.damaged_records:
+    for kind, job, key, problem in findings.damaged_records:
         row = db.execute(QUERIES["one_record"], (kind, job, key)).fetchone()
         value = row[0] if row else b""
         db.execute(QUERIES["quarantine_record"], (kind, job, key, value, problem))
@@ -427,5 +427,5 @@ def leave_out_damaged(db: sqlite3.Connection, found: Examination) -> None:
         else:
             events.add(row[-1])
             last_event = row[0]
-    summary = found.summary or Summary.of_new_state()
+    summary = findings.summary or Summary.of_new_state()
     summary.counting(records, events, last_event).put(db)

@@ -86,11 +86,11 @@ def lock_directory(folder: Path) -> int:
     return lock
 
 
-def refuse_newer(path: Path, found: Examination) -> None:
+def refuse_newer(path: Path, findings: Examination) -> None:
     """Raise when a newer Strata wrote the state."""
-    if found.schema > SCHEMA_VERSION and not found.damages:
+    if findings.schema > SCHEMA_VERSION and not findings.damages:
         raise StorageError(
-            f"{path} was written by a newer Strata (schema {found.schema}, this one knows "
+            f"{path} was written by a newer Strata (schema {findings.schema}, this one knows "
             f"{SCHEMA_VERSION}): upgrade this coordinator, or use another --data-dir"
         )
 
@@ -161,26 +161,26 @@ class SqliteStore:
     def _prepare(self) -> Summary:
         """Check what is stored, and begin a term."""
         mark, mark_is_lost = self._read_mark()
-        found = examine(self._db)
-        refuse_newer(self.path, found)
-        lost = behind(mark, found)
-        if found.is_empty and mark_is_lost and self._mark.path.exists():
+        findings = examine(self._db)
+        refuse_newer(self.path, findings)
+        lost = behind(mark, findings)
+        if findings.is_empty and mark_is_lost and self._mark.path.exists():
             lost = f"it is empty, and {self._mark.path.name} beside it shows that it was not"
-        refuse_damaged(self.path, [*found.damages, *([lost] if lost else [])])
-        if found.journal:
-            shown = "; ".join(found.journal[:DAMAGES_SHOWN])
+        refuse_damaged(self.path, [*findings.damages, *([lost] if lost else [])])
+        if findings.journal:
+            shown = "; ".join(findings.journal[:DAMAGES_SHOWN])
             log.error(
                 "state.journal_damaged",
                 path=str(self.path),
-                problems=len(found.journal),
+                problems=len(findings.journal),
                 first=shown,
             )
-        if mark_is_lost and found.summary is not None:
+        if mark_is_lost and findings.summary is not None:
             log.warning("state.mark_missing", path=str(self._mark.path), remedy=NO_MARK)
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute("PRAGMA wal_autocheckpoint = 0")
-        return self._begin_term(found)
+        return self._begin_term(findings)
 
     def _read_mark(self) -> tuple[MarkRecord | None, bool]:
         try:
@@ -190,16 +190,16 @@ class SqliteStore:
             return None, True
         return mark, mark is None
 
-    def _begin_term(self, found: Examination) -> Summary:
-        if found.is_empty:
+    def _begin_term(self, findings: Examination) -> Summary:
+        if findings.is_empty:
             self._db.execute("BEGIN IMMEDIATE")
             create_tables(self._db)
             Summary.of_new_state().put(self._db)
             self._db.execute("COMMIT")
-        elif found.summary is None:
+        elif findings.summary is None:
             upgrade(self._db)
             log.info("state.upgraded", path=str(self.path), schema=SCHEMA_VERSION)
-        before = found.summary or examine(self._db).summary
+        before = findings.summary or examine(self._db).summary
         assert before is not None
         summary = msgspec.structs.replace(
             before, term=before.term + 1, sequence=before.sequence + 1

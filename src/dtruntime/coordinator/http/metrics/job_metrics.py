@@ -110,8 +110,8 @@ class JobMetrics:
     @property
     def samples_per_second(self) -> float | None:
         """By heartbeats, or else by what loaders commit; None before the first measurement."""
-        told = self._samples.total
-        return self._consumed.value if told is None and self._consumed_more else told
+        reported = self._samples.total
+        return self._consumed.value if reported is None and self._consumed_more else reported
 
     async def measure(
         self,
@@ -261,26 +261,26 @@ class JobMetrics:
     def _average(self, members: Sequence[Member], now: float) -> bool:
         """Average what workers report; returns whether any report is recent."""
         reports = _reports([m for m in members if m.live and m.pulse is not None])
-        told: dict[int, ReportAge] = {}
+        ages: dict[int, ReportAge] = {}
         for member, metrics in reports:
             pulse = cast("Heartbeat", member.pulse)
             if pulse.state != WorkerState.FINISHED:
                 before = self._told.get(member.incarnation)
-                told[member.incarnation] = ReportAge.after(
+                ages[member.incarnation] = ReportAge.after(
                     before, (pulse.step, metrics), member.beat_at
                 )
         self._take_means(reports)
-        self._told = told
-        return any(one.is_new(now, self._seconds) for one in told.values())
+        self._told = ages
+        return any(one.is_new(now, self._seconds) for one in ages.values())
 
     def _take_means(self, reports: Sequence[tuple[Member, dict[str, float]]]) -> None:
-        found: dict[str, list[float]] = {}
+        values_of: dict[str, list[float]] = {}
         for _, metrics in reports:
             for name, value in metrics.items():
                 if math.isfinite(value):
-                    found.setdefault(name, []).append(value)
-        if found:
-            self.reported = {name: fmean(values) for name, values in sorted(found.items())}
+                    values_of.setdefault(name, []).append(value)
+        if values_of:
+            self.reported = {name: fmean(values) for name, values in sorted(values_of.items())}
 
     def _point(self, now: float, metrics: Metrics, latest: CheckpointRecord | None) -> Point:
         rate = self._rate_of_another(metrics, latest)

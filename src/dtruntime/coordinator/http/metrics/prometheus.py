@@ -68,10 +68,12 @@ class Exporter(Collector):
         yield from self._process()
         yield from self._methods()
         jobs = self._snapshots.machine.jobs
-        known = [(jobs[name], figures) for name, figures in self._figures.items() if name in jobs]
-        yield from self._membership(known)
-        yield from self._progress(known)
-        yield from self._storage(known)
+        measured = [
+            (jobs[name], figures) for name, figures in self._figures.items() if name in jobs
+        ]
+        yield from self._membership(measured)
+        yield from self._progress(measured)
+        yield from self._storage(measured)
 
     def _process(self) -> Iterator[Metric]:
         snapshots, service = self._snapshots, self._snapshots.service
@@ -118,14 +120,14 @@ class Exporter(Collector):
         yield errors
         yield durations
 
-    def _membership(self, known: list[tuple[Job, JobMetrics]]) -> Iterator[Metric]:
+    def _membership(self, jobs: list[tuple[Job, JobMetrics]]) -> Iterator[Metric]:
         workers = GaugeMetricFamily(
             "strata_workers", "Workers by membership.", labels=["job", "membership"]
         )
         states = GaugeMetricFamily(
             "strata_workers_in_state", "Live workers by what they do.", labels=["job", "state"]
         )
-        for job, figures in known:
+        for job, figures in jobs:
             workers.add_metric([job.name, "live"], job.roster.live_count)
             workers.add_metric([job.name, "dead"], job.roster.dead_count)
             for state, number in sorted(figures.states.items()):
@@ -135,21 +137,21 @@ class Exporter(Collector):
         yield _counters(
             "strata_heartbeats",
             "Heartbeats since the coordinator started.",
-            ((job.name, job.heartbeats) for job, _ in known),
+            ((job.name, job.heartbeats) for job, _ in jobs),
         )
         yield _gauges(
             "strata_job_generation",
             "The number of the membership.",
-            ((job.name, job.roster.generation) for job, _ in known),
+            ((job.name, job.roster.generation) for job, _ in jobs),
         )
         yield _gauges(
             "strata_job_epoch",
             "The highest epoch that a worker has reached, counted from 0.",
-            ((job.name, job.roster.epoch) for job, _ in known),
+            ((job.name, job.roster.epoch) for job, _ in jobs),
         )
 
-    def _progress(self, known: list[tuple[Job, JobMetrics]]) -> Iterator[Metric]:
-        measured = [(job.name, self._snapshots.metrics(job, f)) for job, f in known]
+    def _progress(self, jobs: list[tuple[Job, JobMetrics]]) -> Iterator[Metric]:
+        measured = [(job.name, self._snapshots.metrics(job, f)) for job, f in jobs]
         for name, what, help_text in (
             ("strata_steps_per_second", "steps_per_second", "Steps per second, the median rank's."),
             ("strata_samples_per_second", "samples_per_second", "Samples consumed per second."),
@@ -171,35 +173,35 @@ class Exporter(Collector):
                 "Workers lost within the last hour, counted up to 64.",
             ),
         ):
-            found = ((job, getattr(metrics, what)) for job, metrics in measured)
-            yield _gauges(name, help_text, ((job, x) for job, x in found if x is not None))
-        steps = ((job.name, f.step) for job, f in known if job.roster.live_count)
+            values = ((job, getattr(metrics, what)) for job, metrics in measured)
+            yield _gauges(name, help_text, ((job, x) for job, x in values if x is not None))
+        steps = ((job.name, f.step) for job, f in jobs if job.roster.live_count)
         yield _gauges(
             "strata_job_step",
             "The highest step that a live worker reports.",
             ((name, step) for name, step in steps if step is not None),
         )
 
-    def _storage(self, known: list[tuple[Job, JobMetrics]]) -> Iterator[Metric]:
+    def _storage(self, jobs: list[tuple[Job, JobMetrics]]) -> Iterator[Metric]:
         barriers = HistogramMetricFamily(
             "strata_barrier_duration_seconds",
             "From the opening of a barrier's round to its completion.",
             labels=["job"],
         )
-        for job, _ in known:
+        for job, _ in jobs:
             barriers.add_metric([job.name], *_buckets(job.barriers.latency))
         yield barriers
         yield _gauges(
             "strata_barriers_open",
             "Barriers that wait for somebody.",
-            ((job.name, len(job.barriers.open)) for job, _ in known),
+            ((job.name, len(job.barriers.open)) for job, _ in jobs),
         )
         yield _gauges(
             "strata_checkpoints",
             "Committed checkpoints that are remembered, and not known to be deleted.",
-            ((job.name, job.checkpoints.history.present) for job, _ in known),
+            ((job.name, job.checkpoints.history.present) for job, _ in jobs),
         )
-        latest = [(job.name, r) for job, _ in known if (r := job.checkpoints.latest) is not None]
+        latest = [(job.name, r) for job, _ in jobs if (r := job.checkpoints.latest) is not None]
         yield _gauges(
             "strata_checkpoint_last_size_bytes",
             "The size of the newest checkpoint.",

@@ -110,24 +110,24 @@ class Sampler:
 
     async def figures(self, job: str) -> JobMetrics:
         """The metrics of a job, with its history."""
-        found = self._jobs.get(job)
-        if found is None:
+        figures = self._jobs.get(job)
+        if figures is None:
             stored = await asyncio.to_thread(self._files.read, job)
             seconds = self._service.config.heartbeat_interval_ms / 1000
-            found = self._jobs.setdefault(job, JobMetrics(job, stored, seconds))
+            figures = self._jobs.setdefault(job, JobMetrics(job, stored, seconds))
             await self._forget_idle()
         self._jobs.move_to_end(job)
-        return found
+        return figures
 
     def board(self, job: str) -> DatasetBoard:
         """The datasets of a job, as the dashboard shows them."""
-        found = self._boards.get(job)
-        if found is None:
-            found = self._boards[job] = DatasetBoard()
+        board = self._boards.get(job)
+        if board is None:
+            board = self._boards[job] = DatasetBoard()
             while len(self._boards) > JOBS_KEPT:
                 self._boards.popitem(last=False)
         self._boards.move_to_end(job)
-        return found
+        return board
 
     async def store(self) -> None:
         """Write the histories of recently measured jobs."""
@@ -169,10 +169,10 @@ class Sampler:
         elif event.kind == "checkpoint.committed":
             begun = self._begun.pop((event.job, checkpoint), None)
             if begun is not None:
-                known = self.durations.setdefault(event.job, {})
-                known[checkpoint] = event.at - begun
-                if len(known) > CHECKPOINTS_KEPT:
-                    del known[next(iter(known))]
+                durations = self.durations.setdefault(event.job, {})
+                durations[checkpoint] = event.at - begun
+                if len(durations) > CHECKPOINTS_KEPT:
+                    del durations[next(iter(durations))]
         elif event.kind == "worker.dead" and not first:
             figures = self._jobs.get(event.job)
             if figures is not None:

@@ -83,8 +83,8 @@ def _average(points: list[Point]) -> Point:
     """The last of some points, with means for rates."""
     means: dict[str, float | None] = {}
     for name in _MEANS:
-        known = [x for point in points if (x := getattr(point, name)) is not None]
-        means[name] = fmean(known) if known else None
+        values = [x for point in points if (x := getattr(point, name)) is not None]
+        means[name] = fmean(values) if values else None
     return msgspec.structs.replace(points[-1], **means)
 
 
@@ -265,8 +265,8 @@ class RankRates:
         (was, before, then), (now, after, beats) = self._kept[0], self._kept[-1]
         _, first, last = np.intersect1d(was, now, assume_unique=True, return_indices=True)
         took, advanced = beats[last] - then[first], after[last] - before[first]
-        known = (before[first] >= 0) & (advanced >= 0) & (took > 0)
-        if not known.any():
+        measured = (before[first] >= 0) & (advanced >= 0) & (took > 0)
+        if not measured.any():
             return None
-        rates: Times = advanced[known] / took[known]
+        rates: Times = advanced[measured] / took[measured]
         return rates

@@ -337,19 +337,19 @@ def _samples(
 
     None if nobody reports it, or if a past epoch is unknown.
     """
-    known = {c.epoch for dataset in datasets for c in dataset.coverage}
-    wanted = {epoch} if epochs is None else set(range(min(epoch + 1, epochs)))
-    if not wanted or wanted - known:
+    epochs_known = {c.epoch for dataset in datasets for c in dataset.coverage}
+    epochs_needed = {epoch} if epochs is None else set(range(min(epoch + 1, epochs)))
+    if not epochs_needed or epochs_needed - epochs_known:
         return None, None
-    found = [c for dataset in datasets for c in dataset.coverage if c.epoch in wanted]
-    done = sum(c.covered + c.assumed + c.dropped for c in found)
-    whole = sum(c.covered + c.assumed + c.dropped + c.missing for c in found)
-    if epochs is None or len(wanted) == epochs:
+    coverages = [c for dataset in datasets for c in dataset.coverage if c.epoch in epochs_needed]
+    done = sum(c.covered + c.assumed + c.dropped for c in coverages)
+    whole = sum(c.covered + c.assumed + c.dropped + c.missing for c in coverages)
+    if epochs is None or len(epochs_needed) == epochs:
         return done, whole
-    newest = max(wanted)
-    last = [c for c in found if c.epoch == newest]
+    newest = max(epochs_needed)
+    last = [c for c in coverages if c.epoch == newest]
     each = sum(c.covered + c.assumed + c.dropped + c.missing for c in last)
-    return done, whole + each * (epochs - len(wanted))
+    return done, whole + each * (epochs - len(epochs_needed))
 
 
 def _state(job: Job, figures: JobMetrics) -> views.TaskState:

@@ -69,22 +69,22 @@ def see(job: Job, member: Member) -> SeenWorker:
 
 def select(workers: WorkersSnapshot, state: str, search: str, sort: Sort) -> list[SeenWorker]:
     """The matching members, sorted; ``state`` is a worker state, or live, dead or left."""
-    wanted = search.casefold()
-    found = [
+    text = search.casefold()
+    matches = [
         seen
         for seen in workers.members
         if (not state or state in (seen.state, seen.record.membership))
-        and (not wanted or _mentions(seen.record, wanted))
+        and (not text or _mentions(seen.record, text))
     ]
     if sort != "rank":
         name = sort.removeprefix("-")
-        found.sort(key=lambda seen: _order(seen, name, workers.now), reverse=sort.startswith("-"))
-    return found
+        matches.sort(key=lambda seen: _order(seen, name, workers.now), reverse=sort.startswith("-"))
+    return matches
 
 
-def _mentions(record: WorkerRecord, wanted: str) -> bool:
+def _mentions(record: WorkerRecord, text: str) -> bool:
     texts = (record.worker_id, record.hostname, record.process, record.detail)
-    return any(wanted in text.casefold() for text in texts)
+    return any(text in value.casefold() for value in texts)
 
 
 def _order(seen: SeenWorker, name: str, now: float) -> tuple[float, str]:

@@ -75,14 +75,14 @@ class Attempts:
     def asked(self, c: BeginCheckpoint) -> Attempt | None:
         """The attempt that this call already got; refuses a call that a newer one overtook."""
         for attempt in reversed(self._kept.values()):
-            known = attempt.tickets.get(c.incarnation, 0)
-            if attempt.record.step != c.step or known < c.ticket:
+            ticket = attempt.tickets.get(c.incarnation, 0)
+            if attempt.record.step != c.step or ticket < c.ticket:
                 continue
-            if known == c.ticket:
+            if ticket == c.ticket:
                 return attempt
             raise Refused(
                 "checkpoint_conflict",
-                f"{c.worker_id} has begun step {c.step} again since, with ticket {known} after "
+                f"{c.worker_id} has begun step {c.step} again since, with ticket {ticket} after "
                 f"{c.ticket}: use the id that the newer call returned",
             )
         return None
@@ -243,9 +243,9 @@ class PendingCheckpoints:
     def live_members(self, ranks: tuple[int, ...] = ()) -> dict[int, int]:
         """The members that have to send a part, incarnation to rank, by rank."""
         expected: dict[int, int] = {}
-        wanted = set(ranks)
+        chosen = set(ranks)
         for rank in self._roster.present_ranks():
-            if wanted and rank not in wanted:
+            if chosen and rank not in chosen:
                 continue
             member = self._roster.slots[rank]
             if member is None:
@@ -282,13 +282,13 @@ class PendingCheckpoints:
 
     def awaiting(self, incarnation: int) -> list[tuple[Attempt, PendingCheckpoint]]:
         """The open attempts that wait for a member's part."""
-        found = []
+        open_attempts = []
         for key, pending in self.by_id.items():
             attempt = self._attempts.get(key)
             awaited = incarnation in pending.record.expected and incarnation not in pending.parts
             if attempt is not None and awaited:
-                found.append((attempt, pending))
-        return found
+                open_attempts.append((attempt, pending))
+        return open_attempts
 
     def abort(
         self, pending: PendingCheckpoint, detail: str, out: Outbox, *, is_late: bool = False

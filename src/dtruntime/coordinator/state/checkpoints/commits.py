@@ -41,9 +41,9 @@ class Checkpoints:
 
     def notify(self, c: NotifyCheckpoint, member: Member, out: Outbox) -> Reply:
         """A member has written a checkpoint, or its part of one."""
-        known = self.committed.get(c.checkpoint_id)
-        if known is not None:
-            self._check_same(known, c, member)
+        record = self.committed.get(c.checkpoint_id)
+        if record is not None:
+            self._check_same(record, c, member)
             return Committed(c.checkpoint_id, self._roster.generation)
         pending = self.waiting.get(c.checkpoint_id)
         if not c.partial:
@@ -146,18 +146,18 @@ class Checkpoints:
         )
         return Committed(record.checkpoint_id, self._roster.generation)
 
-    def _check_same(self, known: CheckpointRecord, c: NotifyCheckpoint, member: Member) -> None:
+    def _check_same(self, record: CheckpointRecord, c: NotifyCheckpoint, member: Member) -> None:
         if c.partial:
-            same = known.step == c.step and member.incarnation <= known.newest_part
+            same = record.step == c.step and member.incarnation <= record.newest_part
         else:
-            same = known.step == c.step and known.path == c.path and not known.newest_part
+            same = record.step == c.step and record.path == c.path and not record.newest_part
         if same:
             return
         raise Refused(
             "checkpoint_conflict",
-            f"checkpoint {c.checkpoint_id!r} is committed for step {known.step} at {known.path!r}, "
-            f"in {known.parts} parts; it cannot be committed again for step {c.step} at "
-            f"{c.path!r}: use another id",
+            f"checkpoint {c.checkpoint_id!r} is committed for step {record.step} at "
+            f"{record.path!r}, in {record.parts} parts; it cannot be committed again for step "
+            f"{c.step} at {c.path!r}: use another id",
         )
 
     def _check_one_writer(self, pending: PendingCheckpoint | None, c: NotifyCheckpoint) -> None:

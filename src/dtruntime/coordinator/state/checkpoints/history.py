@@ -88,13 +88,13 @@ class CommittedCheckpoints:
     def report(self, c: ReportCheckpoints, out: Outbox) -> CheckpointsReported:
         """Record the reported condition of checkpoints; unknown ones are ignored."""
         keys = dict.fromkeys(c.checkpoint_ids)
-        known = [self.records[key] for key in keys if key in self.records]
+        matches = [self.records[key] for key in keys if key in self.records]
         if c.path:
-            known += [record for record in self.newest() if record.path == c.path][:1]
-        for record in known:
+            matches += [record for record in self.newest() if record.path == c.path][:1]
+        for record in matches:
             if not record.removed_at:
                 self._note(record, c, out)
-        return CheckpointsReported(len(known))
+        return CheckpointsReported(len(matches))
 
     def _note(self, record: CheckpointRecord, c: ReportCheckpoints, out: Outbox) -> None:
         replace = msgspec.structs.replace
@@ -145,14 +145,15 @@ class RetentionForecast:
 
     def __init__(self, records: Iterable[CheckpointRecord]) -> None:
         """``records`` in the order of their commits; the writer of the last one decides."""
-        known = list(records)
-        self._place = known[-1].metadata.get(PLACE_KEY) if known else None
-        policy = Retention.from_json(known[-1].metadata.get(RETENTION_KEY, "")) if known else None
+        history = list(records)
+        newest = history[-1].metadata if history else {}
+        self._place = newest.get(PLACE_KEY)
+        policy = Retention.from_json(newest.get(RETENTION_KEY, ""))
         self._dropped: frozenset[int] | None = None
         if policy is not None and not policy.keep_best:
-            here = [r for r in known if r.metadata.get(PLACE_KEY) == self._place]
+            here = [r for r in history if r.metadata.get(PLACE_KEY) == self._place]
             kept = [RetentionCandidate(record.sequence, record.step, {}) for record in here]
-            following = RetentionCandidate(known[-1].sequence + 1, -1, {})
+            following = RetentionCandidate(history[-1].sequence + 1, -1, {})
             self._dropped = frozenset(one.sequence for one in policy.dropped([*kept, following]))
 
     def will_be_dropped(self, record: CheckpointRecord) -> bool | None:
@@ -173,16 +174,16 @@ class RetentionForecasts:
         history = job.checkpoints.history
         # A job may have been removed and started again under the same name.
         version = job.roster.created_at, history.version
-        known = self._known.get(job.name)
-        if known is None or known[0] != version:
-            known = self._known[job.name] = version, RetentionForecast(history.oldest())
-        return known[1]
+        cached = self._known.get(job.name)
+        if cached is None or cached[0] != version:
+            cached = self._known[job.name] = version, RetentionForecast(history.oldest())
+        return cached[1]
 
 
 def written_bytes(record: CheckpointRecord) -> int | None:
     """How many bytes were written, if the writer said so."""
-    told = record.metadata.get(WRITTEN_KEY, "")
-    return int(told) if told.isascii() and told.isdigit() and len(told) < 20 else None
+    text = record.metadata.get(WRITTEN_KEY, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
 def seconds_taken(record: CheckpointRecord) -> float | None:

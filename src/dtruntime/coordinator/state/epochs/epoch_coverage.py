@@ -163,26 +163,26 @@ class Coverages:
 
     def incomplete(self) -> list[CoverageAttempt]:
         """Epochs that ended with missing samples, the newest first."""
-        found = [a for kept in self.attempts.values() for a in kept.values()]
-        ended = [attempt for attempt in found if attempt.record.lacking]
+        attempts = [a for kept in self.attempts.values() for a in kept.values()]
+        ended = [attempt for attempt in attempts if attempt.record.lacking]
         return sorted(ended, key=lambda attempt: -attempt.record.sequence)
 
     def of(self, dataset_id: str, ledgers: dict[int, Ledger]) -> list[Covered]:
         """What is consumed of each epoch of a dataset, by epoch."""
         self._datasets.get(dataset_id)
-        found = [_of_ledger(ledger) for ledger in ledgers.values()]
-        found += [attempt.covered() for attempt in self.attempts.get(dataset_id, {}).values()]
-        return sorted(found, key=lambda covered: covered.epoch)
+        epochs = [_of_ledger(ledger) for ledger in ledgers.values()]
+        epochs += [attempt.covered() for attempt in self.attempts.get(dataset_id, {}).values()]
+        return sorted(epochs, key=lambda covered: covered.epoch)
 
     def order(self, dataset_id: str) -> str:
         """The order in which a dataset is read; empty: unknown.
 
         A report without an order means global order, the loaders' default.
         """
-        told = self._datasets.get(dataset_id).read_order
+        order = self._datasets.get(dataset_id).read_order
         attempts = self.attempts.get(dataset_id, {}).values()
-        if told or not attempts:
-            return told
+        if order or not attempts:
+            return order
         newest = max(attempts, key=lambda attempt: attempt.age)
         return newest.record.order or GLOBAL
 
@@ -193,11 +193,11 @@ class Coverages:
         do not count.
         """
         since = min((member.incarnation for member in self._roster.slots.held()), default=0)
-        found = [
+        counts = [
             _completed(self.attempts.get(name, {}), ledgers.get(name, {}), since)
             for name in {*self.attempts, *ledgers}
         ]
-        return min(found, default=0)
+        return min(counts, default=0)
 
     def restore(self, records: list[CoverageRecord], shares: list[ShareRecord]) -> list[str]:
         """Restore what was stored; returns what had to be left out."""
@@ -235,28 +235,28 @@ class Coverages:
 
     def _renew(self, attempt: CoverageAttempt, c: ReportCoverage, out: Outbox) -> None:
         """Update what a report says about the attempt as a whole."""
-        known = attempt.record
-        generation, loads = max((known.generation, known.loads), (c.generation, c.loads))
-        record = msgspec.structs.replace(
-            known,
+        record = attempt.record
+        generation, loads = max((record.generation, record.loads), (c.generation, c.loads))
+        updated = msgspec.structs.replace(
+            record,
             assumed=c.assumed,
             dropped=c.dropped,
             expected=c.expected,
             generation=generation,
             loads=loads,
-            order=c.order or known.order,
+            order=c.order or record.order,
         )
-        if record != known:
-            attempt.record = record
-            out.put(self._roster.job, record)
+        if updated != record:
+            attempt.record = updated
+            out.put(self._roster.job, updated)
 
     def _take(
         self, attempt: CoverageAttempt, c: ReportCoverage, member: Member, out: Outbox
     ) -> None:
-        known = attempt.shares.get(member.rank)
+        previous = attempt.shares.get(member.rank)
         share = copied(c, ShareRecord, slot=member.rank)
         samples = self._datasets.get(c.dataset_id).record.total_samples
-        if known is None or _age(known, samples) < _age(share, samples):
+        if previous is None or _age(previous, samples) < _age(share, samples):
             attempt.keep(share)
             out.put(self._roster.job, share)
 

@@ -75,16 +75,16 @@ class Epochs:
     def commit(self, c: Commit, member: Member, out: Outbox) -> Consumed:
         """Commit what a member took up to a position."""
         ledger = self._known(c.dataset_id, c.epoch)
-        known = ledger.readers.get(member.incarnation)
+        reader = ledger.readers.get(member.incarnation)
         if ledger.record.complete:
             return Consumed(self._roster.generation, ledger.current)
-        if known is None:
+        if reader is None:
             ledger.check_taken(None, c)
             return Consumed(self._roster.generation, ledger.current)
-        reader = ledger.with_commit(known, c, out.now)
-        if reader is not known:
-            ledger.keep(reader)
-            out.put(self._roster.job, reader)
+        updated = ledger.with_commit(reader, c, out.now)
+        if updated is not reader:
+            ledger.keep(updated)
+            out.put(self._roster.job, updated)
             self._complete_if_finished(ledger, out)
         return Consumed(self._roster.generation, ledger.current)
 
@@ -154,7 +154,7 @@ class Epochs:
         by_ledger: dict[int, list[SegmentRecord]] = {}
         for segment in segments:
             by_ledger.setdefault(segment.ledger, []).append(segment)
-        found: dict[int, Ledger] = {}
+        ledgers: dict[int, Ledger] = {}
         left_out: list[str] = []
         for record in sorted(epochs, key=lambda r: r.sequence):
             self._sequence = max(self._sequence, record.sequence)
@@ -162,11 +162,11 @@ class Epochs:
             if len(own) != (0 if record.complete else record.segment_count):
                 left_out.append(f"{' '.join(place_of(record))} with {len(own)} segments")
                 continue
-            found[record.sequence] = self._keep(Ledger(record, own))
+            ledgers[record.sequence] = self._keep(Ledger(record, own))
         left_out += [" ".join(place_of(s)) for rest in by_ledger.values() for s in rest]
         for reader in readers:
-            if reader.ledger in found:
-                found[reader.ledger].keep(reader)
+            if reader.ledger in ledgers:
+                ledgers[reader.ledger].keep(reader)
             else:
                 left_out.append(" ".join(place_of(reader)))
         return left_out
@@ -414,9 +414,9 @@ def measured_weights(ledger: Ledger, roster: Roster, now: float) -> tuple[int, .
     """
     rates: dict[int, float] = {}
     for reader in ledger.readers.values():
-        known = _rate(ledger, reader, now)
-        if known is not None:
-            rates[reader.incarnation] = known
+        rate = _rate(ledger, reader, now)
+        if rate is not None:
+            rates[reader.incarnation] = rate
     fastest = max(rates.values(), default=1.0)
     holders = (roster.slots[rank] for rank in range(roster.view()[0]))
     return tuple(_weight(holder, rates, fastest) for holder in holders)

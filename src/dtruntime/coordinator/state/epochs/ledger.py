@@ -135,8 +135,8 @@ class Ledger:
 
     def keep(self, reader: ReaderRecord) -> None:
         """Update a reader."""
-        known = self.readers.get(reader.incarnation)
-        self.claimed += self._has(reader) - (self._has(known) if known else 0)
+        previous = self.readers.get(reader.incarnation)
+        self.claimed += self._has(reader) - (self._has(previous) if previous else 0)
         self.readers[reader.incarnation] = reader
         self.step = max(self.step, reader.step)
         if self.has_finished(reader):
@@ -234,20 +234,20 @@ class Ledger:
 
     def with_claim(self, c: Claim, member: Member, now: float) -> ReaderRecord:
         """The reader with its claim in the current segment; a lower claim changes nothing."""
-        known = self.readers.get(member.incarnation) or self._newcomer(c, member)
-        here = member.incarnation in self.readers and known.segment == self.current
-        before = known.claim if here else 0
-        self._check_lane(c, known.length if here else c.length, before)
+        reader = self.readers.get(member.incarnation) or self._newcomer(c, member)
+        here = member.incarnation in self.readers and reader.segment == self.current
+        before = reader.claim if here else 0
+        self._check_lane(c, reader.length if here else c.length, before)
         if here and c.upto <= before:
-            return known
-        idle = next(self.uncommitted(known), None) is None
+            return reader
+        idle = next(self.uncommitted(reader), None) is None
         return replace(
-            known,
+            reader,
             segment=self.current,
             claim=c.upto,
             length=c.length,
-            step=max(known.step, c.upto - before),
-            active_at=now if idle else known.active_at,
+            step=max(reader.step, c.upto - before),
+            active_at=now if idle else reader.active_at,
         )
 
     def with_commit(self, reader: ReaderRecord, c: Commit, now: float) -> ReaderRecord:
