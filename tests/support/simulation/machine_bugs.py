@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from dtruntime.coordinator.state import barriers, effects, machine, operator_requests, roster
-from dtruntime.coordinator.state.checkpoints import commits
+from dtruntime.coordinator.state.checkpoints import attempts
 from dtruntime.coordinator.state.commands import Arrive, Passed
 
 
@@ -119,7 +119,7 @@ MACHINE_BUGS: dict[str, Callable[[Callable[..., None]], None]] = {
     "old sessions return": lambda patch: patch(roster.Roster, "_check_session", lambda *_: None),
     "hang-ups still count": lambda patch: patch(barriers.Barriers, "hang_up", lambda *_: None),
     "parts of the lost are awaited": lambda patch: patch(
-        commits.Checkpoints, "lose", lambda *args: None
+        attempts.PendingCheckpoints, "lose", lambda *args: None
     ),
     "values are mixed up": mix_up_values,
     "values of the withdrawn stay": keep_values_of_the_withdrawn,
