@@ -11,6 +11,7 @@ import pytest
 
 from dtruntime.coordinator.state import barriers
 from dtruntime.coordinator.state import commands as c
+from dtruntime.coordinator.state.records import copied
 from dtruntime.run import rendezvous
 from tests.support.promises.promises import PromiseBroken
 from tests.support.simulation.simulated_crew import CrewLauncher
@@ -63,8 +64,6 @@ def test_simulation_catches_crews_that_do_not_look_who_was_left_out(
 def test_simulation_catches_a_coordinator_that_miscounts_who_was_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    copied = barriers.copied
-
     def miscounted(record: Any, kind: type[c.Passed]) -> c.Passed:
         return copied(msgspec.structs.replace(record, left_out=0), kind)
 
