@@ -184,7 +184,7 @@ class RaggedColumns:
         for name in self._modes:
             if name not in lists:
                 raise ShardError(
-                    f"ragged names {name!r}, which is no column of lists of numbers; those are: "
+                    f"ragged names {name!r}, which is not a column of lists of numbers; those are: "
                     f"{', '.join(lists) or 'none'}"
                 )
         return [name + MASK for name in lists if self._mode(name) == "pad"]
@@ -244,8 +244,8 @@ def _check_installed(output: Output) -> None:
 def _check_free(names: Iterable[str], added: Iterable[str]) -> None:
     for name in set(names).intersection(added):
         raise ShardError(
-            f"there is a column {name!r} in the data, and one that the loader adds: leave it out "
-            "with columns=..., give it another name in decode, or do without ids and padding"
+            f"the data has a column {name!r}, which the loader also adds: leave it out with "
+            "columns=..., rename it in decode, or do not use ids and padding"
         )
 
 

@@ -156,7 +156,7 @@ class GlobalReader(EpochReader):
         if state.position > len(self._source):
             raise ShardError(
                 f"the state is at sample {state.position} of an epoch that has "
-                f"{len(self._source)}: it was changed or damaged. Load another one, or start afresh"
+                f"{len(self._source)}: it was changed or damaged. Load another one, or start over"
             )
         return EpochPosition(state.epoch, state.position)
 

@@ -78,9 +78,9 @@ class Iteration:
         """Raise ``RuntimeError`` when it has ended."""
         if self._is_over:
             raise RuntimeError(
-                "this iteration has ended: meanwhile its loader was iterated anew, closed, or "
-                "sent to another epoch or state. Go on with a new one, iter(loader): it begins "
-                "where the loader is"
+                "this iteration has ended: its loader was iterated again, closed, or moved to "
+                "another epoch or state. Start a new one with iter(loader): it continues at the "
+                "loader's position"
             )
 
     def end(self) -> None:

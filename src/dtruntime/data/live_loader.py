@@ -74,17 +74,17 @@ class ClaimLedger(Protocol):
         """Record that the samples up to a position are consumed."""
 
 
-class _Stretch:
-    """A worker's lane in one segment."""
+class _Claim:
+    """What this worker has claimed of its lane in one segment."""
 
-    def __init__(self, number: int, lane: Lane, at: int = 0, upto: int = 0) -> None:
-        self.number = number
+    def __init__(self, segment: int, lane: Lane, at: int, upto: int) -> None:
+        self.segment = segment
         self.lane = lane
         self.at = at
         """The position up to which samples were handed out."""
         self.read_upto = at
         self.upto = upto
-        """The position up to which samples were claimed."""
+        """The position up to which samples are claimed."""
         self.reader: LaneReader | None = None
 
 
@@ -157,9 +157,9 @@ class LiveLoader(LoaderBase):
         with self._begin() as iteration:
             fetcher = ShardFetcher(self._source, self._batches.assemble, self._prefetch)
             iteration.uses(fetcher)
-            for stretch in self._stretches:
+            for claim in self._claims:
                 # After an error, what was read without a batch being handed out is read again.
-                stretch.reader, stretch.read_upto = None, stretch.at
+                claim.reader, claim.read_upto = None, claim.at
             yield from iteration.through(self._make_batches(fetcher))
         self._watch.ended(self._epoch)
         self._goto(self._epoch + 1)
@@ -172,22 +172,22 @@ class LiveLoader(LoaderBase):
         if place != self._committed:
             self._ledger.commit(self._epoch, *place, self._seen.to_bytes())
             self._committed = place
-        while self._stretches[0].number < place[0]:
-            self._stretches.popleft()
+        while self._claims[0].segment < place[0]:
+            self._claims.popleft()
 
     def _goto(self, epoch: int) -> None:
         self._epoch = check_whole("epoch", epoch)
         self._order: AffinityOrder | None = None
         self._seen = Digest(self._source.total)
-        self._stretches: deque[_Stretch] = deque()
+        self._claims: deque[_Claim] = deque()
         self._committed = (0, 0)
 
     def _make_batches(self, fetcher: ShardFetcher) -> Iterator[Any]:
         while (block := self._take(fetcher)) is not None:
             batch = self._batches.make(block, 0, None)
             self._seen.add(block.numbers)
-            for stretch in self._stretches:
-                stretch.at = stretch.read_upto
+            for claim in self._claims:
+                claim.at = claim.read_upto
             self._watch.handed_out(self._epoch, len(block))
             yield batch
 
@@ -196,8 +196,8 @@ class LiveLoader(LoaderBase):
         while True:
             blocks: list[Block] = []
             missing = self._batch
-            while missing and (stretch := self._claimed()) is not None:
-                block = self._read(stretch, missing, fetcher)
+            while missing and (claim := self._readable()) is not None:
+                block = self._read(claim, missing, fetcher)
                 missing -= len(block)
                 blocks.append(block)
             if blocks:
@@ -205,32 +205,32 @@ class LiveLoader(LoaderBase):
             if self._is_over():
                 return None
 
-    def _read(self, stretch: _Stretch, count: int, fetcher: ShardFetcher) -> Block:
-        if stretch.reader is None:
-            stretch.reader = LaneReader(stretch.lane, fetcher, prefetch_shards=self._prefetch)
-        start, stop = stretch.read_upto, min(stretch.upto, stretch.read_upto + count)
-        block = stretch.reader.read(start, stop)
-        stretch.read_upto = stop
+    def _read(self, claim: _Claim, count: int, fetcher: ShardFetcher) -> Block:
+        if claim.reader is None:
+            claim.reader = LaneReader(claim.lane, fetcher, prefetch_shards=self._prefetch)
+        start, stop = claim.read_upto, min(claim.upto, claim.read_upto + count)
+        block = claim.reader.read(start, stop)
+        claim.read_upto = stop
         return block
 
-    def _claimed(self) -> _Stretch | None:
-        """A stretch with claimed samples; ``None`` when the lane is at its end."""
+    def _readable(self) -> _Claim | None:
+        """A claim with samples left to read; ``None`` when the lane is at its end."""
         while True:
-            for stretch in self._stretches:
-                if stretch.read_upto < stretch.upto:
-                    return stretch
+            for claim in self._claims:
+                if claim.read_upto < claim.upto:
+                    return claim
             if not self._claim_more():
                 return None
 
     def _claim_more(self) -> bool:
-        if not self._stretches:
+        if not self._claims:
             return self._follow(self._ask(0, 0, 0))
-        current = self._stretches[-1]
+        current = self._claims[-1]
         length = len(current.lane)
         if current.upto == length:
             return False
         upto = current.lane.window_end(current.upto)
-        answer = self._ask(current.number, upto, length)
+        answer = self._ask(current.segment, upto, length)
         if answer.outcome == "granted":
             current.upto = upto
             return True
@@ -238,11 +238,11 @@ class LiveLoader(LoaderBase):
 
     def _is_over(self) -> bool:
         """Wait for more to read; whether the epoch is complete."""
-        if not self._stretches:
+        if not self._claims:
             return True
-        current = self._stretches[-1]
+        current = self._claims[-1]
         length = len(current.lane)
-        question = self._epoch, self._plan_name, current.number, length, length
+        question = self._epoch, self._plan_name, current.segment, length, length
         answer = self._ledger.claim(*question, WAIT_SECONDS, self._offer())
         if answer.outcome == "complete":
             return True
@@ -261,8 +261,8 @@ class LiveLoader(LoaderBase):
 
     def _place(self) -> tuple[int, int] | None:
         """The segment and position up to which samples were handed out, if any were."""
-        last = next((s for s in reversed(self._stretches) if s.at), None)
-        return None if last is None else (last.number, last.at)
+        last = next((claim for claim in reversed(self._claims) if claim.at), None)
+        return None if last is None else (last.segment, last.at)
 
     def _ask(self, segment: int, upto: int, length: int) -> ClaimOutcome:
         return self._ledger.claim(self._epoch, self._plan_name, segment, upto, length, 0.0)
@@ -271,17 +271,17 @@ class LiveLoader(LoaderBase):
         """Continue in the current segment; whether it may have something to read."""
         if answer.outcome != "moved":
             return False
-        first = not self._stretches
+        first = not self._claims
         current = len(answer.segments)
         if first and answer.committed_segment:
             self._go_back(answer)
-        for stretch in self._stretches:
-            if stretch.number < current:
+        for claim in self._claims:
+            if claim.segment < current:
                 # A claim may count although its answer was that another segment has begun.
-                stretch.upto = answer.segments[stretch.number - 1].consumed[answer.slot]
-        if not self._stretches or self._stretches[-1].number < current:
+                claim.upto = answer.segments[claim.segment - 1].consumed[answer.slot]
+        if not self._claims or self._claims[-1].segment < current:
             lane = self._lane(answer, current)
-            self._stretches.append(_Stretch(current, lane, 0, answer.claimed))
+            self._claims.append(_Claim(current, lane, 0, answer.claimed))
         return True
 
     def _go_back(self, answer: ClaimOutcome) -> None:
@@ -290,9 +290,9 @@ class LiveLoader(LoaderBase):
         start = answer.committed_position
         self._committed = answer.committed_segment, start
         for number in range(answer.committed_segment, len(answer.segments) + 1):
-            taken = answer.segments[number - 1].consumed
-            upto = taken[answer.slot] if number < len(answer.segments) else answer.claimed
-            self._stretches.append(_Stretch(number, self._lane(answer, number), start, upto))
+            consumed = answer.segments[number - 1].consumed
+            upto = consumed[answer.slot] if number < len(answer.segments) else answer.claimed
+            self._claims.append(_Claim(number, self._lane(answer, number), start, upto))
             start = 0
 
     def _lane(self, answer: ClaimOutcome, number: int) -> Lane:

@@ -387,23 +387,23 @@ class Loader(LoaderBase):
         if plan.order == "global":
             return GlobalReader(self._source, plan, self._portion)
         if isinstance(self._source, Mixture):
-            raise ValueError("a mixture is read in global order")
+            raise ValueError("a mixture can only be read in global order")
         return AffinityReader(self._source, plan, self._portion)
 
     def _check_plan(self, plan: OrderPlan) -> None:
         if self._plan.fingerprint != plan.fingerprint:
             raise ShardError(
-                f"the state is of other data: its files had the fingerprint {plan.fingerprint}, "
-                f"those here have {self._plan.fingerprint}; a position in the one means nothing "
-                "in the other. Load the data it was made with, or start afresh"
+                f"the state belongs to other data: its files had the fingerprint "
+                f"{plan.fingerprint}, these have {self._plan.fingerprint}, so its position is not "
+                "valid here. Load the data that it was saved with, or start from the beginning"
             )
         own = self._plan
         if not self._streams_given:
             own = msgspec.structs.replace(own, streams=plan.streams)
         if own != plan:
             raise ShardError(
-                f"the state is of another order ({plan.difference(own)}): make the loader as it "
-                "was made then"
+                f"the state belongs to another order ({plan.difference(own)}): create the loader "
+                "with the options of the state"
             )
 
     def _here(self) -> EpochPosition:
@@ -436,7 +436,7 @@ class Loader(LoaderBase):
 def _batch(one: int | None, all_ranks: int | None, world: int, order: str) -> int:
     """The samples per step: of all ranks in global order, of one in affinity order."""
     if (one is None) == (all_ranks is None):
-        raise ValueError("give either batch_size or global_batch_size")
+        raise ValueError("pass either batch_size or global_batch_size")
     if one is not None:
         size = check_whole("batch_size", one, 1)
         return size * world if order == "global" else size

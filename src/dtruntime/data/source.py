@@ -162,9 +162,7 @@ def _merged(total: int, skip: Ranges) -> list[tuple[int, int]]:
     merged: list[tuple[int, int]] = []
     for start, stop in sorted(skip):
         if not 0 <= start <= stop <= total:
-            raise ValueError(
-                f"skipped samples {start} to {stop} reach outside the {total} there are"
-            )
+            raise ValueError(f"skipped samples {start} to {stop} are outside a dataset of {total}")
         if merged and start <= merged[-1][1]:
             merged[-1] = merged[-1][0], max(merged[-1][1], stop)
         elif start < stop:

@@ -94,8 +94,8 @@ class StrataDataset(IterableDataset):
             self._begin()
         elif self._given or self._inside:
             raise RuntimeError(
-                "an epoch was left before its end, and this loader process has read ahead in it: "
-                "call set_epoch() before iterating again, or leave out persistent_workers"
+                "an epoch was abandoned, and this loader process has prefetched some of it: call "
+                "set_epoch() before iterating again, or do not use persistent_workers"
             )
 
     def _rows(self, step: Delivery) -> Iterator[Any]:
@@ -146,11 +146,11 @@ class TorchLoader:
         """``options`` go to ``DataLoader``: ``multiprocessing_context``, ``pin_memory``, ..."""
         for name in ("batch_size", "sampler", "batch_sampler", "shuffle", "drop_last"):
             if name in options:
-                raise TypeError(f"{name} is for the loader itself to decide: give it to Loader()")
+                raise TypeError(f"{name} is an option of the loader: pass it to Loader()")
         if options.get("persistent_workers"):
             raise TypeError("persistent_workers cannot follow a change of epoch or state")
         if not options.get("in_order", True):
-            raise TypeError("in_order=False breaks the position: batches come in a fixed order")
+            raise TypeError("in_order=False is not supported: batches come in a fixed order")
         self.loader = loader
         self._num_workers = check_whole("num_workers", num_workers)
         self._options = options

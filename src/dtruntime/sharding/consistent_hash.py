@@ -51,7 +51,7 @@ class ConsistentHash:
     def add_node(self, node: str) -> None:
         """Put ``node`` on the ring; a no-op when it is there."""
         if not _name(node, "node"):
-            raise ValueError("a node needs a name that is not empty")
+            raise ValueError("the name of a node must not be empty")
         if node not in self._points:
             copies = np.arange(self.virtual_nodes, dtype=np.uint64)
             # Mixed once more than a dataset's name, so that the two may be the same.
@@ -154,5 +154,5 @@ class _Ring:
 
 def _name(value: str, what: str) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"a {what} is named by a string, not {type(value).__name__}")
+        raise TypeError(f"the name of a {what} must be a string, not {type(value).__name__}")
     return value

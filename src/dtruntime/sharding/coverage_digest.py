@@ -148,7 +148,7 @@ class CoverageVerdict:
 def compare(seen: Digest, expected: Digest) -> CoverageVerdict:
     """Compare what was consumed with what was expected."""
     if seen.total != expected.total:
-        raise ValueError(f"digests of {seen.total} and {expected.total} samples do not compare")
+        raise ValueError(f"digests of {seen.total} and {expected.total} samples cannot be compared")
     counts, sums = seen._counts, seen._sums
     due, due_sums = expected._counts, expected._sums
     short = np.where(counts < due, due - counts, np.uint64(0))

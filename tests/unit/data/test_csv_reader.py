@@ -269,7 +269,7 @@ def test_record_larger_than_a_chunk_is_read(
         (b"a,a\n1,2\n", "bad.csv has two columns named 'a'"),
         (b"a\0b,c\n1,2\n", "bad.csv is not a csv file"),
         (b"PAR1....", "bad.csv is not a csv file but looks like parquet.*format='parquet'"),
-        (gzip.compress(b"a,b\n1,2\n")[:-9], "bad.csv cannot be inflated as gzip"),
+        (gzip.compress(b"a,b\n1,2\n")[:-9], "bad.csv cannot be decompressed as gzip"),
     ],
     ids=["quote", "short row", "names", "binary", "parquet", "cut off"],
 )

@@ -255,5 +255,5 @@ def test_huge_length_with_correct_checksum_is_a_cut_off_file(tmp_path: Path) -> 
 def test_cut_off_compressed_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "cut.tfrecord.gz"
     path.write_bytes(gzip.compress(frame(b"hello" * 1000))[:-12])
-    with pytest.raises(ShardError, match=r"cut\.tfrecord\.gz cannot be inflated as gzip"):
+    with pytest.raises(ShardError, match=r"cut\.tfrecord\.gz cannot be decompressed as gzip"):
         index_of(path, raw=True)

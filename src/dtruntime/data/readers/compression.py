@@ -55,8 +55,8 @@ def _corruption(file: FileStat, compression: str) -> Iterator[None]:
         raise
     except (OSError, EOFError, pa.ArrowException, zlib.error) as exc:
         raise ShardError(
-            f"{file.url} cannot be inflated as {compression} ({exc}): it is corrupt or cut off; "
-            "write it again, or leave it out"
+            f"{file.url} cannot be decompressed as {compression} ({exc}): it is corrupt or cut "
+            "off; write it again, or leave it out"
         ) from exc
 
 
@@ -149,5 +149,8 @@ class _Forward:
             self._at += len(self._data)
             self._data = next(self._chunks, b"")
             if not self._data:
-                raise ShardError(f"{self._file.url} inflates to less than was indexed")
+                raise ShardError(
+                    f"{self._file.url} has less content than when it was indexed: index the "
+                    "dataset again"
+                )
         return b"".join(pieces)

@@ -453,7 +453,7 @@ class CsvReader(RecordReader):
         head = head_of(file, self._source)
         compression = compression_of(head)
         if not compression and (b"\0" in head or format_of(head) in ("parquet", "tfrecord")):
-            raise wrong_format(file, "csv", "it has bytes that UTF-8 text has not", self._source)
+            raise wrong_format(file, "csv", "it has bytes that are not UTF-8 text", self._source)
         return compression
 
 

@@ -269,7 +269,7 @@ class TfrecordReader(RecordReader):
             raise frames.malformed(file, exc) from exc
         except SchemaConflict as exc:
             raise ShardError(
-                f"{file.url}: records from {frames.first} on contradict those before: {exc}"
+                f"{file.url}: records from {frames.first} on do not match the earlier ones: {exc}"
             ) from exc
 
     def _read(self, file: IndexedFile, start: int, stop: int, schema: pa.Schema) -> pa.Table:
@@ -298,8 +298,8 @@ class TfrecordReader(RecordReader):
             except SchemaConflict as exc:
                 raise ShardError(
                     f"{file.url}: feature {field.name!r} of records {frames.first} to "
-                    f"{frames.first + len(frames)} is not as it was indexed ({exc}): index the "
-                    "dataset again"
+                    f"{frames.first + len(frames)} has changed since it was indexed ({exc}): "
+                    "index the dataset again"
                 ) from exc
         return pa.table(columns, schema=schema)
 
