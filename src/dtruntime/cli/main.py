@@ -9,30 +9,32 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 from typing import NoReturn
 
 from .._version import __version__
 from ..display import plain
 from ..errors import ConfigError, ConnectionError, StrataError
-from . import bench, checkpoints, coordinator, datasets, demo, doctor, jobs, status
 from .invocation import log_only_when_asked
 
 COMMAND, ACTION = "COMMAND", "ACTION"
 """How usages call what has to be chosen."""
-COMMANDS = (
-    coordinator.add_parser,
-    status.add_parser,
-    jobs.add_outcome_parser,
-    jobs.add_parser,
-    jobs.add_actions_parser,
-    datasets.add_parser,
-    checkpoints.add_parser,
-    coordinator.add_state_parser,
-    demo.add_parser,
-    bench.add_parser,
-    doctor.add_parser,
-)
+COMMANDS = {
+    "coordinator": ("coordinator", "add_parser"),
+    "status": ("status", "add_parser"),
+    "outcome": ("jobs", "add_outcome_parser"),
+    "jobs": ("jobs", "add_parser"),
+    "actions": ("jobs", "add_actions_parser"),
+    "datasets": ("datasets", "add_parser"),
+    "checkpoints": ("checkpoints", "add_parser"),
+    "state": ("coordinator", "add_state_parser"),
+    "demo": ("demo", "add_parser"),
+    "bench": ("bench", "add_parser"),
+    "doctor": ("doctor", "add_parser"),
+}
+"""Which function of which module declares each. Only the module of the command that is called is
+imported: all together take twice as long."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -46,22 +48,24 @@ class CommandParser(argparse.ArgumentParser):
         super().error(message)
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+def build_parser(commands: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
+    """The parser of these commands, or of all."""
     parser = CommandParser(
         prog="strata",
         description="Coordinates data loading, checkpointing and recovery for ML training.",
     )
     parser.add_argument("--version", action="version", version=f"strata {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar=COMMAND, required=True)
-    for add_parser in COMMANDS:
-        add_parser(subparsers)
+    for module, declare in map(COMMANDS.__getitem__, commands):
+        getattr(import_module(f".{module}", __package__), declare)(subparsers)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
-    options = build_parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    called = given[:1] if given and given[0] in COMMANDS else COMMANDS
+    options = build_parser(called).parse_args(given)
     if options.command not in ("coordinator", "state"):
         log_only_when_asked()
     try:
