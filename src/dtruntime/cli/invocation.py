@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from rich.console import RenderableType
@@ -18,11 +18,13 @@ from rich.progress import Progress, ProgressColumn
 from rich.table import Table
 from rich.text import Text
 
-from ..client import Observer
 from ..config import DEFAULT_URL
 from ..display import count, json_text, open_console, plain
 from ..errors import ConfigError, StrataError
 from ..telemetry import ROOT, configure_logging
+
+if TYPE_CHECKING:
+    from ..client import Observer
 
 T = TypeVar("T")
 
@@ -72,6 +74,8 @@ def observing(
     """A command that is given a connection to its coordinator, and the URL."""
 
     def run_connected(options: argparse.Namespace) -> int:
+        from ..client import Observer
+
         url = coordinator_url(options)
         with Observer(url) as observer:
             return run(observer, url, options)
