@@ -181,7 +181,7 @@ class Loader(LoaderBase):
             window=window,
             streams=self.world_size if streams is None else streams,
         )
-        self._streams_given = streams is not None
+        self._has_streams = streams is not None
         self._portion = RankPortion(
             self.rank,
             self.world_size,
@@ -234,7 +234,7 @@ class Loader(LoaderBase):
             rank=self.rank,
             past=tuple((part.slot_count, list(part.consumed)) for part in self._place.past),
             base=pack(self._base),
-            seen=pack(self._seen_now()),
+            seen=pack(self._digest()),
             assumed=self._assumed,
         ).to_dict()
 
@@ -307,7 +307,7 @@ class Loader(LoaderBase):
         """
         self._batches.check_row_shapes(step.row_shapes)
         self._position = step.position
-        self._note(step.numbers)
+        self._count(step.numbers)
         self._watch.handed_out(self.epoch, len(step.numbers))
 
     def end_epoch(self) -> None:
@@ -329,7 +329,7 @@ class Loader(LoaderBase):
                 epoch=self.epoch,
                 world_size=self.world_size,
                 base=self._base,
-                seen=self._seen_now(),
+                seen=self._digest(),
                 assumed=self._assumed,
                 dropped=0 if steps else dropped,
                 expected=len(self._source),
@@ -398,7 +398,7 @@ class Loader(LoaderBase):
                 "valid here. Load the data that it was saved with, or start from the beginning"
             )
         own = self._plan
-        if not self._streams_given:
+        if not self._has_streams:
             own = msgspec.structs.replace(own, streams=plan.streams)
         if own != plan:
             raise ShardError(
@@ -417,19 +417,19 @@ class Loader(LoaderBase):
         self._position = place.of(self.rank)
         self._base, self._seen = Digest(self._plan.samples), Digest(self._plan.samples)
         self._assumed = 0
-        self._unseen: list[Ints] = []
-        self._unseen_count = 0
+        self._uncounted: list[Ints] = []
+        self._uncounted_samples = 0
 
-    def _note(self, numbers: Ints) -> None:
-        self._unseen.append(numbers)
-        self._unseen_count += len(numbers)
-        if self._unseen_count >= DIGEST_EVERY:
-            self._seen_now()
+    def _count(self, numbers: Ints) -> None:
+        self._uncounted.append(numbers)
+        self._uncounted_samples += len(numbers)
+        if self._uncounted_samples >= DIGEST_EVERY:
+            self._digest()
 
-    def _seen_now(self) -> Digest:
-        if self._unseen:
-            self._seen.add(np.concatenate(self._unseen))
-            self._unseen, self._unseen_count = [], 0
+    def _digest(self) -> Digest:
+        if self._uncounted:
+            self._seen.add(np.concatenate(self._uncounted))
+            self._uncounted, self._uncounted_samples = [], 0
         return self._seen
 
 

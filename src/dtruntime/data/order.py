@@ -109,9 +109,8 @@ class Window:
         self.skip = skip
         self._starts = starts
         self._shuffle = shuffle
-        self.bounds = np.concatenate(([0], np.cumsum(starts[shards + 1] - starts[shards])))
-        """Where each shard's samples begin when all are concatenated."""
-        self.stop = int(self.bounds[-1]) if stop is None else stop
+        self._size = int((starts[shards + 1] - starts[shards]).sum())
+        self.stop = self._size if stop is None else stop
 
     def __len__(self) -> int:
         return self.stop - self.skip
@@ -122,7 +121,7 @@ class Window:
 
     def joined(self, following: Window) -> Window | None:
         """Both as one; ``None`` when they are shuffled, or lack samples where they meet."""
-        if self._shuffle.enabled or following.skip or self.stop != self.bounds[-1]:
+        if self._shuffle.enabled or following.skip or self.stop != self._size:
             return None
         shards = np.concatenate((self.shards, following.shards))
         stop = self.stop + following.stop
@@ -141,7 +140,7 @@ class Window:
 
     @cached_property
     def _order(self) -> Ints | None:
-        return self._shuffle.within(int(self.bounds[-1]), int(self.shards[0]))
+        return self._shuffle.within(self._size, int(self.shards[0]))
 
 
 class Lane:
