@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -57,12 +57,10 @@ class StrataDataset(IterableDataset):
 
     def __iter__(self) -> Iterator[Any]:
         """The batches or samples of this process."""
-        info = get_worker_info()
-        part, parts = (info.id, info.num_workers) if info is not None else (0, 1)
-        if info is not None and self._reader == os.getpid():
+        part, parts, before = _share()
+        if before is not None and self._reader == os.getpid():
             self._follow()
         self._reader = os.getpid()
-        before = seed_generators if info is not None else None
         for step in self.loader.deliveries(part, parts, self._given, before):
             if self._samples:
                 yield from self._rows(step)
@@ -116,11 +114,15 @@ class _Deliveries(IterableDataset):
         self._loader = loader
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        info = get_worker_info()
-        part, parts = (info.id, info.num_workers) if info is not None else (0, 1)
-        before = seed_generators if info is not None else None
+        part, parts, before = _share()
         for step in self._loader.deliveries(part, parts, before=before):
             yield tuple(step)
+
+
+def _share() -> tuple[int, int, Callable[[int], None] | None]:
+    """The first step of this process, every how many it makes, and what to call before each."""
+    info = get_worker_info()
+    return (0, 1, None) if info is None else (info.id, info.num_workers, seed_generators)
 
 
 def seed_generators(number: int) -> None:

@@ -175,10 +175,9 @@ def _unterminated(name: str, record: int, offset: int, lines: Lines) -> ShardErr
 class CsvParser:
     """Parses records of one file."""
 
-    def __init__(self, file: FileStat, delimiter: str, names: Sequence[str]) -> None:
-        self.url = file.url
-        self._delimiter = delimiter
+    def __init__(self, delimiter: str, names: Sequence[str]) -> None:
         self.names = list(names)
+        self._delimiter = delimiter
 
     def parse(
         self,
@@ -194,46 +193,21 @@ class CsvParser:
         """
         if data.startswith(BOM):  # Arrow would remove it, and the file's own is already removed
             data = b"\n" + data
+        quoted = b'"' in data
+        block = max(_PARSER_BLOCK, longest + 1)
         return arrow_csv.read_csv(
             pa.BufferReader(data),
-            read_options=arrow_csv.ReadOptions(
-                column_names=self.names,
-                block_size=max(_PARSER_BLOCK, longest + 1),
-                use_threads=threads,
-            ),
-            parse_options=arrow_csv.ParseOptions(
-                delimiter=self._delimiter, newlines_in_values=b'"' in data
-            ),
-            convert_options=arrow_csv.ConvertOptions(
-                column_types=dict(types), include_columns=columns
-            ),
-        )
-
-    def error(
-        self, segment: CsvSegment, reason: Exception, types: Mapping[str, pa.DataType]
-    ) -> ShardError:
-        """The error for a segment that could not be parsed: what is wrong, and where."""
-        try:
-            self.parse(segment.data, types, threads=False, longest=len(segment.data))
-        except pa.ArrowInvalid as exc:
-            reason = exc  # a single thread knows the row
-        text = " ".join(str(reason).split())
-        row = re.search(r"Row #(\d+): ", text)
-        if row:
-            place, detail = f"row {segment.first + int(row[1]) - 1}", text[row.end() :]
-        else:
-            place = f"between rows {segment.first} and {segment.first + segment.records}"
-            detail = text.removeprefix("In ")
-        return ShardError(
-            f"{self.url}: {place} (from byte {segment.offset}) does not fit the others: "
-            f"{detail[:300]}; correct it, or choose another delimiter or type"
+            arrow_csv.ReadOptions(column_names=self.names, block_size=block, use_threads=threads),
+            arrow_csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=quoted),
+            arrow_csv.ConvertOptions(column_types=dict(types), include_columns=columns),
         )
 
 
 class TypeLearner:
     """Infers types that fit each segment of a file."""
 
-    def __init__(self, parser: CsvParser, given: Mapping[str, pa.DataType]) -> None:
+    def __init__(self, url: str, parser: CsvParser, given: Mapping[str, pa.DataType]) -> None:
+        self._url = url
         self._parser = parser
         self._given = {name: kind for name, kind in given.items() if name in parser.names}
         self._schema: pa.Schema | None = None
@@ -256,7 +230,7 @@ class TypeLearner:
             rows = self._infer(segment, longest)
         if rows != segment.records:
             raise ShardError(
-                f"{self._parser.url}: {segment.records} records from byte {segment.offset} on "
+                f"{self._url}: {segment.records} records from byte {segment.offset} on "
                 f"parse as {rows}: quote the fields that have line endings or quotes in them"
             )
 
@@ -278,12 +252,30 @@ class TypeLearner:
         try:
             table = self._parser.parse(segment.data, self._given, None, longest)
         except pa.ArrowInvalid as exc:
-            raise self._parser.error(segment, exc, self._given) from exc
+            raise self._error(segment, exc) from exc
         earlier, inferred = self._schema or table.schema, table.schema
         self._schema = merge_schemas(earlier, inferred)
         for schema in (earlier, inferred):
             self.doubtful.update(widened(schema, self._schema))
         return int(table.num_rows)
+
+    def _error(self, segment: CsvSegment, reason: Exception) -> ShardError:
+        """The error for a segment that could not be parsed: what is wrong, and where."""
+        try:
+            self._parser.parse(segment.data, self._given, None, len(segment.data), threads=False)
+        except pa.ArrowInvalid as exc:
+            reason = exc  # a single thread knows the row
+        text = " ".join(str(reason).split())
+        row = re.search(r"Row #(\d+): ", text)
+        if row:
+            place, detail = f"row {segment.first + int(row[1]) - 1}", text[row.end() :]
+        else:
+            place = f"between rows {segment.first} and {segment.first + segment.records}"
+            detail = text.removeprefix("In ")
+        return ShardError(
+            f"{self._url}: {place} (from byte {segment.offset}) does not fit the others: "
+            f"{detail[:300]}; correct it, or choose another delimiter or type"
+        )
 
 
 def take_header(
@@ -308,12 +300,11 @@ def take_header(
 
 
 def _names(record: bytes, delimiter: str, header: bool) -> list[str]:
+    block = max(_PARSER_BLOCK, len(record) + 1)
     table = arrow_csv.read_csv(
         pa.BufferReader(record),
-        read_options=arrow_csv.ReadOptions(
-            autogenerate_column_names=not header, block_size=max(_PARSER_BLOCK, len(record) + 1)
-        ),
-        parse_options=arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+        arrow_csv.ReadOptions(autogenerate_column_names=not header, block_size=block),
+        arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
     )
     names: list[str] = table.column_names
     return names
@@ -389,7 +380,7 @@ class CsvReader(RecordReader):
             return IndexedFile(file, RowBlocks([], [], []), pa.schema([]), not compression)
         header = self._options.header
         names, first = take_header(file, delimiter, header, first)
-        learner = TypeLearner(CsvParser(file, delimiter, names), self._types)
+        learner = TypeLearner(file.url, CsvParser(delimiter, names), self._types)
         parts = []
         for piece in chain([first], (replace(p, first=p.first - header) for p in pieces)):
             if piece.records:
@@ -442,7 +433,7 @@ class CsvReader(RecordReader):
         self, file: IndexedFile, numbers: range, types: dict[str, pa.DataType], columns: list[str]
     ) -> pa.Table:
         longest = int(file.blocks.lengths[numbers.start : numbers.stop].max())
-        parser = CsvParser(file.stat, self._delimiter(file.stat), file.schema.names)
+        parser = CsvParser(self._delimiter(file.stat), file.schema.names)
         return parser.parse(self._read_blocks(file, numbers), types, columns, longest)
 
     def _delimiter(self, file: FileStat) -> str:
