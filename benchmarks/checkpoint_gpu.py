@@ -6,7 +6,6 @@ torch's asynchronous distributed checkpoint with its defaults and with its faste
 """
 
 import argparse
-import contextlib
 import json
 import os
 import shutil
@@ -14,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,26 +34,21 @@ def make_state(size: int) -> dict[str, Any]:
     }
 
 
-def timed(work: Callable[[], Any]) -> float:
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
+@dataclass
 class Contender:
     """Something whose stall is measured; `settle` waits until all of it is done."""
 
-    def __init__(self, name: str, stall: Callable[[], Any], settle: Callable[[], Any]) -> None:
-        self.name = name
-        self.stall = stall
-        self.settle = settle
-        self.stalls: list[float] = []
-        self.totals: list[float] = []
+    name: str
+    stall: Callable[[], Any]
+    settle: Callable[[], Any]
+    stalls: list[float] = field(default_factory=list)
+    totals: list[float] = field(default_factory=list)
 
     def round(self) -> None:
+        torch.cuda.synchronize()
         start = time.perf_counter()
-        self.stalls.append(timed(self.stall))
+        self.stall()
+        self.stalls.append(time.perf_counter() - start)
         self.settle()
         torch.cuda.synchronize()
         self.totals.append(time.perf_counter() - start)
@@ -114,38 +109,30 @@ def dcp(state: dict[str, Any], folder: Path) -> list[Contender]:
         target = folder / f"dcp-{next(steps)}"
         futures.append(checkpoint.async_save(state, checkpoint_id=target, **options))
 
-    made = [Contender("torch DCP async_save, defaults", save, settle)]
-    with contextlib.suppress(ImportError):
-        from torch.distributed.checkpoint.staging import BlockingAsyncStager
+    from torch.distributed.checkpoint.staging import (
+        BlockingAsyncStager,
+        DefaultStager,
+        StagingOptions,
+    )
+    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
-        cached = BlockingAsyncStager(cache_staged_state_dict=True)
-        made.append(
-            Contender(
-                "torch DCP async_save, cached pinned staging",
-                lambda: save(async_stager=cached),
-                settle,
-            )
-        )
-    with contextlib.suppress(ImportError):
-        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-        from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
-
-        options = StagingOptions(
-            use_pinned_memory=True,
-            use_shared_memory=True,
-            use_async_staging=False,
-            use_non_blocking_copy=True,
-        )
-        kind = AsyncCheckpointerType.PROCESS
-        made.append(
-            Contender(
-                "torch DCP async_save, process and pinned stager",
-                # A new one for each save: torch before 2.13 closes it after the first.
-                lambda: save(async_checkpointer_type=kind, async_stager=DefaultStager(options)),
-                settle,
-            )
-        )
-    return made
+    cached = BlockingAsyncStager(cache_staged_state_dict=True)
+    pinned = StagingOptions(
+        use_pinned_memory=True,
+        use_shared_memory=True,
+        use_async_staging=False,
+        use_non_blocking_copy=True,
+    )
+    process = AsyncCheckpointerType.PROCESS
+    saves: dict[str, Callable[[], None]] = {
+        "defaults": save,
+        "cached pinned staging": lambda: save(async_stager=cached),
+        # A new one for each save: torch before 2.13 closes it after the first.
+        "process and pinned stager": lambda: save(
+            async_checkpointer_type=process, async_stager=DefaultStager(pinned)
+        ),
+    }
+    return [Contender(f"torch DCP async_save, {name}", run, settle) for name, run in saves.items()]
 
 
 def kernels_while_draining(state: dict[str, Any], folder: Path, size: int) -> dict[str, float]:

@@ -11,8 +11,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,49 +33,34 @@ PATIENCE = 120.0
 
 
 class Weights:
-    """A state of some size, which is the same on all workers."""
+    """A state of some size, the same on all workers, that counts how long it is being loaded."""
 
     def __init__(self, mib: int) -> None:
-        self.loading = 0.0
-        """For how long the state was loaded since somebody asked."""
         self.values = np.ones(mib * 2**17)
+        self.loading = 0.0
+        """Seconds since this was read last."""
+        load_state = CheckpointManager.load_state
+
+        def timed(*args: Any, **options: Any) -> Any:
+            began = time.monotonic()
+            state = load_state(*args, **options)
+            self.loading += time.monotonic() - began
+            return state
+
+        CheckpointManager.load_state = timed  # type: ignore[method-assign]
 
     def state_dict(self) -> dict[str, Any]:
-        """What is saved."""
         return {"values": self.values}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what was saved."""
-        with self.loads():
-            self.values = state["values"].copy()
-
-    @contextmanager
-    def loads(self) -> Iterator[None]:
-        """Count the time of a block."""
         began = time.monotonic()
-        yield
+        self.values = state["values"].copy()
         self.loading += time.monotonic() - began
-
-    def taken(self) -> float:
-        """How long loading took since this was asked last."""
-        taken, self.loading = self.loading, 0.0
-        return taken
-
-    def time_loads_of(self, manager: type[CheckpointManager]) -> None:
-        """Count the time in which checkpoints are read."""
-        load_state = manager.load_state
-
-        def timed(*args: Any, **options: Any) -> Any:
-            with self.loads():
-                return load_state(*args, **options)
-
-        manager.load_state = timed  # type: ignore[method-assign]
 
 
 def train(folder: Path, mib: int) -> None:
     """A worker: it trains in step with the others until it is told to stop."""
     weights = Weights(mib)
-    weights.time_loads_of(CheckpointManager)
     with (
         Run(
             folder / "checkpoints",
@@ -97,7 +80,8 @@ def train(folder: Path, mib: int) -> None:
                 run.orchestrator.exchange(name, b"", ranks=run.crew.ranks)
                 time.sleep(STEP_SECONDS)
                 done = {"at": time.monotonic(), "world": run.world_size}
-                print(json.dumps({**done, "loading": weights.taken()}), file=trace, flush=True)
+                print(json.dumps({**done, "loading": weights.loading}), file=trace, flush=True)
+                weights.loading = 0.0
 
 
 def steps(folder: Path, pid: int) -> list[dict[str, Any]]:
@@ -114,14 +98,9 @@ def pause_of(trace: list[dict[str, Any]], world: int) -> float:
     return max(b - a for a, b in pairwise(around)) - STEP_SECONDS
 
 
-def loading_of(trace: list[dict[str, Any]], world: int) -> float:
-    """How long a worker loaded before its first step in a crew of so many."""
-    return float(next((step["loading"] for step in trace if step["world"] == world), 0.0))
-
-
 def measure(folder: Path, joins: int, mib: int) -> list[tuple[float, float]]:
     """The longest pause of each join, and how long the slowest worker loaded in it."""
-    found = []
+    pauses = []
     with LocalCoordinator(folder / "coordinator") as coordinator:
         command = [sys.executable, "-m", "benchmarks.joins", "--train", str(folder)]
         command += ["--mib", str(mib)]
@@ -133,8 +112,9 @@ def measure(folder: Path, joins: int, mib: int) -> list[tuple[float, float]]:
                 settle(folder, workers[0].pid, world)
                 if world > 1:
                     traces = [steps(folder, worker.pid) for worker in workers]
-                    loading = max(loading_of(trace, world) for trace in traces)
-                    found.append((pause_of(traces[0], world), loading))
+                    firsts = [next((s for s in t if s["world"] == world), None) for t in traces]
+                    loading = max(step["loading"] for step in firsts if step)
+                    pauses.append((pause_of(traces[0], world), loading))
             with Observer(coordinator.url) as observer:
                 observer.request_action("joins", "stop", "", "measured")
             for worker in workers:
@@ -142,7 +122,7 @@ def measure(folder: Path, joins: int, mib: int) -> list[tuple[float, float]]:
         finally:
             for worker in workers:
                 worker.kill()
-    return found
+    return pauses
 
 
 def settle(folder: Path, pid: int, world: int) -> None:

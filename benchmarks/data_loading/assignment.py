@@ -6,10 +6,10 @@ Each measurement is made in a process of its own.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,19 +57,6 @@ class Assigned:
         return PUBLISHED.get(self.shape)
 
 
-class Algorithm(Protocol):
-    """Assigns shards; keeps what helps with the next membership."""
-
-    def first(self) -> Owners:
-        """Assign to all workers."""
-
-    def join(self) -> Owners:
-        """Assign to one worker more."""
-
-    def death(self, worker: int) -> Owners:
-        """Assign to all workers but one."""
-
-
 class _Slots:
     def __init__(self, workers: int, shards: int) -> None:
         self._workers = workers
@@ -90,7 +77,6 @@ class _Ring:
         self._shards = shards
         self._names = [f"worker-{number}" for number in range(workers + 1)]
         self._ring = ConsistentHash()
-        self._numbers = {name: number for number, name in enumerate(self._names)}
 
     def first(self) -> Owners:
         for name in self._names[:-1]:
@@ -99,26 +85,26 @@ class _Ring:
 
     def join(self) -> Owners:
         self._ring.add_node(self._names[-1])
-        try:
-            return self._owners()
-        finally:
-            self._ring.remove_node(self._names[-1])
+        owners = self._owners()
+        self._ring.remove_node(self._names[-1])
+        return owners
 
     def death(self, worker: int) -> Owners:
         self._ring.remove_node(self._names[worker])
-        try:
-            return self._owners()
-        finally:
-            self._ring.add_node(self._names[worker])
+        owners = self._owners()
+        self._ring.add_node(self._names[worker])
+        return owners
 
     def _owners(self) -> Owners:
         owners = np.empty(self._shards, np.int32)
         for name, shards in self._ring.assign("data", self._shards).items():
-            owners[shards] = self._numbers[name]
+            owners[shards] = int(name.removeprefix("worker-"))
         return owners
 
 
-_MAKE: dict[str, Callable[[int, int], Algorithm]] = {"slot table": _Slots, "ring": _Ring}
+Algorithm = _Slots | _Ring
+"""Assigns to all workers, to one more, or to all but one; keeps what helps the next time."""
+_MAKE: dict[str, type[Algorithm]] = {"slot table": _Slots, "ring": _Ring}
 
 
 def compare(
