@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import os
 import shutil
 import sys
@@ -77,10 +78,12 @@ def add_parser(subparsers: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the demonstration; 0 when all its checks passed."""
+    if importlib.util.find_spec("pyarrow") is None:
+        raise StrataError(
+            "the demo trains from parquet files and needs pyarrow, which is not installed: "
+            "pip install pyarrow"
+        )
     # Here, since no other command should pay for loading numpy and the demo.
-    from ..demo.digits import require_pyarrow
-
-    require_pyarrow()
     from ..demo.demonstration import DemoFailed, Demonstration
     from ..demo.proof import Kill
     from ..demo.scenario import Scenario

@@ -13,16 +13,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from ..client import DatasetRegistry, Observer
 from ..dashboard import static_folder
 from ..display import count, duration, size
 from ..errors import ConnectionError, StrataError
 from ..testing import LocalCoordinator
-from ..types import JobStatus, Membership
+from ..types import JobStatus, Membership, WorkerStatus
 from .digits import write_shards
 from .proof import Kill, Outcome, RunResult, judge
 from .scenario import DATASET, RunFiles, Scenario
@@ -148,7 +148,7 @@ class DemoCoordinator(LocalCoordinator):
         return code
 
 
-class DemoWorker:
+class DemoWorker(subprocess.Popen[bytes]):
     """One worker process; without a rank it takes a free one."""
 
     def __init__(
@@ -158,83 +158,32 @@ class DemoWorker:
         self.log_path = files.logs / f"{self.name}.log"
         self.is_reported = False
         """Whether its end was reported."""
+        environment = {
+            **os.environ,
+            **_ONE_THREAD,
+            **({} if rank is None else {"RANK": str(rank)}),
+            "COORDINATOR_URL": url,
+            "STRATA_CACHE_DIR": str(Path(plan.root, "cache")),
+            "STRATA_JOB": files.job,
+            "WORKER_ID": self.name,
+            "WORLD_SIZE": str(plan.workers),
+        }
         with self.log_path.open("wb") as log:
-            self.process = subprocess.Popen(
+            super().__init__(
                 [sys.executable, "-m", "dtruntime.demo.worker", str(plan.path), files.root.name],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env={
-                    **os.environ,
-                    **_ONE_THREAD,
-                    **({} if rank is None else {"RANK": str(rank)}),
-                    "COORDINATOR_URL": url,
-                    "STRATA_CACHE_DIR": str(Path(plan.root, "cache")),
-                    "STRATA_JOB": files.job,
-                    "WORKER_ID": self.name,
-                    "WORLD_SIZE": str(plan.workers),
-                },
+                env=environment,
             )
-        self.pid = self.process.pid
 
-    def kill(self) -> None:
+    def end(self) -> None:
         """End it with SIGKILL."""
-        self.process.kill()
-        self.process.wait()
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-
-
-class Launcher:
-    """All workers of a run, and those that replace the killed ones; ends all with its block."""
-
-    def __init__(self, plan: Scenario, files: RunFiles, url: str) -> None:
-        self._plan, self._files, self._url = plan, files, url
-        self._to_replace: list[DemoWorker] = []
-        self.workers: list[DemoWorker] = []
-
-    def __enter__(self) -> Self:
-        try:
-            for rank in range(self._plan.workers):
-                self._start(rank)
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for worker in self.workers:
-            worker.kill()
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a worker runs, or is to be replaced."""
-        return bool(self._to_replace) or any(w.process.poll() is None for w in self.workers)
-
-    def collect(self) -> list[DemoWorker]:
-        """Workers that were killed since the last call; raises `DemoFailed` when one failed."""
-        ended = [w for w in self.workers if w.process.poll() and not w.is_reported]
-        for worker in ended:
-            code = worker.process.returncode
-            if code > 0 or len(self.workers) > self._plan.workers + REPLACEMENTS_MOST:
-                how = f"ended with exit code {code}" if code > 0 else f"was killed ({code})"
-                text = f"{worker.name} (process {worker.pid}) {how}"
-                raise DemoFailed(text, worker.log_path)
-            worker.is_reported = True
-        self._to_replace += ended
-        return ended
-
-    def replace(self, live: Collection[str]) -> list[tuple[DemoWorker, DemoWorker]]:
-        """Start replacements for killed workers that are not ``live`` members any more."""
-        dead = [worker for worker in self._to_replace if worker.name not in live]
-        self._to_replace = [worker for worker in self._to_replace if worker.name in live]
-        return [(worker, self._start(None)) for worker in dead]
-
-    def _start(self, rank: int | None) -> DemoWorker:
-        worker = DemoWorker(self._plan, self._files, self._url, len(self.workers), rank)
-        self.workers.append(worker)
-        return worker
+        self.kill()
+        self.wait()
+        if self.stdin is not None:
+            self.stdin.close()
 
 
 class _WatchedRun:
@@ -253,30 +202,40 @@ class _WatchedRun:
         self._coordinator, self._view = coordinator, view
         self._timeline = Timeline(plan.workers, view.say)
         self._notes = NoteReader(files.notes)
+        self._workers: list[DemoWorker] = []
+        self._to_replace: list[DemoWorker] = []
         self._job: JobStatus | None = None
         self._last_event = 0
 
     def run(self) -> RunResult:
         """Start the workers, and watch until all have ended; raises `DemoFailed`."""
         url, tally = self._coordinator.url, self._timeline.tally
-        with (
-            Observer(url, patience=PATIENCE) as observer,
-            Launcher(self._plan, self._files, url) as launcher,
-        ):
-            pids = " ".join(str(worker.pid) for worker in launcher.workers)
-            workers = count(self._plan.workers, "worker")
-            self._view.say("started", f"{workers}, processes {pids}")
-            while launcher.has_work:
-                self._poll(launcher, observer)
-                time.sleep(POLL_SECONDS)
-            self._poll(launcher, observer)
+        try:
+            for rank in range(self._plan.workers):
+                self._start(rank)
+            pids = " ".join(str(worker.pid) for worker in self._workers)
+            self._view.say("started", f"{count(len(self._workers), 'worker')}, processes {pids}")
+            with Observer(url, patience=PATIENCE) as observer:
+                while self._to_replace or any(w.poll() is None for w in self._workers):
+                    self._poll(observer)
+                    time.sleep(POLL_SECONDS)
+                self._poll(observer)
+        finally:
+            for worker in self._workers:
+                worker.end()
         with DatasetRegistry(url, job=self._files.job) as registry:
             coverage = registry.coverage(DATASET)
         seconds = tally.last_at - tally.first_at
         self._view.say("finished", f"after step {tally.step:,}; {duration(seconds)} of training")
         return RunResult(tuple(self._timeline.incidents), tuple(coverage), seconds)
 
-    def _poll(self, launcher: Launcher, observer: Observer) -> None:
+    def _start(self, rank: int | None) -> DemoWorker:
+        url, number = self._coordinator.url, len(self._workers)
+        worker = DemoWorker(self._plan, self._files, url, number, rank)
+        self._workers.append(worker)
+        return worker
+
+    def _poll(self, observer: Observer) -> None:
         """Read what has happened, restart what was killed, and kill what is to be killed."""
         timeline, coordinator = self._timeline, self._coordinator
         if coordinator.has_ended():
@@ -284,46 +243,61 @@ class _WatchedRun:
             self._view.show(self._snapshot(is_alone=True))
             coordinator.start()
             timeline.restarted(outage, coordinator.pid)
-        for worker in launcher.collect():
-            members = self._job.workers if self._job else ()
-            rank = next((w.rank for w in members if w.worker_id == worker.name), None)
-            timeline.killed(worker.name, worker.pid, rank)
+        self._collect_killed()
         timeline.noted(self._notes.news())
         try:
-            events = self._read_job(observer)
+            self._read_job(observer)
         except ConnectionError:
             return
-        for event in events:
-            timeline.journal(event.at, event.kind, event.fields)
-        members = self._job.workers if self._job else ()
-        live = {w.worker_id for w in members if w.membership is Membership.LIVE}
-        for lost, replacement in launcher.replace(live):
-            timeline.replaced(lost.name, replacement.name, replacement.pid)
+        live = {w.worker_id for w in self._members if w.membership is Membership.LIVE}
+        for worker in [worker for worker in self._to_replace if worker.name not in live]:
+            self._to_replace.remove(worker)
+            replacement = self._start(None)
+            timeline.replaced(worker.name, replacement.name, replacement.pid)
         self._view.show(self._snapshot())
         if timeline.tally.step >= self._plan.kill_step and not timeline.incidents:
-            self._disturb(launcher)
+            self._disturb()
 
-    def _read_job(self, observer: Observer) -> list[Any]:
-        """Read the job's state; returns what its journal has gained."""
-        if self._files.job not in observer.jobs():
-            return []
+    def _collect_killed(self) -> None:
+        """Report workers that were killed; raises `DemoFailed` when one failed."""
+        for worker in self._workers:
+            if not worker.poll() or worker.is_reported:
+                continue
+            code = worker.returncode
+            if code > 0 or len(self._workers) > self._plan.workers + REPLACEMENTS_MOST:
+                how = f"ended with exit code {code}" if code > 0 else f"was killed ({code})"
+                raise DemoFailed(f"{worker.name} (process {worker.pid}) {how}", worker.log_path)
+            worker.is_reported = True
+            self._to_replace.append(worker)
+            ranks = {member.worker_id: member.rank for member in self._members}
+            self._timeline.killed(worker.name, worker.pid, ranks.get(worker.name))
+
+    @property
+    def _members(self) -> Sequence[WorkerStatus]:
+        return self._job.workers if self._job else ()
+
+    def _read_job(self, observer: Observer) -> None:
+        """Read the job's state, and what its journal has gained."""
+        job = self._files.job
+        if job not in observer.jobs():
+            return
         # Events first, so that the status knows of all of them.
-        events = observer.events(self._files.job, self._last_event)
-        self._job = observer.status(self._files.job)
-        if events:
-            self._last_event = events[-1].id
-        return events
+        events = observer.events(job, self._last_event)
+        self._job = observer.status(job)
+        for event in events:
+            self._timeline.journal(event.at, event.kind, event.fields)
+            self._last_event = event.id
 
-    def _disturb(self, launcher: Launcher) -> None:
+    def _disturb(self) -> None:
         if self._kill is Kill.COORDINATOR:
             self._timeline.down(self._coordinator.pid)
             self._coordinator.send_signal(signal.SIGKILL)
         elif self._kill is Kill.WORKER:
             victim = self._snapshot().worker(self._plan.workers // 2)
-            for worker in launcher.workers:
+            for worker in self._workers:
                 if victim is not None and worker.name == victim.worker_id:
                     self._timeline.killed(worker.name, worker.pid, victim.rank)
-                    worker.kill()
+                    worker.end()
                     self._view.show(self._snapshot())
 
     def _snapshot(self, *, is_alone: bool = False) -> RunSnapshot:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from ..errors import StrataError
 
 Batch = Mapping[str, NDArray[Any]]
 """Columns of samples: ``sample_id``, ``label``, and the bytes of the picture, ``pixels``."""
@@ -37,15 +34,6 @@ _GLYPHS = (
     (0x0E, 0x11, 0x11, 0x0E, 0x11, 0x11, 0x0E),
     (0x0E, 0x11, 0x11, 0x0F, 0x01, 0x02, 0x0C),
 )
-
-
-def require_pyarrow() -> None:
-    """Raise unless parquet files can be read and written."""
-    if importlib.util.find_spec("pyarrow") is None:
-        raise StrataError(
-            "the demo trains from parquet files and needs pyarrow, which is not installed: "
-            "pip install pyarrow"
-        )
 
 
 def draw(count: int, *seed: int, first_id: int = 0) -> Batch:

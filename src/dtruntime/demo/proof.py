@@ -7,7 +7,6 @@ from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..checkpoint.load.verify import Verifier
 from ..checkpoint.store.catalog import Catalog
@@ -20,11 +19,9 @@ from .digits import HELD_OUT, Classifier, Floats, draw, read_ids
 from .scenario import RunFiles, Scenario
 from .timeline import Incident, NoteReader, last_notes
 
-Ids = NDArray[np.int64]
-
 
 class Kill(StrEnum):
-    """Who is killed in the middle."""
+    """What is killed in the middle."""
 
     WORKER = "worker"
     COORDINATOR = "coordinator"
@@ -86,12 +83,12 @@ def judge(
 def check_disturbance(
     plan: Scenario, kill: Kill, disturbed: RunResult, undisturbed: RunResult
 ) -> Check:
-    """Whether what was to be shown was to be seen: a kill in one run, and none in the other."""
+    """A kill that was survived in one run, and none in the other."""
     survived = [incident for incident in disturbed.incidents if incident.is_over]
     text = f"{count(len(survived), 'kill')} survived by the first run, "
     text += f"{count(len(undisturbed.incidents), 'kill')} in the second"
     if kill is not Kill.NONE and not survived:
-        text += "; it was over before anybody could be killed: give it more --epochs"
+        text += "; it was over before anything could be killed: give it more --epochs"
     passed = (bool(survived) or kill is Kill.NONE) and not undisturbed.incidents
     return Check("disturbance", passed, text, plan.disturbed.logs)
 
@@ -99,26 +96,20 @@ def check_disturbance(
 def check_samples(plan: Scenario, files: RunFiles) -> Check:
     """Compare the ids that the workers noted with those in the dataset's files."""
     steps = last_notes(NoteReader(files.notes).news())
-    used: list[list[int]] = [[] for _ in range(plan.epochs)]
-    for notes in steps.values():
-        for note in notes:
-            used[note.epoch] += note.ids
     expected = read_ids(plan.data_folder)
-    lost, repeated = np.sum([_compare(np.array(ids), expected) for ids in used], axis=0)
-    text = f"{lost:,} lost, {repeated:,} repeated in {count(plan.epochs, 'epoch')}, by the ids "
-    text += "that the workers noted"
+    lost = repeated = 0
+    for epoch in range(plan.epochs):
+        notes = [note for of_step in steps.values() for note in of_step if note.epoch == epoch]
+        used = np.array([sample for note in notes for sample in note.ids])
+        ids, counts = np.unique(used, return_counts=True)
+        lost += len(np.setdiff1d(expected, ids))
+        # Samples that are there more than once, or that do not belong to the data.
+        repeated += int((counts - np.isin(ids, expected)).sum())
+    text = _lost_and_repeated(plan, lost, repeated, "the ids that the workers noted")
     missing = set(range(1, plan.total_steps + 1)) - steps.keys()
     if missing:
         text += f"; {count(len(missing), 'step')} not noted"
-    passed = not (lost or repeated or missing)
-    return Check("samples", passed, text, files.notes)
-
-
-def _compare(used: Ids, expected: Ids) -> tuple[int, int]:
-    """How many samples are missing, and how many are there more than once or out of nowhere."""
-    ids, counts = np.unique(used, return_counts=True)
-    lost = len(np.setdiff1d(expected, ids))
-    return lost, int((counts - np.isin(ids, expected)).sum())
+    return Check("samples", not (lost or repeated or missing), text, files.notes)
 
 
 def check_coverage(plan: Scenario, ran: RunResult) -> Check:
@@ -126,12 +117,16 @@ def check_coverage(plan: Scenario, ran: RunResult) -> Check:
     lost = sum(epoch.missing for epoch in ran.coverage)
     repeated = sum(epoch.repeated for epoch in ran.coverage)
     exact = sum(epoch.exact for epoch in ran.coverage)
-    text = f"{lost:,} lost, {repeated:,} repeated in {count(plan.epochs, 'epoch')}, by the "
-    text += "coordinator's digests"
+    text = _lost_and_repeated(plan, lost, repeated, "the coordinator's digests")
     if exact != plan.epochs:
         text += f", which prove {exact}"
     passed = exact == plan.epochs == len(ran.coverage)
     return Check("coverage", passed, text, plan.coordinator_folder)
+
+
+def _lost_and_repeated(plan: Scenario, lost: int, repeated: int, source: str) -> str:
+    epochs = count(plan.epochs, "epoch")
+    return f"{lost:,} lost, {repeated:,} repeated in {epochs}, by {source}"
 
 
 def check_checkpoints(files: RunFiles) -> Check:
@@ -140,10 +135,9 @@ def check_checkpoints(files: RunFiles) -> Check:
         catalog = Catalog(backend)
         verifier = Verifier(catalog, catalog.entries())
         verdicts = list(verifier.run())
-        stored = verifier.stored_bytes
     damaged = [verdict for verdict in verdicts if not verdict.good]
     text = f"{len(verdicts) - len(damaged)} of {len(verdicts)} whole, every byte verified "
-    text += f"({size(stored)})"
+    text += f"({size(verifier.stored_bytes)})"
     if damaged:
         first = damaged[0]
         text += f"; step {first.entry.step:,}: {first.damages[0].file} {first.damages[0].detail}"
@@ -151,29 +145,25 @@ def check_checkpoints(files: RunFiles) -> Check:
 
 
 def check_weights(plan: Scenario) -> Check:
-    """Compare what all workers of both runs have in the end, bit for bit."""
-    where = plan.disturbed.root
+    """Compare the final weights of all workers and checkpoints of both runs, bit for bit."""
+    weights: dict[str, Floats] = {}
     try:
-        (name, expected), *others = [
-            *_final_weights(plan, plan.undisturbed),
-            *_final_weights(plan, plan.disturbed),
-        ]
+        for files in (plan.undisturbed, plan.disturbed):
+            for rank in range(plan.workers):
+                path = files.root / f"weights-{rank}.npy"
+                weights[str(path)] = np.load(path)
+            weights[str(files.checkpoints)] = _saved_weights(files)
     except (OSError, StorageError) as exc:
-        return Check("weights", False, str(exc), where)
-    for other, weights in others:
-        if weights.tobytes() != expected.tobytes():
-            differ = int((weights.view(np.uint32) != expected.view(np.uint32)).sum())
-            text = f"{differ:,} of {expected.size:,} in {other} differ from those in {name}"
-            return Check("weights", False, text, where)
+        return Check("weights", False, str(exc), plan.disturbed.root)
+    (name, expected), *others = weights.items()
     text = f"all {expected.size:,} equal bit for bit those of {plan.workers} undisturbed workers"
-    return Check("weights", True, text, where)
-
-
-def _final_weights(plan: Scenario, files: RunFiles) -> list[tuple[str, Floats]]:
-    """What each worker had in the end, and what the last checkpoint has."""
-    paths = [files.root / f"weights-{rank}.npy" for rank in range(plan.workers)]
-    weights: list[tuple[str, Floats]] = [(str(path), np.load(path)) for path in paths]
-    return [*weights, (str(files.checkpoints), _saved_weights(files))]
+    passed = True
+    for other, values in others:
+        if values.tobytes() != expected.tobytes():
+            differ = int((values.view(np.uint32) != expected.view(np.uint32)).sum())
+            text = f"{differ:,} of {expected.size:,} in {other} differ from those in {name}"
+            passed = False
+    return Check("weights", passed, text, plan.disturbed.root)
 
 
 def _saved_weights(files: RunFiles) -> Floats:
@@ -182,7 +172,7 @@ def _saved_weights(files: RunFiles) -> Floats:
 
 
 def check_learning(plan: Scenario) -> Check:
-    """Judge the last checkpoint's model by pictures that nobody was trained on."""
+    """Judge the last checkpoint's model by pictures that it was not trained on."""
     judged = draw(HELD_OUT, plan.seed, 1)  # which belong to no shard
     before = Classifier.initial(plan.hidden, plan.seed).accuracy(judged)
     try:

@@ -204,7 +204,6 @@ def _describe(run: RunSnapshot) -> str:
         parts.append(f"saved {run.job.latest_checkpoint.step:,}")
     if run.tally.loss is not None:
         parts.append(f"loss {run.tally.loss:.3f}")
-    rate = run.tally.steps_per_second
-    if rate is not None and not run.is_held:
-        parts.append(f"{rate * run.plan.batch_size:,.0f}/s")
+    if run.tally.steps_per_second and not run.is_held:
+        parts.append(f"{run.tally.steps_per_second * run.plan.batch_size:,.0f}/s")
     return "  ".join(parts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +12,6 @@ import msgspec
 from ..display import count, duration
 from ..types import JobStatus, WorkerStatus
 from .scenario import Scenario
-
-RATE_SECONDS = 2.0
-RATE_LEAST = 0.5
 
 
 class StepNote(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,42 +66,36 @@ def last_notes(notes: Iterable[StepNote]) -> dict[int, list[StepNote]]:
     return steps
 
 
+@dataclass(slots=True)
 class StepTally:
     """Progress according to the workers' notes so far."""
 
-    def __init__(self) -> None:
-        self.step = 0
-        """The last one done."""
-        self.furthest = 0
-        """The highest that was ever done."""
-        self.loss: float | None = None
-        self.first_at = self.last_at = 0.0
-        self.generation = 0
-        """Of the crew that trains."""
-        self._times: deque[tuple[float, int]] = deque()
-        """When the present crew did its last steps."""
+    step: int = 0
+    """The last one done."""
+    furthest: int = 0
+    """The highest that was ever done."""
+    generation: int = 0
+    """Of the crew that trains."""
+    loss: float | None = None
+    first_at: float = 0.0
+    last_at: float = 0.0
+    crew_began: tuple[float, int] = (0.0, 0)
+    """When the crew that trains did its first step, and which one that was."""
+
+    @property
+    def steps_per_second(self) -> float:
+        """The speed of the crew that trains; 0 before it can be measured."""
+        seconds = self.last_at - self.crew_began[0]
+        return (self.step - self.crew_began[1]) / seconds if seconds else 0.0
 
     def add(self, notes: Iterable[StepNote]) -> None:
         """Count more notes."""
         for note in notes:
             if note.generation > self.generation:
-                self.generation = note.generation
-                self._times.clear()
+                self.generation, self.crew_began = note.generation, (note.at, note.step)
             self.furthest = max(self.furthest, note.step)
             self.first_at = self.first_at or note.at
-            self.loss, self.last_at = note.loss, note.at
-            if not self._times or note.step > self.step:
-                self._times.append((note.at, note.step))
-            self.step = note.step
-        while self._times and self._times[0][0] < self.last_at - RATE_SECONDS:
-            self._times.popleft()
-
-    @property
-    def steps_per_second(self) -> float | None:
-        """The present speed; None when there is too little to measure it by."""
-        if not self._times or (seconds := self._times[-1][0] - self._times[0][0]) < RATE_LEAST:
-            return None
-        return (self._times[-1][1] - self._times[0][1]) / seconds
+            self.step, self.loss, self.last_at = note.step, note.loss, note.at
 
 
 @dataclass(frozen=True, slots=True)
