@@ -1,4 +1,4 @@
-"""``strata bench``: what this machine gives, and what of that comes through Strata."""
+"""``strata bench``: how fast this machine is, and how much of that Strata delivers."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def add_parser(subparsers: Any) -> None:
     """Declare the command."""
     parser = subparsers.add_parser(
         "bench",
-        help="measure this machine, and what of it Strata passes on",
+        help="measure this machine, and how much of its speed Strata delivers",
         description="Measure checkpoints, a coordinator and data loading beside what the machine, "
-        "disk or bucket gives without Strata, in turns and in the same run. Without a PART: all "
+        "disk or bucket can do without Strata, in turns and in the same run. Without a PART: all "
         "of them, quickly.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object with every value")
@@ -150,13 +150,9 @@ def _add_part(parts: Any, name: str, text: str, part: Part) -> argparse.Argument
 
 def _run_all(options: argparse.Namespace) -> int:
     """All parts, with less of everything."""
-    parts: dict[str, Part] = {
-        "checkpoints": _checkpoints,
-        "coordinator": _coordinator,
-        "data": _data,
-    }
-    chosen = {name: (part, QUICK[name]) for name, part in parts.items()}
+    parts = {"checkpoints": _checkpoints, "coordinator": _coordinator, "data": _data}
     skipped = {} if _has_pyarrow() else {"data": _NO_PYARROW}
+    chosen = {name: (part, QUICK[name]) for name, part in parts.items()}
     return _run(chosen, skipped, as_json=options.json)
 
 
@@ -246,10 +242,10 @@ def _progress(name: str) -> Iterator[Announce]:
 
 
 def _size(text: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?|)B?", text)
-    if found is None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?|)B?", text)
+    if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no size: write 256MiB, 1GiB or 2GB")
-    value = int(float(found[1]) * _UNITS[found[2]])
+    value = int(float(match[1]) * _UNITS[match[2]])
     if value < LEAST_BYTES:
         raise argparse.ArgumentTypeError(f"must be at least 1MiB, not {text}")
     return value

@@ -1,8 +1,9 @@
-"""``strata status``: what a coordinator, its jobs and their workers do."""
+"""``strata status``: a coordinator, its jobs and their workers, once or live with keys."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import select
@@ -16,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from statistics import median
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
@@ -27,7 +27,7 @@ from ..client import Observer
 from ..display import json_text, open_console
 from ..errors import StrataError
 from ..events import JournalEvent, level_of, sentence
-from ..types import JobStatus, Membership
+from ..types import JobStatus, Membership, WorkerStatus
 from .invocation import add_url, observing, whole_between
 from .status_report import (
     CoordinatorReport,
@@ -36,6 +36,7 @@ from .status_report import (
     checkpoint_line,
     headline,
     job_lines,
+    one_line,
     read_status,
     rows_of,
     staleness,
@@ -54,8 +55,8 @@ def add_parser(subparsers: Any) -> None:
         help="show a coordinator's jobs and workers",
         description="Show a coordinator, its jobs and their workers; workers with a problem come "
         "first. Keys with --watch in a terminal: q quits, s sorts by something else, arrows and "
-        "Page Up/Down scroll, Tab shows the next job, p pauses. A coordinator that goes away is "
-        "waited for. Exit code 3: it cannot be reached, 1: the named job does not exist.",
+        "Page Up/Down scroll, Tab shows the next job, p pauses. When the coordinator goes away, "
+        "it waits for it. Exit code 3: it cannot be reached, 1: the named job does not exist.",
     )
     add_url(parser)
     parser.add_argument("--job", help="only this job")
@@ -80,14 +81,14 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(observer: Observer, url: str, options: argparse.Namespace) -> int:
-    """Show the status, once or again and again."""
+    """Show the status, once or repeatedly."""
     console = open_console()
     if not options.watch:
         _write(read_status(observer, url, options.job), options, console)
         if options.events and not options.json:
             _write_events(observer, options, console)
     elif options.json or not console.is_terminal:
-        _print_again_and_again(observer, url, options, console)
+        _print_repeatedly(observer, url, options, console)
     else:
         watch(observer, url, options.job, options.sort, options.interval, console)
     return 0
@@ -107,7 +108,7 @@ def _write_events(observer: Observer, options: argparse.Namespace, console: Cons
         console.print(event_line(event))
 
 
-def _print_again_and_again(
+def _print_repeatedly(
     observer: Observer, url: str, options: argparse.Namespace, console: Console
 ) -> None:
     try:
@@ -120,23 +121,29 @@ def _print_again_and_again(
 
 PACE_KEPT = 600
 LEAST_SECONDS = 10.0
-"""The pace is that of the last so many seconds, or of three heartbeats."""
+"""The pace is that of the last seconds: so many, or three heartbeats."""
 SAME_BEAT = 0.05
-"""Ages of one heartbeat differ by the time that answers take, which is less than this."""
-_FAR = 2**62
+"""Ages of the same heartbeat differ by the time of a call, which is less than this."""
+_SORT_KEYS: dict[str, Callable[[WorkerStatus], float]] = {
+    "rank": lambda worker: worker.rank,
+    "step": lambda worker: math.inf if worker.step is None else worker.step,
+    "heartbeat": lambda worker: -worker.heartbeat_age,
+    "cpu": lambda worker: -worker.resources.cpu_percent,
+    "memory": lambda worker: -worker.resources.memory_used_bytes,
+}
 
 
 class StepRate:
-    """How fast the ranks' steps advance, by their heartbeats of the last seconds."""
+    """How fast the ranks advance, by their heartbeats of the last seconds."""
 
     def __init__(self) -> None:
         self.values: deque[float | None] = deque(maxlen=PACE_KEPT)
         """Steps per second of the rank in the middle, oldest first; None: nothing to measure."""
         self._beats: dict[tuple[str, int], deque[tuple[float, int]]] = {}
-        """When each was heard, and at which step it was."""
+        """When each worker reported, and which step."""
 
     def add(self, job: JobStatus, at: float, heartbeat_seconds: float = 0.0) -> None:
-        """Take another look."""
+        """Add what the workers have reported."""
         since = at - max(LEAST_SECONDS, 3 * heartbeat_seconds)
         known, self._beats = self._beats, {}
         for worker in job.workers:
@@ -163,43 +170,43 @@ def _rate(beats: deque[tuple[float, int]]) -> float | None:
 
 
 class WatchState:
-    """The newest look, and what the keys have made of it."""
+    """The newest frame, and what the keys have chosen to show of it."""
 
-    def __init__(self, look: StatusFrame, sort: str = SORTS[0]) -> None:
-        self.look = look
+    def __init__(self, frame: StatusFrame, sort: str = SORTS[0]) -> None:
+        self.frame = frame
         self.sort = sort
         self.first = 0
         """The first worker that is shown."""
         self.page = 1
-        """How many are; the picture says so."""
+        """How many are; `watch_view` sets it."""
         self.paused = False
         self.done = False
         self.pace = StepRate()
         self._chosen: str | None = None
-        self._all_jobs = look.all_jobs is not None
-        if look.job is not None:
-            self._note_pace(look.job, look)
+        self._all_jobs = frame.all_jobs is not None
+        if frame.job is not None:
+            self._note_pace(frame.job, frame)
 
     @property
     def job_name(self) -> str | None:
         """The job that is shown; None when all are, or when there is none."""
         if self._all_jobs:
             return None
-        shown = self.look.job.job if self.look.job is not None else None
+        shown = self.frame.job.job if self.frame.job is not None else None
         return self._chosen or shown
 
-    def see(self, look: StatusFrame) -> None:
-        """Take a newer look, unless it is paused."""
-        if look is self.look or self.paused or not self._is_of_what_is_shown(look):
+    def show(self, frame: StatusFrame) -> None:
+        """Show a newer frame, unless paused."""
+        if frame is self.frame or self.paused or not self._is_of_chosen_job(frame):
             return
-        before, job = self.look.job, look.job
-        self._all_jobs = look.all_jobs is not None
+        before, job = self.frame.job, frame.job
+        self._all_jobs = frame.all_jobs is not None
         if job is not None:
             if before is None or before.job != job.job:
                 self.pace, self.first = StepRate(), 0
-            if look.at != self.look.at:
-                self._note_pace(job, look)
-        self.look = look
+            if frame.at != self.frame.at:
+                self._note_pace(job, frame)
+        self.frame = frame
 
     def press(self, key: str) -> None:
         """Do what a key asks for."""
@@ -218,35 +225,25 @@ class WatchState:
 
     def rows(self) -> list[WorkerRow]:
         """All workers in the chosen order."""
-        if self.look.job is None:
+        if self.frame.job is None:
             return []
-        rows = rows_of(self.look.job, self.look.coordinator.heartbeat_timeout_ms / 1000)
-        match self.sort:
-            case "rank":
-                rows.sort(key=lambda row: row.worker.rank)
-            case "step":
-                rows.sort(key=lambda row: _FAR if row.worker.step is None else row.worker.step)
-            case "heartbeat":
-                rows.sort(key=lambda row: -row.worker.heartbeat_age)
-            case "cpu":
-                rows.sort(key=lambda row: -row.worker.resources.cpu_percent)
-            case "memory":
-                rows.sort(key=lambda row: -row.worker.resources.memory_used_bytes)
-        return rows
+        rows = rows_of(self.frame.job, self.frame.coordinator.heartbeat_timeout_ms / 1000)
+        key = _SORT_KEYS.get(self.sort)
+        return rows if key is None else sorted(rows, key=lambda row: key(row.worker))
 
-    def _is_of_what_is_shown(self, look: StatusFrame) -> bool:
-        """False of a look that was taken before another job, or all of them, were asked for."""
+    def _is_of_chosen_job(self, frame: StatusFrame) -> bool:
+        """False for a frame that was read before another job, or all jobs, were chosen."""
         if self._all_jobs:
-            return look.all_jobs is not None or len(look.jobs) < 2
-        if look.all_jobs is not None:
-            return self._chosen is None and self.look.job is None
-        return look.job is None or self._chosen in (None, look.job.job)
+            return frame.all_jobs is not None or len(frame.jobs) < 2
+        if frame.all_jobs is not None:
+            return self._chosen is None and self.frame.job is None
+        return frame.job is None or self._chosen in (None, frame.job.job)
 
-    def _note_pace(self, job: JobStatus, look: StatusFrame) -> None:
-        self.pace.add(job, look.at, look.coordinator.heartbeat_interval_ms / 1000)
+    def _note_pace(self, job: JobStatus, frame: StatusFrame) -> None:
+        self.pace.add(job, frame.at, frame.coordinator.heartbeat_interval_ms / 1000)
 
     def _scroll(self, key: str) -> None:
-        total = len(self.look.job.workers) if self.look.job is not None else 0
+        total = len(self.frame.job.workers) if self.frame.job is not None else 0
         moves = {
             "up": -1,
             "down": 1,
@@ -260,7 +257,7 @@ class WatchState:
 
     def _show_next_job(self) -> None:
         """After the last come all jobs, and then the first."""
-        names = self.look.jobs
+        names = self.frame.jobs
         if names:
             at = names.index(self.job_name) if self.job_name in names else -1
             self._all_jobs = at + 1 == len(names) > 1
@@ -269,25 +266,20 @@ class WatchState:
 
 
 _KEYS = {
-    b"\x1b[A": "up",
-    b"\x1bOA": "up",
-    b"k": "up",
-    b"\x1b[B": "down",
-    b"\x1bOB": "down",
-    b"j": "down",
-    b"\x1b[5~": "page up",
-    b"\x1b[6~": "page down",
-    b" ": "page down",
-    b"\x1b[H": "home",
-    b"\x1b[1~": "home",
-    b"\x1b[F": "end",
-    b"\x1b[4~": "end",
-    b"\t": "next job",
-    b"s": "sort",
-    b"p": "pause",
-    b"q": "quit",
-    b"Q": "quit",
-    b"\x04": "quit",
+    code: name
+    for name, codes in {
+        "up": (b"\x1b[A", b"\x1bOA", b"k"),
+        "down": (b"\x1b[B", b"\x1bOB", b"j"),
+        "page up": (b"\x1b[5~",),
+        "page down": (b"\x1b[6~", b" "),
+        "home": (b"\x1b[H", b"\x1b[1~"),
+        "end": (b"\x1b[F", b"\x1b[4~"),
+        "next job": (b"\t",),
+        "sort": (b"s",),
+        "pause": (b"p",),
+        "quit": (b"q", b"Q", b"\x04"),
+    }.items()
+    for code in codes
 }
 _ONE = re.compile(rb"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Za-z]|[\s\S]")
 
@@ -330,12 +322,7 @@ class KeyReader:
             tty.setcbreak(self._terminal)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._terminal is not None:
             termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._before)
         for end in self._bell:
@@ -369,7 +356,7 @@ class StatusFrame:
 def read_frame(
     observer: Observer, url: str, job: str | None, seen: tuple[JournalEvent, ...] = ()
 ) -> StatusFrame:
-    """See a job; without a name all of them, or the only one."""
+    """Read a job; without a name all of them, or the only one."""
     report = read_status(observer, url, job)
     if len(report.jobs) > 1:
         every = tuple(one.job for one in report.jobs)
@@ -384,7 +371,7 @@ def read_frame(
 
 
 class Poller:
-    """The newest look, of the job that is asked for."""
+    """Reads the chosen job in the background; `newest` is its newest frame."""
 
     def __init__(self, observer: Observer, url: str, interval: float, first: StatusFrame) -> None:
         self._observer = observer
@@ -392,12 +379,12 @@ class Poller:
         self._interval = interval
         self._stopped = threading.Event()
         self.job: str | None = None
-        """The job to look at; None: all of them."""
+        """The job to read; None: all of them."""
         self.newest = first
 
     @contextmanager
     def running(self, tell: Callable[[], None]) -> Iterator[Poller]:
-        """Look until the block ends; ``tell`` is called after each look."""
+        """Read until the block ends; ``tell`` is called after each frame."""
         thread = threading.Thread(target=self._run, args=(tell,), name="strata-watch", daemon=True)
         thread.start()
         try:
@@ -408,12 +395,12 @@ class Poller:
 
     def _run(self, tell: Callable[[], None]) -> None:
         answered = time.monotonic()
-        look = self.newest
+        frame = self.newest
         while not self._stopped.wait(self._interval):
             try:
-                look = read_frame(self._observer, self._url, self.job, look.events)
+                frame = read_frame(self._observer, self._url, self.job, frame.events)
                 answered = time.monotonic()
-                self.newest = look
+                self.newest = frame
             except StrataError:
                 # Also a job that is gone with the data of the coordinator: it may come back.
                 self.newest = replace(self.newest, stale_since=answered)
@@ -430,49 +417,49 @@ BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {"warning": "yellow", "error": "red"}
 _KEY_HELP = "q quit   s sort   ↑↓ scroll   tab next job   p pause"
 FRAME_SECONDS = 0.5
-"""How often the picture is drawn without a reason: ages grow, and windows change."""
+"""How often the screen is drawn without news: ages grow, and windows are resized."""
 
 
 def watch(
     observer: Observer, url: str, job: str | None, sort: str, interval: float, console: Console
 ) -> None:
     """Draw until q or Ctrl-C, and leave the last status on the terminal."""
-    look = read_frame(observer, url, job)
-    state = WatchState(look, sort)
-    poller = Poller(observer, url, interval, look)
+    frame = read_frame(observer, url, job)
+    state = WatchState(frame, sort)
+    poller = Poller(observer, url, interval, frame)
     poller.job = state.job_name
     terminal = sys.stdin.fileno() if sys.stdin.isatty() else None
     with (
         suppress(KeyboardInterrupt),
         KeyReader(terminal) as keys,
         Live(console=console, screen=True, auto_refresh=False) as live,
-        poller.running(keys.wake) as looks,
+        poller.running(keys.wake),
     ):
         while not state.done:
             live.update(watch_view(state, console.width, console.height), refresh=True)
             for key in keys.read(FRAME_SECONDS):
                 state.press(key)
-            looks.job = state.job_name
-            state.see(looks.newest)
-    last = state.look
+            poller.job = state.job_name
+            state.show(poller.newest)
+    last = state.frame
     console.print(status_view(last.report, console.width, console.height, last.stale_since))
 
 
 def watch_view(state: WatchState, width: int, height: int | None) -> RenderableType:
     """Everything in ``height`` lines; ``None``: in as many as it takes."""
-    look = state.look
-    if look.job is None:
-        shown_jobs = status_view(look.report, width, height, look.stale_since)
+    frame = state.frame
+    if frame.job is None:
+        shown_jobs = status_view(frame.report, width, height, frame.stale_since)
         return Group(shown_jobs, _foot(state, "all jobs"))
-    head = [headline(look.coordinator), *staleness(look.stale_since)]
+    head = [headline(frame.coordinator), *staleness(frame.stale_since)]
     rows = state.rows()
-    lines = [*job_lines(look.job), _pace(state, width)]
-    older = [checkpoint_line(one) for one in look.job.checkpoints[1:CHECKPOINT_LINES]]
+    lines = [*job_lines(frame.job), _pace(state, width)]
+    older = [checkpoint_line(one) for one in frame.job.checkpoints[1:CHECKPOINT_LINES]]
     needed = len(head) + len(lines) + min(len(rows), WORKERS_FIRST) + JOURNAL_LINES + 5
     if height is None or height >= needed + len(older):
         lines[2:2] = older  # below the newest
     head += lines
-    journal = [event_line(event) for event in look.events]
+    journal = [event_line(event) for event in frame.events]
     if height is None:
         return Group(*head, Text(), *worker_lines(rows, width), *_journal(journal, JOURNAL_LINES))
     # Empty lines before both tables, their headings, and the line of keys.
@@ -504,17 +491,15 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
 def _pace(state: WatchState, width: int) -> Text:
     values = list(state.pace.values)
     if not values:
-        text = "  pace        not known yet: it takes two looks at reported steps"
-        return Text(text, "dim", no_wrap=True, overflow="ellipsis")
+        text = "  pace        not known yet: it takes two reports of steps"
+        return one_line((text, "dim"))
     bars, newest = sparkline(values, max(8, min(60, width - 50))), values[-1]
     highest = max(value for value in values if value is not None)
-    return Text.assemble(
+    return one_line(
         ("  pace        ", "dim"),
         (bars, "cyan"),
         "  nobody takes steps" if newest is None else f"  {newest:.2f} steps/s",
         (f"   highest {highest:.2f}", "dim"),
-        no_wrap=True,
-        overflow="ellipsis",
     )
 
 
@@ -526,18 +511,14 @@ def _journal(lines: list[Text], count: int) -> list[Text]:
 def event_line(event: JournalEvent) -> Text:
     """An entry of the journal in one line."""
     stamp = time.strftime("%H:%M:%S", time.localtime(event.at))
-    return Text.assemble(
+    return one_line(
         (f"  {stamp}  ", "dim"),
         (sentence(event), _STYLES.get(level_of(event.kind), "")),
-        no_wrap=True,
-        overflow="ellipsis",
     )
 
 
 def _foot(state: WatchState, place: str) -> Text:
-    return Text.assemble(
+    return one_line(
         (" PAUSED ", "reverse") if state.paused else "",
         (f" {place}   {_KEY_HELP}", "dim"),
-        no_wrap=True,
-        overflow="ellipsis",
     )

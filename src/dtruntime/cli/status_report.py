@@ -1,4 +1,4 @@
-"""What ``strata status`` knows, in the shape that ``--json`` prints."""
+"""What ``strata status`` shows: as JSON, and as a view cut to the terminal, problems first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Literal
 import msgspec
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from ..client import Observer
@@ -23,23 +22,23 @@ from ..types import (
     CheckpointInfo,
     JobStatus,
     Membership,
-    ResourceUsage,
     WorkerState,
     WorkerStatus,
 )
+from .invocation import listing
 
 SCHEMA = 1
 """Grows when a field of the JSON changes its meaning or goes away; new fields may appear."""
 
 
 class MethodReport(msgspec.Struct, frozen=True):
-    """What one remote method was asked since the coordinator started."""
+    """Calls of one remote method since the coordinator started."""
 
     method: str
     calls: int
     errors: int
     p50_seconds: float | None
-    """Of the newest calls, up to 1,024, as they took; None: there were none."""
+    """Of the newest calls, up to 1,024; None: there were none."""
     p99_seconds: float | None
 
 
@@ -66,22 +65,16 @@ class StatusReport(msgspec.Struct, frozen=True):
 
 
 def read_status(observer: Observer, url: str, job: str | None) -> StatusReport:
-    """Ask for everything; raises when the coordinator or the named job is not there."""
+    """Read everything; raises when the coordinator or the named job does not exist."""
     info = observer.server_info()
     names = observer.jobs()
     if job is not None and job not in names:
         known = ", ".join(names[:8]) or "none"
         raise StrataError(f"job {job!r} does not exist at {url} (known: {known})")
-    methods = tuple(
-        MethodReport(
-            m.method,
-            m.calls,
-            m.errors,
-            m.p50_seconds if m.calls else None,
-            m.p99_seconds if m.calls else None,
-        )
-        for m in info.methods
-    )
+    methods = []
+    for m in info.methods:
+        p50, p99 = (m.p50_seconds, m.p99_seconds) if m.calls else (None, None)
+        methods.append(MethodReport(m.method, m.calls, m.errors, p50, p99))
     coordinator = CoordinatorReport(
         url,
         info.version,
@@ -90,19 +83,19 @@ def read_status(observer: Observer, url: str, job: str | None) -> StatusReport:
         info.now - info.started_at,
         info.heartbeat_interval_ms,
         info.heartbeat_timeout_ms,
-        methods,
+        tuple(methods),
     )
-    asked = names if job is None else [job]
-    return StatusReport(coordinator, tuple(observer.status(name) for name in asked))
+    shown = names if job is None else [job]
+    return StatusReport(coordinator, tuple(observer.status(name) for name in shown))
 
 
 NAMES_SHOWN = 6
 """Workers that a barrier's line names."""
 BARRIERS_SHOWN = 4
 RECENT_SECONDS = 3600.0
-"""Losses of this long ago are still worth a word."""
+"""How long ago a loss is still mentioned."""
 LEAST_ROWS = 4
-"""With less room than this for the workers of each job, jobs get one line each."""
+"""With less room than this for the workers of each job, each job gets one line."""
 
 
 def status_view(
@@ -134,9 +127,14 @@ def status_view(
     return Group(*parts)
 
 
+def one_line(*parts: str | tuple[str, str]) -> Text:
+    """Text that is cut at the edge of the terminal."""
+    return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
+
+
 def headline(coordinator: CoordinatorReport) -> Text:
     """The coordinator in one line."""
-    return Text.assemble(
+    return one_line(
         ("coordinator ", "bold"),
         coordinator.url,
         (
@@ -144,8 +142,6 @@ def headline(coordinator: CoordinatorReport) -> Text:
             f"{coordinator.transport}   term {coordinator.term}",
             "dim",
         ),
-        no_wrap=True,
-        overflow="ellipsis",
     )
 
 
@@ -155,7 +151,7 @@ def staleness(stale_since: float | None) -> list[Text]:
         return []
     age = time.monotonic() - stale_since
     warning = f"the coordinator has not answered for {age:.0f} s; this is its last status"
-    return [Text(warning, "bold red", no_wrap=True, overflow="ellipsis")]
+    return [one_line((warning, "bold red"))]
 
 
 def hint(coordinator: CoordinatorReport) -> Text:
@@ -183,7 +179,7 @@ def _job_headline(job: JobStatus) -> Text:
     world = f"world of {job.world_size}" if job.world_size else "elastic world"
     expected = sum(worker.membership is Membership.EXPECTED for worker in job.workers)
     lost = job.recent_losses(RECENT_SECONDS)
-    return Text.assemble(
+    return one_line(
         ("job ", "bold"),
         (job.job, "bold"),
         f"   generation {job.generation}   {world}   ",
@@ -194,13 +190,11 @@ def _job_headline(job: JobStatus) -> Text:
         (f"   {expected:,} not registered" if expected else "", "yellow"),
         f"   epoch {job.epoch}" if _has_epochs(job) else "",
         (f"   {count(job.completed_epochs, 'epoch')} completed" if _has_epochs(job) else "", "dim"),
-        no_wrap=True,
-        overflow="ellipsis",
     )
 
 
 def _has_epochs(job: JobStatus) -> bool:
-    """Whether anybody has said where it is: without a word everybody is in epoch 0."""
+    """Whether a worker has reported its epoch: without a report everybody is in epoch 0."""
     steps = any(worker.step is not None for worker in job.workers)
     return bool(job.epoch or job.completed_epochs or steps)
 
@@ -215,7 +209,7 @@ def _incomplete_epochs(job: JobStatus) -> list[Text]:
         f"{count(newest.expected, 'sample')} missing"
     )
     text += f", and {count(more, 'epoch')} before it" if more else ""
-    return [Text(f"  SAMPLES     {text}", "bold red", no_wrap=True, overflow="ellipsis")]
+    return [one_line((f"  SAMPLES     {text}", "bold red"))]
 
 
 def _newest_checkpoint(job: JobStatus) -> Text:
@@ -230,27 +224,23 @@ def checkpoint_line(one: CheckpointInfo, title: str = "", note: str = "") -> Tex
     """A checkpoint in one line: how old and large it is, whether it is good, whether it stays."""
     age = duration(max(0.0, time.time() - one.committed_at))
     said = {None: ("", ""), True: ("   verified", "green"), False: ("   DAMAGED", "bold red")}
-    return Text.assemble(
+    return one_line(
         (f"  {title:<12}", "dim"),
         f"step {one.step:,}, epoch {one.epoch}, {size(one.size_bytes)}, {age} ago",
         said[one.verified],
         ("   dropped next" if one.will_be_dropped else "", "yellow"),
         (f"   {one.checkpoint_id}{note}", "dim"),
-        no_wrap=True,
-        overflow="ellipsis",
     )
 
 
 def _action_line(action: Action) -> Text:
     age = duration(max(0.0, time.time() - action.requested_at))
-    return Text.assemble(
+    return one_line(
         ("  asked       ", "dim"),
         (f"{action.kind} {action.worker_id}".rstrip(), "yellow"),
         f", {age} ago by {action.requested_by or 'an operator'}",
         (f"   {action.action_id}", "dim"),
         f"   {action.reason}" if action.reason else "",
-        no_wrap=True,
-        overflow="ellipsis",
     )
 
 
@@ -261,13 +251,11 @@ def _barrier_line(barrier: BarrierStatus) -> Text:
     ]
     missing = barrier.expected - barrier.arrived
     more = f" and {missing - len(named):,} more" if missing > len(named) else ""
-    return Text.assemble(
+    return one_line(
         ("  barrier     ", "dim"),
         f"{barrier.barrier_id}: {barrier.arrived:,} of {barrier.expected:,} arrived, open for "
         f"{duration(barrier.open_seconds)}; missing ",
         (f"{', '.join(named)}{more}", "yellow"),
-        no_wrap=True,
-        overflow="ellipsis",
     )
 
 
@@ -285,9 +273,8 @@ def _workers(rows: list[WorkerRow], width: int, limit: int | None) -> list[Rende
 
 def _overview(report: StatusReport, limit: int) -> Group:
     """One line per job."""
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for name in ("job", "generation", "live", "dead", "epoch", "barriers open", "checkpoints"):
-        table.add_column(name, justify="left" if name == "job" else "right", no_wrap=True)
+    names = ("job", "generation", "live", "dead", "epoch", "barriers open", "checkpoints")
+    table = listing(names, {"job"})
     jobs = sorted(report.jobs, key=lambda job: (-job.dead_workers, job.job))
     shown = jobs[: max(1, limit)]
     for job in shown:
@@ -303,11 +290,11 @@ def _overview(report: StatusReport, limit: int) -> Group:
     hidden = len(jobs) - len(shown)
     note = f"{count(hidden, 'job')} not shown; " if hidden else ""
     text = f"{note}see one with its workers: strata status --job NAME"
-    return Group(table, Text(text, "dim", no_wrap=True, overflow="ellipsis"))
+    return Group(table, one_line((text, "dim")))
 
 
 AWAITED_SECONDS = 5.0
-"""Who keeps a barrier open for longer than this has a problem."""
+"""A worker that keeps a barrier open for longer has a problem."""
 _GAP = 2
 _INDENT = 2
 _STATE_STYLES = {
@@ -318,7 +305,7 @@ _STATE_STYLES = {
 
 
 class Severity(IntEnum):
-    """What is wrong with a worker, the worst first."""
+    """The state of a worker, the worst first."""
 
     DEAD = 0
     SILENT = 1
@@ -331,7 +318,7 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """A worker and what is to be said about it."""
+    """A worker, how bad its state is, and a note."""
 
     worker: WorkerStatus
     severity: Severity
@@ -339,7 +326,7 @@ class WorkerRow:
 
     @property
     def is_problem(self) -> bool:
-        """Whether somebody should look at it."""
+        """Whether it needs attention."""
         return self.severity < Severity.FINE
 
 
@@ -376,7 +363,7 @@ def _row(worker: WorkerStatus, heartbeat_timeout: float, awaited: dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column, and how much it matters: the least important go first when room is short."""
+    """A column, and how important it is: the least important go first when room is short."""
 
     name: str
     importance: int
@@ -387,13 +374,13 @@ class _Column:
 _COLUMNS = (
     _Column("rank", 10, lambda row: str(row.worker.rank), "right"),
     _Column("worker", 9, lambda row: row.worker.worker_id),
-    _Column("state", 10, lambda row: _state(row)),
-    _Column("step", 9, lambda row: _reported(row, row.worker.step), "right"),
+    _Column("state", 10, lambda row: _state(row.worker)),
+    _Column("step", 9, lambda row: _step(row.worker), "right"),
     _Column("step time", 6, lambda row: _step_time(row.worker), "right"),
-    _Column("epoch", 6, lambda row: _epoch(row), "right"),
-    _Column("heartbeat", 8, lambda row: _age(row), "right"),
-    _Column("CPU", 4, lambda row: _cpu(_used(row)), "right"),
-    _Column("memory", 4, lambda row: _memory(_used(row)), "right"),
+    _Column("epoch", 6, lambda row: _epoch(row.worker), "right"),
+    _Column("heartbeat", 8, lambda row: _heartbeat(row.worker), "right"),
+    _Column("CPU", 4, lambda row: _usage(row.worker)[0], "right"),
+    _Column("memory", 4, lambda row: _usage(row.worker)[1], "right"),
     _Column("GPUs", 5, lambda row: _gpus(row.worker)),
     _Column("host", 3, lambda row: row.worker.hostname),
     _Column("process", 2, lambda row: row.worker.process.partition("@")[0], "right"),
@@ -428,7 +415,7 @@ def worker_lines(rows: list[WorkerRow], width: int) -> list[Text]:
 
 
 def _fitting(widths: dict[str, int], width: int) -> list[_Column]:
-    """Columns that have something to say, the most important ones as far as there is room."""
+    """Columns that are not empty, the most important ones as far as there is room."""
     room = width - _INDENT + _GAP
     chosen = set()
     for column in sorted(_COLUMNS, key=lambda column: -column.importance):
@@ -457,18 +444,16 @@ def _line(
     return line
 
 
-def _state(row: WorkerRow) -> str:
-    worker = row.worker
+def _state(worker: WorkerStatus) -> str:
     return worker.state if worker.membership is Membership.LIVE else worker.membership
 
 
-def _reported(row: WorkerRow, value: int | None) -> str:
-    return "" if value is None or not row.worker.incarnation else f"{value:,}"
+def _step(worker: WorkerStatus) -> str:
+    return f"{worker.step:,}" if worker.step is not None and worker.incarnation else ""
 
 
-def _epoch(row: WorkerRow) -> str:
-    """Where somebody is that has said so: without a word everybody is in epoch 0."""
-    worker = row.worker
+def _epoch(worker: WorkerStatus) -> str:
+    """The epoch of a worker that has reported: without a report everybody is in epoch 0."""
     return f"{worker.epoch:,}" if worker.epoch or worker.step is not None else ""
 
 
@@ -477,24 +462,19 @@ def _step_time(worker: WorkerStatus) -> str:
     return duration(worker.step_seconds or 0.0) if known else ""
 
 
-def _used(row: WorkerRow) -> ResourceUsage:
-    """What a worker uses; one that is not there uses nothing that anybody measures."""
-    return row.worker.resources if row.worker.membership is Membership.LIVE else ResourceUsage()
-
-
-def _age(row: WorkerRow) -> str:
-    if not row.worker.incarnation:
+def _heartbeat(worker: WorkerStatus) -> str:
+    age = worker.heartbeat_age
+    if not worker.incarnation:
         return ""
-    age = row.worker.heartbeat_age
     return f"{age:.1f} s ago" if age < 60 else f"{duration(age)} ago"
 
 
-def _cpu(usage: ResourceUsage) -> str:
-    return f"{usage.cpu_percent:.0f}%" if usage.memory_used_bytes else ""
-
-
-def _memory(usage: ResourceUsage) -> str:
-    return size(usage.memory_used_bytes) if usage.memory_used_bytes else ""
+def _usage(worker: WorkerStatus) -> tuple[str, str]:
+    """Processor and memory; empty where nothing was reported, or the worker is gone."""
+    usage = worker.resources
+    if worker.membership is not Membership.LIVE or not usage.memory_used_bytes:
+        return "", ""
+    return f"{usage.cpu_percent:.0f}%", size(usage.memory_used_bytes)
 
 
 def _gpus(worker: WorkerStatus) -> str:
