@@ -6,7 +6,8 @@ MINUTES ?= 30
 PYTHONS ?= 3.12 3.13
 # Whole runs first: they take longest, and a file is tested by one process.
 TESTS ?= $(wildcard tests/acceptance tests/browser tests/integration tests/repository tests/unit)
-JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1); echo $$((n > 4 ? 4 : n)))
+# One more than there are processors, since a third of the time tests wait for something.
+JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1); echo $$((n > 4 ? 5 : n + 1)))
 
 VENV := .venv
 PEERS := .venv-peers
@@ -33,7 +34,7 @@ test: $(VENV)/.dev $(if $(findstring browser,$(TESTS)),browser) ## unit, integra
 	@scripts/ensure-system-package.sh prometheus prometheus || echo "going on without Prometheus: its tests are skipped"
 	@$(PYTEST) -m "not long" $(ARGS)
 
-test-long: $(VENV)/.dev ## more whole trainings, Slurm, Azure, packages and scripts, which take half a minute each
+test-long: $(VENV)/.dev ## more whole trainings, kills, seeds, Slurm, Azure, packages and scripts
 	@{ scripts/ensure-system-package.sh slurmctld slurm-wlm && scripts/ensure-system-package.sh munged munge; } || \
 		echo "going on without Slurm: its tests are skipped"
 	@$(PYTEST) -m long $(ARGS)

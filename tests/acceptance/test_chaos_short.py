@@ -21,7 +21,12 @@ PAUSE = 0.03
     ("number", "place", "kinds"),
     [
         (0, "folder", ("kill one", "cut", "ghost", "kill coordinator")),
-        (1, "s3", ("break s3", "preempt", "silence", "request checkpoint", "kill some")),
+        pytest.param(
+            1,
+            "s3",
+            ("break s3", "preempt", "silence", "request checkpoint", "kill some"),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_tortured_run_ends_as_if_nothing_had_happened(

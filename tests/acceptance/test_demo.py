@@ -150,6 +150,7 @@ def test_demo_trains_on_real_parquet_files(whole: Demo) -> None:
     assert [pq.read_metadata(file).num_rows for file in files] == [500] * 48
 
 
+@pytest.mark.long
 def test_killed_coordinator_is_restarted_and_no_step_is_done_again(tmp_path: Path) -> None:
     patient = [sys.executable, "-c", PATIENT]
     options = ["demo", "--plain", "--workers", "2", "--epochs", "25", "--samples", "4000"]
@@ -326,7 +327,12 @@ def test_dashboard_stays_until_somebody_has_seen_enough(tmp_path: Path, is_kille
 
 
 @pytest.mark.parametrize(
-    ("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+    ("number", "exit_code"),
+    [
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long),
+        (signal.SIGKILL, -9),
+    ],
 )
 def test_ended_demo_leaves_no_process_behind(
     tmp_path: Path, number: signal.Signals, exit_code: int

@@ -75,6 +75,7 @@ def calm(coordinator, data, tmp_path_factory) -> Weights:
         return crew.weights()
 
 
+@pytest.mark.long
 def test_three_workers_train_one_model_and_one_worker_trains_the_same(calm, data, tmp_path):
     """Alone, with the global batches of three workers; there is no coordinator."""
     changes = (

@@ -57,6 +57,7 @@ def check_coverage(coordinator: LocalCoordinator, crew: TrainingCrew) -> None:
         assert found.covered == SAMPLES
 
 
+@pytest.mark.long
 def test_undisturbed_run_reads_every_sample_once_per_epoch(coordinator, calm):
     steps = sequence(calm)
     assert sorted(steps) == list(range(1, STEPS + 1))

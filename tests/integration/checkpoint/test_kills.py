@@ -35,7 +35,7 @@ def test_killed_writers_lose_nothing_and_leave_nothing(
     assert torture_folder(savers, tmp_path / "ckpt", mode, 4, SEED) == 4
 
 
-@pytest.mark.parametrize("mode", ["bytes", "incremental"])
+@pytest.mark.parametrize("mode", ["bytes", pytest.param("incremental", marks=pytest.mark.long)])
 def test_killed_writers_to_s3_lose_nothing(
     s3_server: dict[str, str], mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -45,7 +45,7 @@ def test_killed_writers_to_s3_lose_nothing(
         assert torture_bucket(savers, f"s3://ready/kills/{mode}", mode, 3, SEED) == 3
 
 
-@pytest.mark.parametrize("mode", ["full", "incremental"])
+@pytest.mark.parametrize("mode", [pytest.param("full", marks=pytest.mark.long), "incremental"])
 def test_killed_ranks_and_coordinators_lose_nothing(
     savers: Savers, own_coordinator: LocalCoordinator, tmp_path: Path, mode: str
 ) -> None:

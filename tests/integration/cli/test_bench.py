@@ -312,6 +312,7 @@ def test_job_at_a_url_is_only_made_with_consent(
     assert "jobs are never removed. There is nobody to answer: say --yes" in message
 
 
+@pytest.mark.long
 def test_coordinator_that_is_not_there_is_named() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

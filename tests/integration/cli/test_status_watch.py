@@ -168,6 +168,7 @@ def test_pipe_gets_everything_and_the_journal(coordinator: LocalCoordinator, job
     assert "\x1b" not in done.stdout
 
 
+@pytest.mark.long
 def test_several_jobs_are_shown_one_after_the_other_and_the_last_status_stays() -> None:
     with (
         LocalCoordinator(**PATIENT) as coordinator,

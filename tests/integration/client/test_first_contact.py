@@ -15,6 +15,7 @@ from dtruntime.testing import LocalCoordinator
 NOWHERE = "http://127.0.0.1:1"
 
 
+@pytest.mark.long
 def test_wrong_address_is_an_error_after_ten_seconds_for_workers_and_registries() -> None:
     def of_worker() -> str:
         with pytest.raises(ConnectionError) as caught:

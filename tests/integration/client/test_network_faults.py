@@ -93,6 +93,7 @@ def test_slow_network_is_slow_and_nothing_else(proxy: TcpProxy, job: str, view: 
         assert not any(worker.events("coordinator.unreachable") for worker in workers)
 
 
+@pytest.mark.long
 def test_very_slow_network_still_lets_a_worker_register(proxy: TcpProxy, job: str) -> None:
     proxy.delay = 0.6
     with TrainingOrchestrator(coordinator_url=proxy.url, job=job) as orchestrator:

@@ -84,6 +84,7 @@ def test_worker_that_is_expected_but_never_came_is_named(
             orchestrator.barrier("step", timeout_ms=200)
 
 
+@pytest.mark.long
 def test_wait_without_a_timeout_goes_on_and_the_log_names_the_missing(
     coordinator: LocalCoordinator, job: str
 ) -> None:

@@ -311,6 +311,7 @@ def test_torch_run_trains_the_model_of_an_undisturbed_one(
         assert sorted(ids) == list(range(samples)), f"epoch {epoch}"
 
 
+@pytest.mark.long
 def test_run_rides_through_a_coordinator_whose_log_is_lost_and_that_is_restored(
     lossy: LocalCoordinator, job: str, tmp_path: Path
 ) -> None:

@@ -103,6 +103,7 @@ def test_killed_coordinator_knows_how_its_workers_ended(
         assert min(ages) > info.now - info.started_at
 
 
+@pytest.mark.long
 def test_recovery_counts_from_the_last_sign_of_life_of_one_found_dead(
     served: LocalCoordinator, api: Api, job: str
 ) -> None:

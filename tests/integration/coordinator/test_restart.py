@@ -200,6 +200,7 @@ def test_attempt_survives_a_killed_coordinator_and_its_id_is_not_given_again(
         assert ({latest.checkpoint_id}, latest.parts) == (again, 3)
 
 
+@pytest.mark.long
 def test_workers_ride_through_an_absence_and_say_so_once(
     own_coordinator: LocalCoordinator, own_view: JobView
 ) -> None:
@@ -224,6 +225,7 @@ def test_workers_ride_through_an_absence_and_say_so_once(
         assert own_view.status.generation == generation
 
 
+@pytest.mark.long
 def test_absent_coordinator_is_tried_ever_less_often(
     own_coordinator: LocalCoordinator, own_view: JobView
 ) -> None:
@@ -309,6 +311,7 @@ def test_restarts_are_counted_and_the_journal_goes_on(own_coordinator: LocalCoor
         assert [event.id for event in events] == list(range(1, len(events) + 1))
 
 
+@pytest.mark.long
 def test_second_restart_in_a_row_loses_nothing(own_coordinator: LocalCoordinator) -> None:
     with remote_workers(2, own_coordinator) as workers:
         for _ in range(2):

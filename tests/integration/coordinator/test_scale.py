@@ -84,7 +84,9 @@ class Crowd:
             await channel.close()
 
 
-@pytest.mark.parametrize("transport", ["pygrpc-native", "grpc.aio"])
+@pytest.mark.parametrize(
+    "transport", ["pygrpc-native", pytest.param("grpc.aio", marks=pytest.mark.long)]
+)
 async def test_thousand_workers_beat_and_pass_barriers_and_none_is_declared_dead(
     start_coordinator: StartCoordinator, transport: str
 ) -> None:

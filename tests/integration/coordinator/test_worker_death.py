@@ -99,6 +99,7 @@ def test_replacement_takes_the_rank_of_the_dead_and_is_not_told_of_it(
             passed.result(60)
 
 
+@pytest.mark.long
 @pytest.mark.deaths
 def test_worker_killed_between_barriers_is_reported_by_the_next_one(
     coordinator: LocalCoordinator, job: str, view: JobView
@@ -166,8 +167,11 @@ def commit(worker: RemoteWorker) -> object:
 @pytest.mark.deaths
 @pytest.mark.parametrize(
     "call",
-    [lambda w: w.barrier("step"), commit, lambda w: w.begin("heartbeat")],
-    ids=["barrier", "commit", "heartbeat"],
+    [
+        pytest.param(lambda w: w.barrier("step"), id="barrier"),
+        pytest.param(commit, id="commit", marks=pytest.mark.long),
+        pytest.param(lambda w: w.begin("heartbeat"), id="heartbeat", marks=pytest.mark.long),
+    ],
 )
 def test_paused_worker_finds_itself_superseded_and_can_register_again(
     coordinator: LocalCoordinator, job: str, view: JobView, call: Callable[[RemoteWorker], object]
@@ -204,6 +208,7 @@ def test_paused_worker_learns_of_its_fate_from_its_own_heartbeats(
             workers[1].call("rank")
 
 
+@pytest.mark.long
 @pytest.mark.deaths
 def test_worker_paused_in_a_barrier_is_superseded_when_it_wakes(
     coordinator: LocalCoordinator, job: str, view: JobView
@@ -231,6 +236,7 @@ def test_pause_shorter_than_the_timeout_goes_unnoticed(
         assert view.status.generation == generation
 
 
+@pytest.mark.long
 @pytest.mark.deaths
 def test_death_ends_a_wait_without_a_timeout(
     coordinator: LocalCoordinator, job: str, view: JobView

@@ -74,6 +74,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_reading_undisturbed_says_nothing(
     coordinator: LocalCoordinator, job: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

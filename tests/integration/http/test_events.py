@@ -123,6 +123,7 @@ def test_stream_without_a_job_follows_the_first_one(raw: RawClient, api: Api) ->
         assert stream.until(lambda data: data["job"] or None) == "j"
 
 
+@pytest.mark.long
 def test_fifty_readers_get_the_same_while_workers_stay_alive(
     served: LocalCoordinator, api: Api
 ) -> None:
@@ -165,6 +166,7 @@ def test_stopping_coordinator_ends_streams(served: LocalCoordinator, api: Api) -
                 pass
 
 
+@pytest.mark.long
 @pytest.mark.deaths
 def test_recovery_is_measured_from_the_loss_to_the_next_step(raw: RawClient, api: Api) -> None:
     lost, survivor = raw.register(), raw.register()

@@ -27,6 +27,7 @@ def start_elsewhere(crew, folder: Path) -> None:
     crew.command = command
 
 
+@pytest.mark.long
 @pytest.mark.deaths
 def test_replacement_with_another_folder_is_named_and_the_crew_waits_for_a_right_one(
     coordinator, job, tmp_path

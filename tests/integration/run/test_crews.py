@@ -27,7 +27,7 @@ def live(coordinator: LocalCoordinator, job: str) -> int:
 
 
 @pytest.mark.deaths
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("apart", [pytest.param(False, marks=pytest.mark.long), True])
 def test_both_replacements_of_two_lost_workers_train(coordinator, job, tmp_path, apart):
     """At once, or the second when the first one is there already and waits."""
     with crew_of(tmp_path, coordinator, job, 3, wait=60, hold=30, save_steps=5) as crew:
@@ -46,6 +46,7 @@ def test_both_replacements_of_two_lost_workers_train(coordinator, job, tmp_path,
     assert {(end["ending"], end["total"]) for end in ends} == {("finished", TOTAL)}
 
 
+@pytest.mark.long
 @pytest.mark.deaths
 def test_loss_without_replacement_is_waited_for_once(coordinator, job, tmp_path):
     """Known by a heartbeat alone, it also refuses the first barrier afterwards."""
@@ -77,6 +78,7 @@ def test_second_replacement_joins_a_crew_that_went_on_smaller(coordinator, job, 
         crew.until("a crew of two", lambda: crew.worlds[-1] == 2)
 
 
+@pytest.mark.long
 def test_waiting_for_the_first_workers_reads_as_waiting(coordinator, job, tmp_path):
     with crew_of(tmp_path, coordinator, job, 3, started=1) as crew:
         (waiting,) = crew.trainers
@@ -117,6 +119,7 @@ def test_two_processes_with_one_rank_do_not_fight(coordinator, job, tmp_path):
     assert superseded(coordinator, job) == 2
 
 
+@pytest.mark.long
 @pytest.mark.deaths
 def test_worker_that_was_declared_dead_and_not_replaced_comes_back(coordinator, job, tmp_path):
     options: dict[str, Any] = {"wait": 60, "hold": 30, "save_steps": 5}
@@ -134,6 +137,7 @@ def test_worker_that_was_declared_dead_and_not_replaced_comes_back(coordinator, 
     assert outcome(crew, 1) == {"ending": "finished", "step": 100, "total": TOTAL}
 
 
+@pytest.mark.long
 def test_joins_are_no_failures_and_nobody_waits_for_a_timeout(start_coordinator, job, tmp_path):
     """Each costs the others one regrouping, and the request for it is agreed on once."""
     coordinator = start_coordinator(heartbeat_interval_ms=1000)

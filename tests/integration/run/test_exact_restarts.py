@@ -226,6 +226,7 @@ for child in children:
 """
 
 
+@pytest.mark.long
 def test_workers_of_which_one_has_hooks_do_the_same(tmp_path: Path) -> None:
     """As programs have that watch gradients on the first worker only."""
     with WorkerProcess(ONE_HAS_HOOKS, [str(tmp_path / "store")]) as process:

@@ -132,6 +132,7 @@ def test_death_while_the_group_forms_is_a_loss_like_any_other(crew, calm, point,
     check(crew.finish(pids), calm)
 
 
+@pytest.mark.long
 @pytest.mark.deaths
 def test_replacements_that_die_while_the_group_forms_again_are_replaced(crew, calm):
     """The others have had a group, and have seen another one fail."""

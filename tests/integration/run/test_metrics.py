@@ -102,6 +102,7 @@ class Figures:
         return found if not live and found["heartbeat_age_max_seconds"] is None else None
 
 
+@pytest.mark.long
 @pytest.mark.deaths
 def test_every_figure_is_true_from_before_the_run_until_after_a_restart(
     served: LocalCoordinator, api: Api, job: str, crew: TrainingCrew

@@ -102,6 +102,7 @@ def test_stop_ends_all_workers_after_a_commit_and_the_run_can_go_on(coordinator,
     assert sum(map(len, sequence(crew).values())) == SAMPLES
 
 
+@pytest.mark.long
 def test_drained_worker_leaves_and_nothing_is_done_twice(coordinator, job, tmp_path):
     options: dict[str, Any] = {"save_steps": 1000, "wait": 0.2, "hold": HOLD}
     with crew_of(tmp_path, coordinator, job, 3, **options) as crew:
@@ -135,6 +136,7 @@ def test_sigterm_is_a_drain_of_this_worker_and_a_replacement_takes_its_place(
     assert found.exact
 
 
+@pytest.mark.long
 def test_all_workers_preempted_at_once_resume_where_they_were(coordinator, job, tmp_path):
     with crew_of(tmp_path, coordinator, job, 2, save_steps=1000, hold=HOLD) as crew:
         crew.until("step 7", lambda: crew.last_step >= 7)
@@ -159,6 +161,7 @@ def test_saving_by_time_is_agreed_on(coordinator, job, tmp_path):
     assert {outcome(crew, n)["ending"] for n in range(3)} == {"stopped"}
 
 
+@pytest.mark.long
 def test_slow_worker_is_named(coordinator, job, tmp_path):
     """All steps take equally long, since each waits for the slowest: the waits do not count."""
 
@@ -176,6 +179,7 @@ def outcome_of_system_exit(log: str) -> bool:
     return "run.notice" in log and "SIGTERM" in log
 
 
+@pytest.mark.long
 @pytest.mark.deaths
 def test_run_that_fails_over_and_over_gives_up(coordinator, job, tmp_path):
     options: dict[str, Any] = {"max_failures": 1, "samples": 400_000}
@@ -191,6 +195,7 @@ def test_run_that_fails_over_and_over_gives_up(coordinator, job, tmp_path):
         assert "start it again" in survivor.log
 
 
+@pytest.mark.long
 @pytest.mark.deaths
 def test_ranks_without_samples_in_a_last_batch_stay_in_step(coordinator, job, tmp_path):
     """21 samples in batches of 10: the last one is too small for three ranks, also after a kill."""

@@ -5,6 +5,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dtruntime.testing import LocalCoordinator, WorkerProcess, eventually
 from tests.support.command_line import strata
 from tests.support.http_api import Api
@@ -99,6 +101,7 @@ def test_loader_tells_what_its_program_does(served: LocalCoordinator, api: Api, 
     assert finished["metrics"]["samples_per_second"] is None
 
 
+@pytest.mark.long
 def test_waiting_for_data_is_loading(served: LocalCoordinator, api: Api, job: str) -> None:
     seen = Seen(api, job)
     slow = LOADER.replace("time.sleep(0.05)", "time.sleep(1.5)")

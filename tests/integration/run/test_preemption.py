@@ -134,6 +134,7 @@ def test_notice_is_heard_while_a_run_restores(tmp_path, notice, start):
     left_without_training(process, tmp_path)
 
 
+@pytest.mark.long
 def test_grace_bounds_everything_while_the_coordinator_is_gone(own_coordinator, tmp_path):
     """Saves wait for the coordinator, the gate does, and so does the goodbye."""
     options = {"save_steps": 5, "grace": 4, "hold": 23, "apart": 1}

@@ -133,6 +133,7 @@ def test_ranks_that_share_the_batches_have_no_shards_of_their_own(run: Job, rows
     assert "0 to 1,200 samples" not in run.shown()
 
 
+@pytest.mark.long
 def test_order_of_a_dataset_is_known_after_a_restart(
     run: Job, rows: Path, served: LocalCoordinator
 ) -> None:
@@ -181,6 +182,7 @@ def test_death_in_an_epoch_leaves_the_one_before_completed(run: Job, rows: Path)
     run.has_completed(1)
 
 
+@pytest.mark.long
 def test_epochs_of_an_earlier_start_are_not_counted_again(run: Job, rows: Path) -> None:
     for _ in range(2):
         with run.workers(1, PARTS, rows, "global") as workers:
@@ -227,6 +229,7 @@ def reads_as_finished(run: Job, epochs: int) -> None:
     assert "expected" not in status
 
 
+@pytest.mark.long
 def test_finished_program_that_is_run_again_reads_as_finished(run: Job, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     finish(run, 2, folder)
@@ -237,6 +240,7 @@ def test_finished_program_that_is_run_again_reads_as_finished(run: Job, tmp_path
     reads_as_finished(run, 2)
 
 
+@pytest.mark.long
 def test_program_that_finished_alone_reads_as_finished_on_several_workers(
     run: Job, tmp_path: Path
 ) -> None:
@@ -261,6 +265,7 @@ print(run.ending, run.step, flush=True)
 """
 
 
+@pytest.mark.long
 def test_figures_of_a_finished_run_are_those_of_its_end(run: Job, tmp_path: Path) -> None:
     with run.workers(1, REPORTING_RUN, tmp_path / "run") as (worker,):
         worker.expect("finished 40")

@@ -52,7 +52,9 @@ def by_rows(path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(rows, kinds), path, row_group_size=100)
 
 
-@pytest.mark.parametrize("write", [by_pyarrow, by_pandas, by_rows])
+@pytest.mark.parametrize(
+    "write", [pytest.param(by_pyarrow, marks=pytest.mark.long), by_pandas, by_rows]
+)
 def test_ten_lines_train_on_lists_of_numbers(tmp_path: Path, write: Callable[[Path], None]) -> None:
     pytest.importorskip("torch")
     folder = tmp_path / "data" / "train"

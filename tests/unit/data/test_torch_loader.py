@@ -61,7 +61,7 @@ def stateful(samples, workers, method):
         (True, 0, None),
         (False, 3, "fork"),
         (True, 3, "fork"),
-        (False, 1, "spawn"),
+        pytest.param(False, 1, "spawn", marks=pytest.mark.long),
     ],
 )
 def test_stateful_dataloader_resumes_with_the_same_batches(samples, workers, method, expected):
@@ -216,7 +216,7 @@ def kept(samples=False, method="fork"):
     return dataset, reading
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_kept_loader_processes_follow_set_epoch(method, expected):
     """Whatever epoch comes next, and wherever the one before was left."""
     dataset, reading = kept(method=method)

@@ -53,7 +53,7 @@ def test_several_threads_save_more_than_the_memory_holds(manager: CheckpointMana
     _check(manager, states)
 
 
-@pytest.mark.parametrize("saves", [1, 2])
+@pytest.mark.parametrize("saves", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_store_that_fails_while_memory_is_short_leaves_nobody_waiting(
     manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch, saves: int
 ) -> None:
@@ -120,6 +120,7 @@ class _Held(DeviceSource):
         pass
 
 
+@pytest.mark.long
 def test_save_leaves_memory_to_one_that_is_still_being_fetched(
     manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:

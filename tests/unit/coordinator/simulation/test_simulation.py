@@ -12,6 +12,8 @@ import pytest
 from tests.support.simulation.simulation import Simulation
 
 SEEDS = 20
+QUICK_SEEDS = 6
+"""As many of them are in `make test`, the others in `make test-long`."""
 STEPS = int(os.environ.get("STRATA_SIM_STEPS", "5000"))
 """Of each seed: 100,000 in all."""
 REMOVAL_SEEDS = 3
@@ -26,7 +28,13 @@ def seeds() -> list[int]:
     return list(range(first, first + SEEDS))
 
 
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.parametrize(
+    "seed",
+    [
+        seed if number < QUICK_SEEDS else pytest.param(seed, marks=pytest.mark.long)
+        for number, seed in enumerate(seeds())
+    ],
+)
 def test_simulated_cluster_keeps_every_promise(seed: int) -> None:
     assert Simulation(seed).run(STEPS) >= STEPS
 

@@ -1,6 +1,6 @@
 """The checks of the simulation can fail: a machine that is broken is noticed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -24,6 +24,15 @@ SEEN_AT = {
     "those who went past are awaited": 5,
 }
 """Where the search for bugs that show seldom begins; what is found does not depend on it."""
+
+
+RARE = {*SEEN_AT, "actions are numbered anew", "hang-ups still count", "the ended are revived"}
+"""Bugs that take seconds to find: they are searched for in `make test-long`."""
+
+
+def each(bugs: Iterable[str]) -> list[Any]:
+    """The bugs as parameters of a test."""
+    return [pytest.param(bug, marks=pytest.mark.long) if bug in RARE else bug for bug in bugs]
 
 
 def first_breach(seeds: int = 60, first: int = 0, **options: Any) -> PromiseBroken:
@@ -77,7 +86,7 @@ def test_simulation_catches_a_record_that_is_not_stored(
     assert "the store and the machine differ" in str(first_breach())
 
 
-@pytest.mark.parametrize("bug", ATTEMPT_BUGS)
+@pytest.mark.parametrize("bug", each(ATTEMPT_BUGS))
 def test_simulation_catches_attempts_where(monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
     ATTEMPT_BUGS[bug](monkeypatch.setattr)
     first_breach(first=SEEN_AT.get(bug, 0))
@@ -92,7 +101,7 @@ def test_simulation_catches_attempts_that_are_joined_after_a_sender_gave_up(
     assert "several passes" in str(first_breach(first=33))
 
 
-@pytest.mark.parametrize("bug", LEDGER_BUGS)
+@pytest.mark.parametrize("bug", each(LEDGER_BUGS))
 def test_simulation_catches_ledger_where(monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
     LEDGER_BUGS[bug](monkeypatch.setattr)
     first_breach(first=SEEN_AT.get(bug, 0))
@@ -107,7 +116,7 @@ def test_simulation_catches_claims_that_a_power_failure_takes_back(
     first_breach()
 
 
-@pytest.mark.parametrize("bug", MACHINE_BUGS)
+@pytest.mark.parametrize("bug", each(MACHINE_BUGS))
 def test_simulation_catches(monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
     MACHINE_BUGS[bug](monkeypatch.setattr)
     first_breach(first=SEEN_AT.get(bug, 0))
