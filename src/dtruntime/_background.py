@@ -1,4 +1,4 @@
-"""Background work on threads: on its own, side by side, ahead of its user, or behind its producer.
+"""Background work on threads: single calls, parallel maps, prefetching and queues of items.
 
 Pools of ``concurrent.futures`` refuse work once the main thread has ended, and keep a process whose
 storage hangs. A save that is still running then has to be able to end, or to be given up; so most
@@ -101,7 +101,7 @@ class ThreadPool(ThreadPoolExecutor):
 
 
 class Hold:
-    """Calls a function when all holders have let go; whoever makes it is the first holder."""
+    """Calls a function when all holders have let go; its maker is the first holder."""
 
     def __init__(self, then: Callable[[], None]) -> None:
         self._holders = 1
@@ -226,7 +226,7 @@ class Consumer(Generic[T]):
             self._consume(self._taken())
         except BaseException as exc:
             self._error = exc
-        while not self._ended:  # whoever waits in `put` has to get on
+        while not self._ended:  # `put` must not wait for ever
             item = self._take()
             if not self._ended:
                 self._drop(item)
@@ -275,7 +275,7 @@ def side_by_side(items: Iterable[T], work: Callable[[T], R], lanes: int) -> list
     for thread in others:
         thread.start()
     run()
-    for _ in range(2):  # nobody is at work any more when an interrupt gets through
+    for _ in range(2):  # all threads have ended when an interrupt gets through
         try:
             for thread in others:
                 thread.join()

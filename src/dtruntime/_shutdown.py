@@ -327,7 +327,7 @@ def _leaves_without_exit_functions() -> bool:
 
 
 def _say(sentence: str) -> None:
-    """Write to stderr, also when nobody has set up a log."""
+    """Write to stderr, even if no log is set up."""
     with suppress(AttributeError, OSError, ValueError):
         print(f"strata: {sentence}\n", end="", file=sys.stderr, flush=True)
 
@@ -363,7 +363,7 @@ def _is_last_flush() -> bool:
 
 
 def _fail_the_process() -> None:
-    """Set the exit status of a failed cleanup; everything else goes on as usual."""
+    """Set the exit status of a failed cleanup; nothing else changes."""
     if not isinstance(sys.stderr, _FailingStream):
         sys.stderr = _FailingStream(sys.stderr)
 

@@ -409,7 +409,7 @@ _REMEDIES = {
     errno.ELOOP: "it is a symbolic link, and links are not followed: put the file itself there",
     errno.ENAMETOOLONG: "the name is too long for this file system",
     errno.EMFILE: "this process has too many open files: raise the limit (ulimit -n)",
-    errno.EIO: "the disk fails: look into the system's log",
+    errno.EIO: "the disk fails: check the system log",
 }
 _STATUS = re.compile(r"status code: (\d{3})\b")
 _EXPIRED = re.compile(
@@ -478,7 +478,7 @@ def _error(exc: Exception, doing: str, where: str, secrets: tuple[str, ...]) -> 
     elif isinstance(exc, PermissionError) or status in ("401", "403"):
         error = StoragePermissionError(
             f"{what}: it is not permitted; change the permissions, or use credentials or a user "
-            f"that have them ({reason})"
+            f"that has them ({reason})"
         )
     elif status in ("429", "503") or (status == "200" and _THROTTLED.search(text)):
         error = StorageThrottledError(

@@ -33,7 +33,7 @@ REST_SECONDS = 60.0
 """How long nothing is cached after a failed write."""
 LAYOUT = "strata-shards-v1"
 PARTIAL_SECONDS = 600
-"""A partial entry that has not grown for so long was left by a process that died."""
+"""A partial entry that has not grown for this long was left by a process that died."""
 RECOUNT_SHARE = 20
 """A process that has written this part of the limit recounts, whatever the tally says."""
 ROOM_SHARE = 10

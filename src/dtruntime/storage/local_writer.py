@@ -133,8 +133,8 @@ def this_host() -> str:
 def sweep_folder(folder: int, older_than: float) -> int:
     """Delete partial files in a folder that have no living writer; returns how many.
 
-    For processes of this machine their lock proves that. Files of others also have to be
-    ``older_than`` so many seconds.
+    A lock proves that for processes of this machine. Files of others also have to be older than
+    ``older_than`` seconds.
     """
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries if entry.name.startswith(PARTIAL)]

@@ -75,7 +75,7 @@ class ObjectBackend(StorageBackend):
     """Files as objects under a prefix in a bucket.
 
     ``part_bytes`` and ``parallel_parts`` bound the memory of an upload or download; larger objects
-    are sent and fetched in parts of that size, so many at a time.
+    are sent and fetched in parts of that size, that many at a time.
     """
 
     def __init__(
@@ -309,7 +309,7 @@ def _fetch_part(store: ObjectStore, key: str, part: _Target) -> object:
         span = offset, offset + size_of(views)
         result = obstore.get(store, key, options={"range": span})
     except obstore.exceptions.BaseError as exc:
-        if "status code: 416" in str(exc):  # the range begins behind the end of the object
+        if "status code: 416" in str(exc):  # the range begins past the end of the object
             return None
         raise
     if not _copy(result, views):

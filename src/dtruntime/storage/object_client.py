@@ -29,7 +29,7 @@ log = EventLog("storage")
 SCHEMES = ("s3", "gs", "az")
 RETRIES = 8
 RETRY_SECONDS = 60
-"""For so long requests are repeated to a store that throttles or restarts."""
+"""How long requests are repeated to a store that throttles or restarts."""
 BACKOFF = Backoff(first=0.1, longest=15.0)
 """Between attempts, of obstore and of listings."""
 IMPATIENT_SECONDS = 4

@@ -28,7 +28,7 @@ LARGE = 2**20
 CHUNK = 8 * 2**20
 """The largest chunk that is written."""
 GROUP = 64 * 2**20
-"""So many bytes are digested and handed to the storage together."""
+"""How many bytes are digested and handed to the storage together."""
 FIRST_GROUP = 24 * 2**20
 """The first group is smaller, so that the storage soon has something to do: a part of an upload is
 16 MiB, and a group may lack a chunk."""
@@ -37,7 +37,7 @@ COMPRESSIONS = ("none", "gzip", "zstd")
 WORTH_IT = 0.9
 """A chunk is stored uncompressed unless compression shrinks it to less than this share."""
 TRIAL = 64 * 1024
-"""So much of a chunk is compressed first; if that does not pay, the rest is left alone."""
+"""How much of a chunk is compressed first; if that does not pay, the rest is left alone."""
 _GZIP_LEVEL, _ZSTD_LEVEL = 1, 1
 MOST_BYTES = 64 * 2**20
 """The largest chunk that is read: more than was ever written."""
@@ -45,7 +45,7 @@ MOST_BYTES = 64 * 2**20
 LIVE_SHARE = 0.5
 """A pack of which less than this is in use is not referred to any more, so that it can go."""
 LONGEST_CHAIN = 8
-"""At most so many differences have to be applied to make a chunk."""
+"""The most differences that have to be applied to make a chunk."""
 
 Bytes = bytes | memoryview
 Encode = Callable[[Bytes], bytes]

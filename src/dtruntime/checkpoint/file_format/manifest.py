@@ -43,7 +43,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Its size there."""
     codec: str = ""
     """How it is encoded: empty for not at all, ``gzip``, ``zstd``, or ``delta2`` and the like: the
-    difference from the chunk ``base``, in elements of so many bytes."""
+    difference from the chunk ``base``, in elements of that many bytes."""
     base: str = ""
     """For a difference: the digest of the chunk it is from, one of the part's ``bases``."""
 
@@ -84,7 +84,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="part"):
     written_bytes: int = 0
     """In a file of its own: how many bytes had to be stored for it."""
     metrics: dict[str, float] = {}
-    """In a file of its own: as in the manifest, so that anybody can write that."""
+    """In a file of its own: as in the manifest, so that any process can write that."""
     metadata: dict[str, str] = {}
 
     @property

@@ -70,7 +70,7 @@ class Buffer(ABC):
         """Copy the bytes into memory of exactly that size, and wait until they have arrived."""
 
     def version(self) -> object:
-        """A token that changes when an array is modified in place; None if nobody counts."""
+        """A token that changes when an array is modified in place; None if that is not counted."""
         return None
 
     def _check(self, target: memoryview) -> None:
@@ -114,7 +114,7 @@ class StridedBuffer(Buffer):
     start: int
     """The address of the lowest byte."""
     stop: int
-    """The address behind the highest byte."""
+    """One past the address of the highest byte."""
     gathered: bool
     """The array has gaps: its elements are stored one after the other."""
 
@@ -278,7 +278,7 @@ def dense_strides(shape: Sequence[int], itemsize: int) -> list[int]:
 
 
 def extent_of(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, int]:
-    """The bytes an array covers, from the lowest to behind the highest, relative to its first."""
+    """The lowest byte of an array and one past its highest, relative to its first element."""
     if not prod(shape):
         return 0, 0
     low = high = 0

@@ -62,8 +62,8 @@ def flatten(state: object) -> Tree:
     tuple as a tuple, and a list that is used twice as two lists; an array that is used twice
     stays one, and arrays of torch or numpy that overlap in memory overlap again. Of a tensor,
     ``.grad`` is not stored; of a JAX array, neither its sharding nor that its type is weak.
-    What cannot be stored is a ``TypeError``; a cycle, or an array whose memory is not here, a
-    ``ValueError``. Both name the place.
+    ``TypeError`` for what cannot be stored; ``ValueError`` for a cycle, or an array whose memory is
+    elsewhere. Both name the place.
     """
     with collector_paused():
         return _Walk().run(state)
@@ -252,12 +252,12 @@ _REMEDIES: list[tuple[type | tuple[type, ...], str, str]] = [
     (io.IOBase, "a file", "save its content as bytes"),
     (memoryview, "a memoryview", "save bytes(view) or an array"),
     (types.GeneratorType, "a generator", "save list(generator)"),
-    (dict, "a dict of its own type", "save dict(value)"),
-    (list, "a list of its own type", "save list(value)"),
-    (tuple, "a tuple of its own type", "save tuple(value)"),
+    (dict, "a subclass of dict", "save dict(value)"),
+    (list, "a subclass of list", "save list(value)"),
+    (tuple, "a subclass of tuple", "save tuple(value)"),
     (
         (str, bytes, bytearray, int, float, complex),
-        "of a type derived from a builtin",
+        "an instance of a subclass of a builtin type",
         "convert it to the builtin",
     ),
 ]

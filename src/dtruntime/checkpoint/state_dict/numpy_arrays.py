@@ -72,7 +72,7 @@ class ArrayCollector:
         """Describe an array; ``TypeError`` if it cannot be stored."""
         if type(array) is not np.ndarray and type(array) is not np.memmap:
             raise TypeError(
-                f"is a {type(array).__name__}: save a plain array, as by .view(numpy.ndarray)"
+                f"is a {type(array).__name__}: save a plain array, for example .view(numpy.ndarray)"
             )
         dtype = encode_dtype(array.dtype)
         entry: dict[str, Any] = {"kind": "numpy", "dtype": dtype, "shape": list(array.shape)}

@@ -38,7 +38,7 @@ MapLocation: TypeAlias = "str | Mapping[str, Any] | Any | None"
 """None, a device or its name, or a mapping from the devices of saved arrays to such."""
 
 _SLACK = 16
-"""At most so many bytes lie before the first array: the size of the largest element."""
+"""The most bytes before the first array: the size of the largest element."""
 _ITEMS_SHOWN = 4
 
 
@@ -100,7 +100,7 @@ class Rebuild:
         state = plan.finish()
 
     ``keys`` are names as `describe` gives them, of arrays or of what contains them; the state is
-    then a dict from these names to their values, and only their buffers are asked for.
+    then a dict from these names to their values, and only their buffers are read.
 
     ``map_location`` says where arrays of torch and JAX go: None where they were, or to the CPU,
     with a warning, if there is no such device; a device such as ``"cuda:0"``; or a dict from
@@ -109,7 +109,7 @@ class Rebuild:
     The skeleton is not trusted. ``ValueError`` if it is damaged or of another version,
     ``KeyError`` if it has no such key, ``ModuleNotFoundError`` if it has arrays of a library
     that is not installed. Sizes agree with shapes, but only the caller can compare them to what
-    was stored: do so by `sizes`, before memory is asked for.
+    was stored: do so by `sizes`, before memory is allocated.
     """
 
     sizes: dict[int, int]
@@ -196,7 +196,7 @@ class Rebuild:
 def _allocator(
     library: str, device: str, map_location: MapLocation
 ) -> Callable[[int], Destination]:
-    """Allocates so many bytes for arrays of a library that were on a device."""
+    """Returns a function that allocates memory for arrays of a library that were on a device."""
     if library == "python":
         return _BytesDestination
     module = library_module(library)

@@ -10,7 +10,7 @@ None, booleans, strings, finite floats and 64-bit integers stand for themselves.
 express is a list that begins with a tag: ``["float", "7ff0000000000000"]`` is infinity by its bits.
 
 A numpy dtype is its string (``"<f4"``), one of ml_dtypes its name (``"bfloat16"``), a structured
-one ``{"fields": [[name, type, offset], ...], "itemsize": n}`` with a title behind the offset if a
+one ``{"fields": [[name, type, offset], ...], "itemsize": n}`` with a title after the offset if a
 field has one, and a field that is itself an array ``{"base": type, "shape": [...]}``. The metadata
 of a dtype is not kept.
 

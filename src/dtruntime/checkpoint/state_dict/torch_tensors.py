@@ -97,7 +97,7 @@ def _refusal(tensor: Any) -> Exception:
     if type(tensor) not in _KINDS:
         kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
         return TypeError(
-            f"is a {kind}, a kind of tensor of its own: save distributed tensors (DTensor, FSDP) "
+            f"is a {kind}, a subclass of Tensor: save distributed tensors (DTensor, FSDP) "
             "through torch.distributed.checkpoint with Strata's DCP integration, and others as "
             "the plain tensors they are made of"
         )
