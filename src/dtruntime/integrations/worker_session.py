@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from ..client import TrainingOrchestrator, WorkerConfig
 from ..errors import StrataError
-from ..run.components import worker_of
+from ..run.components import REPORTED, worker_of
 from ..run.crew import Crew
-from ..run.options import REPORTED
 from ..run.preemption import PreemptionNotices
 from ..run.step_agreement import PreemptionWatch, StepAgreements, StepGate
 from ..telemetry import EventLog

@@ -5,30 +5,27 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .._sync_bridge import io
 from ..checkpoint import CheckpointManager
 from ..client import TrainingOrchestrator, WorkerConfig
 from ..client.dataset_registration import OPTIONAL_PACKAGES
 from ..errors import ConfigError, install_command
-from ..types import MAX_ID_LENGTH
-from .checkpoint_location import CheckpointLocation
+from ..types import MAX_ID_LENGTH, CheckpointInfo, check_seconds
 from .crew import Alone, CrewMembership, Together
 from .formation import Formation
-from .options import RunOptions
 from .preemption import PreemptionNotices
-from .recovery import Failures
-from .run_checkpoints import CrewCommits, RunCheckpoints
+from .recovery import Failures, Recovery
+from .run_checkpoints import CheckpointLocation, CrewCommits, RunCheckpoints
 from .step_agreement import PreemptionWatch, StepAgreements, StepGate
-from .streams.data_argument import is_iterated
-from .streams.stream import DataOptions, StepNumbers, Stream
-from .streams.user_iterables import UserStream
+from .streams import DataOptions, StepNumbers, Stream, is_iterated
 from .tracked_state import Tracked
+from .user_iterables import UserStream
 
 if TYPE_CHECKING:
     from .pytorch.gradients import Gradients
@@ -200,7 +197,7 @@ def open_stream(options: DataOptions, worker: TrainingOrchestrator | None) -> St
     if is_iterated(data):
         return UserStream(data)
     try:
-        from .streams.dataset_stream import dataset_stream
+        from .dataset_stream import dataset_stream
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] not in OPTIONAL_PACKAGES:
             raise
@@ -209,3 +206,70 @@ def open_stream(options: DataOptions, worker: TrainingOrchestrator | None) -> St
             f"{install_command(exc.name or '')}"
         ) from exc
     return dataset_stream(options, worker)
+
+
+REPORTED = frozenset({"step", "epoch", "state", "step_seconds", "samples_used"})
+"""What is reported beside the metrics, which have other names."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """The arguments of a run that its parts need."""
+
+    checkpoints: str | os.PathLike[str]
+    manager: Mapping[str, Any]
+    """Options of `CheckpointManager`."""
+    data: DataOptions
+    epochs: int
+    max_steps: int | None
+    seed: int
+    save_seconds: float | None
+    grace_seconds: float
+    recovery: Recovery
+    process_group: str | None
+    """The backend of the process group that the run makes, or ``auto``."""
+    independent: bool
+    """Whether gradients are no business of the run."""
+    collective_seconds: float
+
+    def __post_init__(self) -> None:
+        if self.data.data is None and self.max_steps is None:
+            raise ValueError("a run without data has no end: give max_steps")
+        if self.save_seconds is not None:
+            check_seconds("save_seconds", self.save_seconds)
+        check_seconds("grace_seconds", self.grace_seconds, may_be_zero=True)
+        check_seconds("collective_seconds", self.collective_seconds)
+        if self.process_group is not None and not isinstance(self.process_group, str):
+            raise TypeError(
+                f"process_group must be 'auto' or a backend of torch, not "
+                f"{type(self.process_group).__name__}"
+            )
+        if not isinstance(self.independent, bool):
+            raise TypeError(f"independent must be a bool, not {type(self.independent).__name__}")
+        if not isinstance(self.recovery, Recovery):
+            raise TypeError(f"recovery must be a Recovery, not {type(self.recovery).__name__}")
+
+    def length(self, steps: int | None) -> dict[str, float]:
+        """Tells how much there is to do: in epochs, and the ``steps`` of all of them, if known."""
+        found = {} if self.data.data is None else {"epochs": float(self.epochs)}
+        known = [count for count in (steps, self.max_steps) if count is not None]
+        return {**found, "steps": float(min(known))} if known else found
+
+    def is_over(self, step: int) -> bool:
+        """Whether the last step has been done."""
+        return self.max_steps is not None and step >= self.max_steps
+
+    def is_reached_by(self, finished: CheckpointInfo) -> bool:
+        """Whether a run that had finished ends here too; this one may be longer."""
+        if self.is_over(finished.step):
+            return True
+        return self.data.data is not None and finished.epoch >= self.epochs
+
+
+def as_mapping(name: str, value: Any) -> Mapping[str, Any]:
+    """What was given by name, or nothing; ``TypeError`` when it is no mapping."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a dict with names, not {type(value).__name__}")
+    return value

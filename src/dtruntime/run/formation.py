@@ -16,11 +16,10 @@ from ..errors import (
 )
 from ..telemetry import EventLog
 from ..types import VALUE_BYTES, CheckpointInfo, WorkerState
-from .checkpoint_location import CheckpointLocation
 from .crew import Crew, CrewMembership
 from .recovery import Recovery
-from .run_checkpoints import RunCheckpoints
-from .streams.stream import Stream
+from .run_checkpoints import CheckpointLocation, RunCheckpoints
+from .streams import Stream
 
 if TYPE_CHECKING:
     from .pytorch.gradients import Gradients

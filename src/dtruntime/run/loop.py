@@ -13,10 +13,9 @@ from ..client import TrainingOrchestrator
 from ..errors import CheckpointAbortedError, CheckpointDamagedError, StrataError
 from ..telemetry import EventLog
 from ..types import Action, WorkerState
-from .components import RunComponents, open_run
+from .components import RunComponents, RunOptions, open_run
 from .crew import Crew
 from .formation import LossDetector, brief
-from .options import RunOptions
 from .preemption import Interrupts, PreemptionNotices
 from .recovery import Failures
 from .step_agreement import StepGate

@@ -14,15 +14,13 @@ from ..errors import StrataError, SyncError
 from ..telemetry import EventLog
 from ..telemetry.logs import is_debugging
 from ..types import EpochCoverage, check_whole
-from .components import job_of_program, worker_of
+from .components import REPORTED, RunOptions, as_mapping, job_of_program, worker_of
 from .crew import Crew
 from .formation import brief
 from .loop import Regroup, TrainingLoop
-from .options import REPORTED, RunOptions, as_mapping
 from .preemption import PREEMPTED, Interrupts, Leaving, PreemptionNotices
 from .recovery import Recovery
-from .streams.data_argument import check_data, check_lockstep
-from .streams.stream import DataOptions
+from .streams import DataOptions, check_data, check_lockstep
 from .tracked_state import Tracked
 
 log = EventLog("run")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,20 +21,23 @@ from ..client import TrainingOrchestrator
 from ..errors import (
     CheckpointAbortedError,
     CheckpointNotFoundError,
+    ConfigError,
     ConnectionError,
     StorageError,
     StrataError,
+    SyncError,
 )
-from ..retention import FINISHED_KEY, IDENTITY_KEY
+from ..retention import FINISHED_KEY, IDENTITY_KEY, PLACE_KEY
 from ..telemetry import EventLog
 from ..types import CheckpointCondition, CheckpointInfo
-from . import rng
-from .crew import Crew
-from .streams.stream import Stream
-from .tracked_state import OBJECTS, Tracked
+from .crew import Crew, CrewMembership
+from .preemption import PreemptionNotices
+from .streams import Stream
+from .tracked_state import OBJECTS, Tracked, capture_rng, restore_rng, seed_rng
 
 if TYPE_CHECKING:
     from .pytorch.sharded_models import ShardedStates
+
 
 log = EventLog("run")
 
@@ -182,7 +189,7 @@ class RunCheckpoints:
         self.look_for_others()
         if self._commits is not None:
             self._commits.ranks = crew.ranks
-        own = {"data": self._stream.state(), "rng": rng.capture()}
+        own = {"data": self._stream.state(), "rng": capture_rng()}
         options: dict[str, Any] = {
             "is_full": is_full,
             "metrics": metrics,
@@ -287,9 +294,9 @@ class RunCheckpoints:
             own = self._restore_whole(crew, info)
         self._stream.restore([part and part["data"] for part in own], crew.index)
         if crew.index < len(own):
-            rng.restore(own[crew.index]["rng"])
+            restore_rng(own[crew.index]["rng"])
         else:
-            rng.seed(self._seed, info.step, crew.index)
+            seed_rng(self._seed, info.step, crew.index)
         self._saved(info.step)
         self._committed = info.step
         self._manager.policy.saved(info.step)
@@ -371,3 +378,133 @@ def load_tracked(
         whole: dict[str, Any] = found[keys[0]]
         return whole
     return {name: found[key] for name, key in zip(names, keys, strict=True)}
+
+
+_SHOWN = 8
+_REMEDY = (
+    "Is the volume mounted, and the path right? All workers of a run need the same place: a folder "
+    "on a volume that all of them see, or a URL such as s3://bucket/run"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LocationNote:
+    """What a worker tells the others of its place."""
+
+    identity: str
+    location: str
+    host: str
+    has_checkpoints: bool
+    known: str
+    """The identity of the place that the job's last checkpoint is in; empty: nobody knows."""
+
+    def describe(self, rank: int) -> str:
+        """For messages."""
+        return f"{self.location} (rank {rank} on {self.host})"
+
+
+class CheckpointLocation:
+    """This worker's place, held against that of the others."""
+
+    def __init__(
+        self, manager: CheckpointManager, worker: TrainingOrchestrator, notices: PreemptionNotices
+    ) -> None:
+        self._manager = manager
+        self._worker = worker
+        self._notices = notices
+        self.identity = manager.engine.main.identity()
+
+    def check_record(self) -> None:
+        """``ConfigError`` when the job's last checkpoint is elsewhere; before it is a member.
+
+        Whoever began anew here would go over what was trained there.
+        """
+        latest = self._latest(self._worker.config.registration_seconds)
+        if latest is None or _place_of(latest) in ("", self.identity):
+            return
+        if any(one.checkpoint_id == latest.checkpoint_id for one in self._manager.checkpoints()):
+            return  # moved, and the file with its identity left behind
+        here = self._manager.engine.main.backend.location()
+        there = latest.metadata.get(PLACE_KEY) or latest.path
+        if FINISHED_KEY in latest.metadata:
+            log.warning("run.begins_elsewhere", place=here, finished=there, step=latest.step)
+            return
+        raise ConfigError(
+            f"{here} on {socket.gethostname()} is another place than that of job "
+            f"{self._worker.job!r}, whose last checkpoint, of step {latest.step}, is in "
+            f"{there}. {_REMEDY}. If this is meant to be another run, give it another job "
+            "(job= or STRATA_JOB)"
+        )
+
+    def check(self, crew: Crew, membership: CrewMembership) -> None:
+        """Compare places with the crew.
+
+        ``ConfigError`` when this worker has to leave, and ``SyncError`` when others have to.
+        """
+        if crew.size == 1:
+            return
+        found = membership.share("place", self.identity.encode(), crew)
+        if len(set(found.values())) == 1:
+            return
+        told = membership.share("places", json.dumps(asdict(self._note())).encode(), crew)
+        notes = {rank: LocationNote(**json.loads(note)) for rank, note in sorted(told.items())}
+        right = right_location(notes, notes[crew.ranks[0]].known)
+        others = {rank: note for rank, note in notes.items() if note.identity != right}
+        if not right:
+            count = len({note.identity for note in notes.values()})
+            raise ConfigError(
+                f"the checkpoints of this run would be in {count} different places: "
+                f"{_listed(notes)}. {_REMEDY}"
+            )
+        if crew.rank in others:
+            rest = {rank: note for rank, note in notes.items() if rank not in others}
+            raise ConfigError(
+                f"{others[crew.rank].describe(crew.rank)} is another place than that of the other "
+                f"workers, {_listed(rest)}: this worker leaves. {_REMEDY}"
+            )
+        for rank, note in others.items():
+            log.error("run.other_place", rank=rank, host=note.host, place=note.location)
+        raise SyncError(
+            f"{_listed(others)} is another place than that of the run: a worker with the right one "
+            "has to take that rank",
+            reason="membership_changed",
+            generation=crew.generation,
+        )
+
+    def _note(self) -> LocationNote:
+        latest = self._latest()
+        return LocationNote(
+            self.identity,
+            self._manager.engine.main.backend.location(),
+            socket.gethostname(),
+            self._manager.newest_step() is not None,
+            "" if latest is None else _place_of(latest),
+        )
+
+    def _latest(self, patience: float | None = None) -> CheckpointInfo | None:
+        call = self._worker.latest_checkpoint_async(patience=patience)
+        return self._notices.wait(io.submit(call))
+
+
+def right_location(notes: Mapping[int, LocationNote], known: str) -> str:
+    """The identity of the place that a run goes on in; nothing when that cannot be told.
+
+    It is where the job's last checkpoint is, else where there are checkpoints at all, else where
+    most workers are.
+    """
+    here = [note.identity for note in notes.values()]
+    if known in here:
+        return known
+    filled = [note.identity for note in notes.values() if note.has_checkpoints]
+    (most, count), *others = Counter(filled or here).most_common(2)
+    return most if not others or count > others[0][1] else ""
+
+
+def _place_of(info: CheckpointInfo) -> str:
+    return info.metadata.get(IDENTITY_KEY, "")
+
+
+def _listed(notes: Mapping[int, LocationNote]) -> str:
+    shown: Iterable[str] = [note.describe(rank) for rank, note in notes.items()]
+    more = f" and {len(notes) - _SHOWN} more" if len(notes) > _SHOWN else ""
+    return ", ".join(list(shown)[:_SHOWN]) + more

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dtruntime.coordinator.state import commands as c
+from dtruntime.run.crew import Called, Formed, Rendezvous, Waits
 from dtruntime.run.recovery import Recovery
-from dtruntime.run.rendezvous import Called, Formed, Rendezvous, Waits
 from tests.support.promises.promise_model import demand
 from tests.support.simulation.simulated_worker import Launcher, Process, Task
 

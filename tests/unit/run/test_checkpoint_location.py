@@ -7,7 +7,7 @@ import pytest
 
 from dtruntime import CheckpointManager
 from dtruntime.errors import StorageError
-from dtruntime.run.checkpoint_location import LocationNote, right_location
+from dtruntime.run.run_checkpoints import LocationNote, right_location
 
 
 def notes(*places: str) -> dict[int, LocationNote]:

@@ -7,8 +7,8 @@ import pytest
 from dtruntime.data import NumberSource
 from dtruntime.data.loader import Loader
 from dtruntime.run.crew import Crew
-from dtruntime.run.streams.dataset_stream import DatasetStream, dataset_stream
-from dtruntime.run.streams.stream import DataOptions
+from dtruntime.run.dataset_stream import DatasetStream, dataset_stream
+from dtruntime.run.streams import DataOptions
 
 CREW = Crew((0,), 0, 0)
 

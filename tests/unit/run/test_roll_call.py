@@ -1,7 +1,7 @@
 """What follows from a roll call: a crew, a wait, or another roll call."""
 
+from dtruntime.run.crew import Called, CallsAgain, Formed, Rendezvous, Waits
 from dtruntime.run.recovery import Recovery
-from dtruntime.run.rendezvous import Called, CallsAgain, Formed, Rendezvous, Waits
 
 PATIENT = Recovery(wait_seconds=60)
 

@@ -21,7 +21,7 @@ from dtruntime import (
     load_tracked,
 )
 from dtruntime.data import NumberSource
-from dtruntime.run import rng
+from dtruntime.run.tracked_state import capture_rng, restore_rng, seed_rng
 
 SAMPLES, BATCH = 1_000, 50
 
@@ -65,7 +65,7 @@ def train(run: Run, walk: Walk, stop_after: int | None = None) -> list[list[int]
 
 @pytest.fixture(autouse=True)
 def _same_chance() -> None:
-    rng.seed(5)
+    seed_rng(5)
 
 
 def test_whole_run_reads_every_sample_once_per_epoch(tmp_path):
@@ -83,10 +83,10 @@ def test_whole_run_reads_every_sample_once_per_epoch(tmp_path):
 def test_run_that_was_stopped_ends_with_the_same_bits(tmp_path, cut):
     whole = Walk()
     expected = train(make(tmp_path / "whole", whole), whole)
-    rng.seed(5)
+    seed_rng(5)
     first = Walk()
     before = train(make(tmp_path / "cut", first), first, stop_after=cut)
-    rng.seed(99)  # another process has other random numbers
+    seed_rng(99)  # another process has other random numbers
     second = Walk()
     after = train(make(tmp_path / "cut", second), second)
     assert before + after == expected
@@ -303,10 +303,10 @@ def test_several_workers_without_a_coordinator_are_told_what_to_do(tmp_path, mon
 
 def test_random_numbers_of_all_libraries_are_restored():
     torch = pytest.importorskip("torch")
-    kept = rng.capture()
+    kept = capture_rng()
     drawn = (random.random(), np.random.normal(), torch.rand(3))
-    rng.seed(1)
-    rng.restore(kept)
+    seed_rng(1)
+    restore_rng(kept)
     again = (random.random(), np.random.normal(), torch.rand(3))
     assert drawn[:2] == again[:2]
     assert torch.equal(drawn[2], again[2])
@@ -354,7 +354,7 @@ def test_column_that_is_not_there_is_answered_with_those_that_are(tmp_path):
 def test_damaged_manifest_does_not_keep_a_run_from_starting(tmp_path, number):
     whole, walk = Walk(), Walk()
     train(make(tmp_path / "whole", whole), whole)
-    rng.seed(5)
+    seed_rng(5)
     train(make(tmp_path / "cut", walk), walk, stop_after=30)
     damaged = sorted((tmp_path / "cut" / "manifests").iterdir())[number]
     damaged.write_bytes(damaged.read_bytes()[:-40])

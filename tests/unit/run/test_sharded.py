@@ -19,8 +19,8 @@ from dtruntime import CheckpointManager, ConfigError, Run, StrataError
 from dtruntime.checkpoint.dcp import Planning, StrataReader, load_sharded, save_sharded
 from dtruntime.cli.main import main
 from dtruntime.errors import CheckpointDamagedError, StorageError
-from dtruntime.run import rng
 from dtruntime.run.pytorch.sharded_models import BLOCK, pack, unpack
+from dtruntime.run.tracked_state import seed_rng
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*_all_gather_base")
 
@@ -34,7 +34,7 @@ def mesh() -> Iterator[object]:
 
 @pytest.fixture(autouse=True)
 def _same_chance() -> None:
-    rng.seed(5)
+    seed_rng(5)
 
 
 class Place(NamedTuple):
@@ -105,10 +105,10 @@ def manifests(folder: Path) -> list[dict]:
 def test_run_that_was_stopped_ends_with_the_same_bits(tmp_path, optimizer):
     whole = Training(optimizer=optimizer)
     expected = train(make(tmp_path / "whole", whole), whole)
-    rng.seed(5)
+    seed_rng(5)
     first = Training(optimizer=optimizer)
     train(make(tmp_path / "cut", first), first, stop_after=9)
-    rng.seed(99)
+    seed_rng(99)
     second = Training(seed=2, optimizer=optimizer)
     run = make(tmp_path / "cut", second)
     assert torch.equal(train(run, second), expected)
@@ -118,14 +118,14 @@ def test_run_that_was_stopped_ends_with_the_same_bits(tmp_path, optimizer):
 
 def test_saving_before_the_first_step_is_no_step(tmp_path):
     training, other = Training(), Training()
-    rng.seed(5)
+    seed_rng(5)
     with make(tmp_path, training) as run:
         batches = []
         assert not training.optimizer.state
         for batch in itertools.islice(run, 3):
             training.step(batch["sample"])
             batches.append(batch["sample"])
-    rng.seed(5)
+    seed_rng(5)
     for samples in batches:
         other.step(samples)
     assert torch.equal(training.weights, other.weights)

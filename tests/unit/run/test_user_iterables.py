@@ -14,9 +14,9 @@ import torch
 from dtruntime import Run
 from dtruntime.data import Loader, NumberSource
 from dtruntime.data.torch import TorchLoader
-from dtruntime.run import rng
 from dtruntime.run.crew import Crew
-from dtruntime.run.streams.user_iterables import UserStream
+from dtruntime.run.tracked_state import seed_rng
+from dtruntime.run.user_iterables import UserStream
 
 ALONE = Crew((0,), 0, 0)
 PAIR = Crew((0, 1), 0, 0)
@@ -24,7 +24,7 @@ PAIR = Crew((0, 1), 0, 0)
 
 @pytest.fixture(autouse=True)
 def _same_chance() -> None:
-    rng.seed(5)
+    seed_rng(5)
 
 
 def read(folder: Path, data: Any, stop_after: int | None = None, **options: Any) -> list[Any]:
@@ -48,9 +48,9 @@ class Shuffled:
 @pytest.mark.parametrize("cut", [1, 5, 8, 11, 23, 24])
 def test_order_that_is_drawn_by_chance_goes_on_as_it_was(tmp_path: Path, cut: int) -> None:
     expected = read(tmp_path / "whole", Shuffled())
-    rng.seed(5)
+    seed_rng(5)
     before = read(tmp_path / "cut", Shuffled(), stop_after=cut)
-    rng.seed(99)
+    seed_rng(99)
     assert before + read(tmp_path / "cut", Shuffled()) == expected
 
 
@@ -67,11 +67,11 @@ def test_shuffled_data_loader_goes_on_in_the_same_permutation(
         )
 
     expected = read(tmp_path / "whole", data(), epochs=2)
-    rng.seed(5)
+    seed_rng(5)
     before = read(tmp_path / "cut", data(), stop_after=13, epochs=2)
-    rng.seed(99)
+    seed_rng(99)
     again = read(tmp_path / "cut", data(), stop_after=4, epochs=2)
-    rng.seed(98)
+    seed_rng(98)
     assert before + again + read(tmp_path / "cut", data(), epochs=2) == expected
 
 
@@ -85,12 +85,12 @@ def test_loader_whose_processes_are_kept_goes_on_in_the_same_permutation(
         )
 
     expected = read(tmp_path / "whole", data(), epochs=2)
-    rng.seed(5)
+    seed_rng(5)
     loader = data()
     before = read(tmp_path / "cut", loader, stop_after=cut, epochs=2)
-    rng.seed(99)
+    seed_rng(99)
     again = read(tmp_path / "cut", loader, stop_after=3, epochs=2)
-    rng.seed(98)
+    seed_rng(98)
     assert before + again + read(tmp_path / "cut", data(), epochs=2) == expected
 
 
@@ -111,11 +111,11 @@ def test_random_numbers_of_loader_processes_are_drawn_again(
     def data() -> Any:
         return torch.utils.data.DataLoader(Noise(), 2, num_workers=1, persistent_workers=persistent)
 
-    rng.seed(5)
+    seed_rng(5)
     expected = read(tmp_path / "whole", data(), epochs=2)
-    rng.seed(5)
+    seed_rng(5)
     before = read(tmp_path / "cut", data(), stop_after=cut, epochs=2)
-    rng.seed(99)
+    seed_rng(99)
     assert before + read(tmp_path / "cut", data(), epochs=2) == expected
     assert "worker_random_numbers_are_not_saved" not in caplog.text
 
@@ -140,7 +140,7 @@ def test_generator_of_a_data_loader_goes_on_when_a_finished_run_is_made_longer(
         return torch.utils.data.DataLoader(list(range(9)), shuffle=True, generator=generator)
 
     expected = read(tmp_path / "whole", data(), epochs=2)
-    rng.seed(5)
+    seed_rng(5)
     before = read(tmp_path / "longer", data(), epochs=1)
     assert before + read(tmp_path / "longer", data(), epochs=2) == expected
 

@@ -12,7 +12,7 @@ import pytest
 from dtruntime.coordinator.state import barriers
 from dtruntime.coordinator.state import commands as c
 from dtruntime.coordinator.state.records import copied
-from dtruntime.run import rendezvous
+from dtruntime.run import crew as rendezvous
 from tests.support.promises.promises import PromiseBroken
 from tests.support.simulation.simulated_crew import CrewLauncher
 from tests.support.simulation.simulation import Simulation

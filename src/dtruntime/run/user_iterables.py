@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from ...telemetry import EventLog
-from .. import rng
-from ..crew import Crew
-from .stream import Stream
+from ..telemetry import EventLog
+from .crew import Crew
+from .streams import Stream
+from .tracked_state import capture_rng, restore_rng
 
 log = EventLog("run")
 
@@ -128,16 +128,16 @@ class UserStream(Stream):
 
     def _again(self, skip: int) -> Iterator[Any]:
         """The pass that was interrupted, from behind the batches that were used."""
-        now = rng.capture()
+        now = capture_rng()
         if self._drawn_from is None:
             self._drawn_from = _origin(self._batches)
         _keep_workers(self._batches, keep=self._drawn_from["kept_workers"])
         _set_generators(self._batches, self._drawn_from)
-        rng.restore(self._drawn_from["global"])
+        restore_rng(self._drawn_from["global"])
         passing: Iterator[Any] = iter(self._batches)
         for _ in islice(passing, skip):
             pass
-        rng.restore(now)
+        restore_rng(now)
         return passing
 
     def _empty(self) -> ValueError:
@@ -188,7 +188,7 @@ def _generators(batches: Any) -> list[Any]:
 
 def _origin(batches: Any) -> dict[str, Any]:
     """What a pass that begins now draws its order from."""
-    kept = {"kept_workers": _has_workers(batches), "global": rng.capture()}
+    kept = {"kept_workers": _has_workers(batches), "global": capture_rng()}
     return {**_generator_states(batches), **kept}
 
 

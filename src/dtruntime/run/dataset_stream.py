@@ -7,19 +7,18 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ...client import DatasetRegistry, TrainingOrchestrator
-from ...config import Config
-from ...data import build_index
-from ...data.index import DatasetIndex
-from ...data.loader import Delivery, Loader
-from ...data.loader_state import merge_states
-from ...data.mixture import Mixture
-from ...data.readers.format_reader import no_column
-from ...data.source import FileSource, NumberSource, Source
-from ...errors import ShardError
-from ..crew import Crew
-from .data_argument import format_of, is_count
-from .stream import DataOptions, Stream
+from ..client import DatasetRegistry, TrainingOrchestrator
+from ..config import Config
+from ..data import build_index
+from ..data.index import DatasetIndex
+from ..data.loader import Delivery, Loader
+from ..data.loader_state import merge_states
+from ..data.mixture import Mixture
+from ..data.readers.format_reader import no_column
+from ..data.source import FileSource, NumberSource, Source
+from ..errors import ShardError
+from .crew import Crew
+from .streams import DataOptions, Stream, format_of, is_count
 
 _SOURCE_OPTIONS = ("columns", "skip", "cache", "shard_size", "exact")
 

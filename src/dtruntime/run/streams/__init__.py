@@ -1,4 +1,0 @@
-"""Where a run's batches come from: numbers of steps, datasets, or what the user iterates.
-
-Read ``stream`` first.
-"""
