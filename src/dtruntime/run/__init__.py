@@ -1,7 +1,7 @@
 """Runs: training loops that resume, save, recover and end by themselves.
 
-The *crew* are the ranks that train together; a *rendezvous* decides who they are; *formation* puts
-them into the same state; the *step gate* lets all do something after the same step; a *stream*
+The *crew* are the ranks that train together; a *roll call* decides who they are; *formation* puts
+them into the same state; the *step gate* makes all do something after the same step; a *stream*
 gives batches. Read ``run`` first, then ``loop`` and ``formation``.
 """
 

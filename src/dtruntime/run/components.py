@@ -1,4 +1,4 @@
-"""What a run's arguments mean: its worker, its checkpoints, and where its batches come from."""
+"""A run's options, and the components that an open run is made of."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..client import TrainingOrchestrator, WorkerConfig
 from ..client.dataset_registration import OPTIONAL_PACKAGES
 from ..errors import ConfigError, install_command
 from ..types import MAX_ID_LENGTH, CheckpointInfo, check_seconds
-from .crew import Alone, CrewMembership, Together
+from .crew import CrewMembership, Together
 from .formation import Formation
 from .preemption import PreemptionNotices
 from .recovery import Failures, Recovery
@@ -32,16 +32,84 @@ if TYPE_CHECKING:
     from .pytorch.process_group import ProcessGroup
 
 
+REPORTED = frozenset({"step", "epoch", "state", "step_seconds", "samples_used"})
+"""Reported by the run itself; metrics have other names."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """The arguments of a run that its components need."""
+
+    checkpoints: str | os.PathLike[str]
+    manager: Mapping[str, Any]
+    """Options of `CheckpointManager`."""
+    data: DataOptions
+    epochs: int
+    max_steps: int | None
+    seed: int
+    save_seconds: float | None
+    grace_seconds: float
+    recovery: Recovery
+    process_group: str | None
+    """The backend of the process group that the run makes, or ``auto``."""
+    independent: bool
+    """Whether the run leaves gradients alone."""
+    collective_seconds: float
+
+    def __post_init__(self) -> None:
+        if self.data.data is None and self.max_steps is None:
+            raise ValueError("a run without data has no end: give max_steps")
+        if self.save_seconds is not None:
+            check_seconds("save_seconds", self.save_seconds)
+        check_seconds("grace_seconds", self.grace_seconds, may_be_zero=True)
+        check_seconds("collective_seconds", self.collective_seconds)
+        if self.process_group is not None and not isinstance(self.process_group, str):
+            raise TypeError(
+                f"process_group must be 'auto' or a backend of torch, not "
+                f"{type(self.process_group).__name__}"
+            )
+        if not isinstance(self.independent, bool):
+            raise TypeError(f"independent must be a bool, not {type(self.independent).__name__}")
+        if not isinstance(self.recovery, Recovery):
+            raise TypeError(f"recovery must be a Recovery, not {type(self.recovery).__name__}")
+
+    def length(self, steps: int | None) -> dict[str, float]:
+        """The length of the run for reports, given the number of ``steps`` in its epochs."""
+        length = {} if self.data.data is None else {"epochs": float(self.epochs)}
+        if limits := [count for count in (steps, self.max_steps) if count is not None]:
+            length["steps"] = float(min(limits))
+        return length
+
+    def is_over(self, step: int) -> bool:
+        """Whether the last step has been done."""
+        return self.max_steps is not None and step >= self.max_steps
+
+    def is_reached_by(self, finished: CheckpointInfo) -> bool:
+        """Whether a run that finished with this checkpoint is complete; it may be longer now."""
+        if self.is_over(finished.step):
+            return True
+        return self.data.data is not None and finished.epoch >= self.epochs
+
+
+def as_mapping(name: str, value: Any) -> Mapping[str, Any]:
+    """An argument that is a mapping, or nothing; ``TypeError`` otherwise."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a dict with names, not {type(value).__name__}")
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class RunComponents:
-    """The parts of a run that is open."""
+    """The components of an open run."""
 
     manager: CheckpointManager
     stream: Stream
     saves: RunCheckpoints
     formation: Formation
     gradients: Gradients | None
-    """Without torch there are none."""
+    """None without torch."""
     agreements: StepAgreements | None
     watch: PreemptionWatch | None
 
@@ -61,10 +129,10 @@ class RunComponents:
 
 
 def job_of_program(argv: list[str] | None = None) -> str | None:
-    """The job that a run without a name belongs to: ``STRATA_JOB``, else as its program is called.
+    """The default job of a run: ``STRATA_JOB``, else the name of its program.
 
-    All workers of a run run the same program, while their folders may be mounted at different
-    paths. ``None`` where there is no program, as in an interactive session.
+    All workers run the same program, while their folders may be mounted at different paths. None
+    if there is no program, as in an interactive session.
     """
     if os.environ.get("STRATA_JOB"):
         return os.environ["STRATA_JOB"]
@@ -87,7 +155,7 @@ def worker_of(
     world_size: int | None,
     worker_id: str | None = None,
 ) -> TrainingOrchestrator | None:
-    """The worker that takes part in a job, or ``None`` for a run of one process."""
+    """This worker's membership in a job; None for a run of one process."""
     if url is None and not os.environ.get("COORDINATOR_URL"):
         config = WorkerConfig(rank=rank, world_size=world_size).resolved()
         if (config.world_size or 1) > 1:
@@ -113,7 +181,7 @@ def open_run(
 ) -> RunComponents:
     """Register with the coordinator, and open checkpoints and data.
 
-    ``waiting`` surrounds the time in which this worker waits for others.
+    ``waiting`` is entered while this worker waits for others.
     """
     if options.process_group is not None and tracked.is_sharded:
         raise ConfigError(
@@ -124,28 +192,30 @@ def open_run(
     gradients = _gradients(options, tracked, waiting)
     if gradients is not None and worker is not None:
         gradients.check(worker.config.world_size or 1)
-    membership: CrewMembership = Alone()
-    agreements = watch = None
+    membership, commits = CrewMembership(), None
+    agreements = watch = location = None
     if worker is not None:
         with CheckpointManager(options.checkpoints, **options.manager) as manager:
-            # Whoever has the wrong place does not become a member: the others would wait for it.
+            # A worker with the wrong place must not become a member: the others would wait for it.
             CheckpointLocation(manager, worker, notices).check_record()
         notices.wait(io.submit(worker.register_worker()))
-        membership = Together(worker, options.recovery, failures, notices)
+        membership, commits = (
+            Together(worker, options.recovery, failures, notices),
+            CrewCommits(worker),
+        )
         agreements = StepAgreements(worker, gate, lets_in=True)
         watch = PreemptionWatch(worker, lambda: notices.reason if notices.look() else "")
-    commits = None if worker is None else CrewCommits(worker)
     manager = CheckpointManager(
         options.checkpoints, orchestrator=commits, sharded=commits is not None, **options.manager
     )
-    places = None if worker is None else CheckpointLocation(manager, worker, notices)
-    if commits is not None and places is not None:
-        commits.place = places.identity
+    if worker is not None and commits is not None:
+        location = CheckpointLocation(manager, worker, notices)
+        commits.place = location.identity
     stream = open_stream(options.data, worker)
     saves = RunCheckpoints(manager, commits, tracked, stream, options.seed)
-    saves.look_for_others()
+    saves.warn_of_others()
     group = _group(options, tracked, worker)
-    formation = Formation(membership, worker, stream, saves, places, group, gradients)
+    formation = Formation(membership, worker, stream, saves, location, group, gradients)
     return RunComponents(manager, stream, saves, formation, gradients, agreements, watch)
 
 
@@ -190,7 +260,7 @@ def _group(
 
 
 def open_stream(options: DataOptions, worker: TrainingOrchestrator | None) -> Stream:
-    """Where batches come from."""
+    """Open the source of batches."""
     data = options.data
     if data is None:
         return StepNumbers()
@@ -206,70 +276,3 @@ def open_stream(options: DataOptions, worker: TrainingOrchestrator | None) -> St
             f"{install_command(exc.name or '')}"
         ) from exc
     return dataset_stream(options, worker)
-
-
-REPORTED = frozenset({"step", "epoch", "state", "step_seconds", "samples_used"})
-"""What is reported beside the metrics, which have other names."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """The arguments of a run that its parts need."""
-
-    checkpoints: str | os.PathLike[str]
-    manager: Mapping[str, Any]
-    """Options of `CheckpointManager`."""
-    data: DataOptions
-    epochs: int
-    max_steps: int | None
-    seed: int
-    save_seconds: float | None
-    grace_seconds: float
-    recovery: Recovery
-    process_group: str | None
-    """The backend of the process group that the run makes, or ``auto``."""
-    independent: bool
-    """Whether gradients are no business of the run."""
-    collective_seconds: float
-
-    def __post_init__(self) -> None:
-        if self.data.data is None and self.max_steps is None:
-            raise ValueError("a run without data has no end: give max_steps")
-        if self.save_seconds is not None:
-            check_seconds("save_seconds", self.save_seconds)
-        check_seconds("grace_seconds", self.grace_seconds, may_be_zero=True)
-        check_seconds("collective_seconds", self.collective_seconds)
-        if self.process_group is not None and not isinstance(self.process_group, str):
-            raise TypeError(
-                f"process_group must be 'auto' or a backend of torch, not "
-                f"{type(self.process_group).__name__}"
-            )
-        if not isinstance(self.independent, bool):
-            raise TypeError(f"independent must be a bool, not {type(self.independent).__name__}")
-        if not isinstance(self.recovery, Recovery):
-            raise TypeError(f"recovery must be a Recovery, not {type(self.recovery).__name__}")
-
-    def length(self, steps: int | None) -> dict[str, float]:
-        """Tells how much there is to do: in epochs, and the ``steps`` of all of them, if known."""
-        found = {} if self.data.data is None else {"epochs": float(self.epochs)}
-        known = [count for count in (steps, self.max_steps) if count is not None]
-        return {**found, "steps": float(min(known))} if known else found
-
-    def is_over(self, step: int) -> bool:
-        """Whether the last step has been done."""
-        return self.max_steps is not None and step >= self.max_steps
-
-    def is_reached_by(self, finished: CheckpointInfo) -> bool:
-        """Whether a run that had finished ends here too; this one may be longer."""
-        if self.is_over(finished.step):
-            return True
-        return self.data.data is not None and finished.epoch >= self.epochs
-
-
-def as_mapping(name: str, value: Any) -> Mapping[str, Any]:
-    """What was given by name, or nothing; ``TypeError`` when it is no mapping."""
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise TypeError(f"{name} must be a dict with names, not {type(value).__name__}")
-    return value

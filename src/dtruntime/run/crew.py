@@ -1,11 +1,16 @@
-"""The ranks that train together, and how they come together again."""
+"""The crew: the ranks that train together, and how workers come to be one.
+
+Every worker that wants to train comes to a *roll call*, a barrier at which each hands round what it
+knows. All who were there draw the same conclusion from the same values: they form a crew, or wait
+for more workers, or call the roll again because a live member was not there. `Rendezvous` draws it,
+and knows neither a coordinator nor a clock; `Together` makes the calls.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -15,6 +20,7 @@ import msgspec
 from .._sync_bridge import io
 from ..client import TrainingOrchestrator
 from ..client.membership import ANYBODY
+from ..client.orchestrator import Meeting
 from ..errors import ConnectionError, StrataError, SyncError
 from ..telemetry import EventLog
 from .preemption import PreemptionNotices
@@ -25,11 +31,11 @@ log = EventLog("run")
 POLL_SECONDS = 0.1
 POLL_PER_WORKER = 0.001
 POLL_MOST = 1.0
-"""Of many workers each asks less often how many there are."""
+"""The more workers there are, the less often each asks how many there are."""
 ROUND_MS = 30_000
 RENDEZVOUS = "run:assemble"
-FIRST_WORD_SECONDS = 2.0
-"""After so long a worker that waits for others says so."""
+FIRST_WARNING_SECONDS = 2.0
+"""When a wait for other workers is first logged."""
 NAMES_SHOWN = 8
 
 
@@ -39,18 +45,18 @@ class Crew:
 
     ranks: tuple[int, ...]
     rank: int
-    """This worker's."""
+    """This worker's rank."""
     generation: int
-    """The membership that it was formed of."""
+    """The generation of the membership that formed it."""
 
     @property
     def index(self) -> int:
-        """This worker's place among the ranks."""
+        """This worker's position among the ranks."""
         return self.ranks.index(self.rank)
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return len(self.ranks)
 
     @property
@@ -69,58 +75,132 @@ def lost_ranks(worker: TrainingOrchestrator, crew: Crew) -> frozenset[int]:
 
 
 def has_lost(worker: TrainingOrchestrator, crew: Crew) -> bool:
-    """Whether one of a crew is gone, or this worker itself is not a member any more."""
+    """Whether one of a crew is gone, or this worker itself is no longer a member."""
     return not worker.is_registered or bool(lost_ranks(worker, crew))
 
 
-class CrewMembership(ABC):
-    """Where the crew comes from."""
+class Attendance(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker hands round at a roll call."""
 
-    @abstractmethod
+    formed: bool
+    """Whether it has been in a crew; those who have decide how long to wait."""
+    wanted: int
+    """How many workers the run had, or is to have."""
+    least: int
+    """The fewest workers that it trains with."""
+    seconds: float
+    """How much longer it would wait for replacements of those who were lost."""
+    failures: tuple[int, ...] = ()
+    """How many seconds ago the crews that it knows of had to recover."""
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """Conclusion of a roll call: these ranks train together."""
+
+    ranks: tuple[int, ...]
+    generation: int
+    wanted: int
+    """If there are fewer ranks, the crew goes on smaller."""
+    failures: tuple[int, ...] = ()
+    """The longest list of failures that somebody knows of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Conclusion of a roll call: there are too few, wait for more and call the roll again."""
+
+    workers: int
+    seconds: float | None
+    """The limit of the wait; None: no limit."""
+
+
+class Rendezvous:
+    """One worker's part in forming crews, over the whole run."""
+
+    def __init__(self, world_size: int, recovery: Recovery, now: float) -> None:
+        """``world_size`` is 0 in an elastic job."""
+        self._world_size = world_size
+        self._recovery = recovery
+        self.wanted = world_size or recovery.min_workers
+        """How many workers the run had, or is to have."""
+        self._formed = False
+        self._lost: frozenset[int] = frozenset()
+        self._until = now + recovery.wait_seconds
+
+    def hear(self, lost: Set[int], now: float) -> None:
+        """Note which ranks of the crew were lost; a replacement of each is waited for once."""
+        if not lost <= self._lost:
+            self._until = now + self._recovery.wait_seconds
+        self._lost = frozenset(lost)
+
+    def bring(self, now: float, failures: Sequence[int] = ()) -> bytes:
+        """What this worker hands round."""
+        seconds, least = round(max(0.0, self._until - now), 3), self._recovery.min_workers
+        attendance = Attendance(self._formed, self.wanted, least, seconds, tuple(failures))
+        return msgspec.json.encode(attendance)
+
+    def conclude(self, meeting: Meeting) -> Formed | Waits | None:
+        """What all who were there do next; None: call the roll again, for a member was missing."""
+        if meeting.left_out:
+            return None
+        present = [_attendance(rank, value) for rank, value in meeting.values.items()]
+        wanted, least = max(one.wanted for one in present), max(one.least for one in present)
+        deciding = [one for one in present if one.formed] or present
+        seconds = max(one.seconds for one in deciding)
+        if len(present) < wanted and seconds > 0:
+            return Waits(wanted, seconds)
+        if len(present) < least:
+            return Waits(least, None)
+        failures = max((one.failures for one in present), key=len)
+        return Formed(tuple(sorted(meeting.values)), meeting.generation, wanted, failures)
+
+    def begin(self, workers: int) -> None:
+        """A crew of so many workers begins to train; until then it was only formed."""
+        self._formed = True
+        self.wanted = max(workers, self._world_size)
+        self._lost = frozenset()
+        self._until = 0.0
+
+
+def _attendance(rank: int, value: bytes) -> Attendance:
+    try:
+        return msgspec.json.decode(value, type=Attendance)
+    except msgspec.DecodeError:
+        raise StrataError(
+            f"rank {rank} came to the roll call with something else than a run brings: all workers "
+            "of a run have to be of the same version of Strata"
+        ) from None
+
+
+class CrewMembership:
+    """Membership in the crew of a run without a coordinator: one process."""
+
     def assemble(self) -> Crew:
-        """Come together with all others that are there."""
-
-    def begin(self, crew: Crew) -> None:  # noqa: B027 - a run of one process has nothing to note
-        """A crew begins to train."""
-
-    @abstractmethod
-    def share(self, name: str, value: bytes, crew: Crew) -> Mapping[int, bytes]:
-        """Give the others a value, and get theirs by rank; ``SyncError`` when one is lost."""
-
-    @abstractmethod
-    def wait_with(self, crew: Crew, work: Future[None], seconds: float) -> None:
-        """Wait for what needs all of a crew; ``SyncError`` as soon as one is lost.
-
-        Raises what the work raises, and ``TimeoutError`` when it is not done after ``seconds``.
-        """
-
-    @abstractmethod
-    def has_lost(self, crew: Crew) -> bool:
-        """Whether one of a crew is gone."""
-
-
-class Alone(CrewMembership):
-    """A run of one process, without a coordinator."""
-
-    def assemble(self) -> Crew:
-        """Just this one."""
+        """Form a crew with everybody who is there."""
         return Crew((0,), 0, 0)
 
+    def begin(self, crew: Crew) -> None:
+        """The crew begins to train."""
+
     def share(self, name: str, value: bytes, crew: Crew) -> Mapping[int, bytes]:
-        """Its own value."""
+        """Exchange values with the crew, by rank; ``SyncError`` if one is lost."""
         return {0: value}
 
     def wait_with(self, crew: Crew, work: Future[None], seconds: float) -> None:
-        """Nobody can be lost."""
+        """Wait for work that needs all of a crew; ``SyncError`` as soon as one is lost.
+
+        Raises what the work raises, and ``TimeoutError`` if it is not done after ``seconds``.
+        """
         work.result(seconds)
 
     def has_lost(self, crew: Crew) -> bool:
-        """Never."""
+        """Whether one of a crew is gone."""
         return False
 
 
 class Together(CrewMembership):
-    """The members of a job, as the coordinator knows them."""
+    """Membership in the crew of a job, as the coordinator knows it."""
 
     def __init__(
         self,
@@ -134,21 +214,21 @@ class Together(CrewMembership):
         self._recovery = recovery
         self._failures = failures
         world_size = orchestrator.config.world_size or 0
-        self._roll_call = Rendezvous(world_size, recovery, time.monotonic())
+        self._rendezvous = Rendezvous(world_size, recovery, time.monotonic())
         self._crew: Crew | None = None
-        """Those who trained last."""
+        """The crew that trained last."""
 
     def assemble(self) -> Crew:
-        """Register if need be, and call the roll until it gives a crew."""
-        waiting = WaitReporter(self._recovery.assemble_seconds)
+        """Register if necessary, and call the roll until it gives a crew."""
+        reporter = WaitReporter(self._recovery.assemble_seconds)
         while True:
             self._notices.wait(io.submit(self._orchestrator.rejoin_async()))
             try:
                 self._hear()
-                crew = self._call_the_roll(waiting)
+                crew = self._call_the_roll(reporter)
             except SyncError as exc:
                 if exc.reason == "timeout":
-                    waiting.say(_absent(exc), exc)
+                    reporter.report(_missing(exc), exc)
                 else:
                     log.info("run.assembling", reason=str(exc))
                 continue
@@ -156,51 +236,48 @@ class Together(CrewMembership):
                 return crew
 
     def begin(self, crew: Crew) -> None:
-        """A crew begins to train: from now on the loss of one of its ranks is a failure."""
+        """The crew begins to train: from now on losing one of its ranks is a failure."""
         self._crew = crew
-        self._roll_call.begin(crew.size)
+        self._rendezvous.begin(crew.size)
 
     def share(self, name: str, value: bytes, crew: Crew) -> Mapping[int, bytes]:
-        """Give the others of the crew a value, and get theirs by rank."""
-        waiting = WaitReporter(self._recovery.assemble_seconds)
+        """Exchange values with the crew; one that restores a lot is awaited as long as it lives."""
+        reporter = WaitReporter(self._recovery.assemble_seconds)
         while True:
             try:
                 return self._share(name, value, crew)
             except SyncError as exc:
-                # One that restores much may take long: it is waited for as long as it lives.
                 if exc.reason != "timeout":
                     raise
-                waiting.say(_absent(exc), exc)
+                reporter.report(_missing(exc), exc)
 
     def wait_with(self, crew: Crew, work: Future[None], seconds: float) -> None:
-        """Wait for what needs all of the crew, and ask meanwhile whether they are there."""
-        until = time.monotonic() + seconds
+        """Wait for work that needs all of the crew, and check meanwhile that they are there."""
+        deadline = time.monotonic() + seconds
         while not wait([work], _pause(crew.size)).done:
             self._confirm(crew)
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise TimeoutError(f"not done within {seconds:g} s")
         work.result()
 
     def has_lost(self, crew: Crew) -> bool:
-        """Whether one of a crew was lost or left, or this worker is not a member any more."""
+        """Whether one of a crew is gone, or this worker itself is no longer a member."""
         return has_lost(self._orchestrator, crew)
 
     def _hear(self) -> None:
-        """Know of the losses up to now."""
-        self._look()
+        self._beat()
         crew, worker = self._crew, self._orchestrator
         lost = worker.losses_since(0) if crew is None else lost_ranks(worker, crew)
-        self._roll_call.hear(lost, time.monotonic())
+        self._rendezvous.hear(lost, time.monotonic())
 
-    def _look(self) -> None:
-        """Hear what the coordinator knows, as far as it can be reached."""
+    def _beat(self) -> None:
         with contextlib.suppress(ConnectionError):
             self._notices.wait(io.submit(self._orchestrator.heartbeat()))
 
     def _confirm(self, crew: Crew) -> None:
-        """``SyncError`` when one of a crew is gone."""
+        """``SyncError`` if one of a crew is gone."""
         self._notices.check()
-        self._look()
+        self._beat()
         if self.has_lost(crew):
             raise SyncError(
                 "a worker was lost, or left, before all had come together",
@@ -208,214 +285,89 @@ class Together(CrewMembership):
                 generation=self._orchestrator.generation,
             )
 
-    def _call_the_roll(self, waiting: WaitReporter) -> Crew | None:
-        worker, roll = self._orchestrator, self._roll_call
-        brought = roll.bring(time.monotonic(), self._failures.ages())
-        timeout_ms = round(1000 * waiting.seconds_to_next())
-        met = self._notices.wait(
-            io.submit(worker.meet_async(RENDEZVOUS, brought, timeout_ms=timeout_ms))
-        )
-        concluded = roll.conclude(Called(met.values, met.generation, met.left_out))
-        if isinstance(concluded, Waits):
-            self._wait(concluded, waiting)
-        if not isinstance(concluded, Formed):
+    def _call_the_roll(self, reporter: WaitReporter) -> Crew | None:
+        worker = self._orchestrator
+        value = self._rendezvous.bring(time.monotonic(), self._failures.ages())
+        timeout_ms = round(1000 * reporter.seconds_to_next())
+        call = worker.meet_async(RENDEZVOUS, value, timeout_ms=timeout_ms)
+        conclusion = self._rendezvous.conclude(self._notices.wait(io.submit(call)))
+        if isinstance(conclusion, Waits):
+            self._wait(conclusion, reporter)
+        if not isinstance(conclusion, Formed):
             return None
-        ranks = concluded.ranks
-        if len(ranks) < concluded.wanted:
-            log.warning("run.goes_on_smaller", workers=len(ranks), before=concluded.wanted)
-        self._failures.adopt(concluded.failures)
-        return Crew(ranks, worker.rank, concluded.generation)
+        ranks = conclusion.ranks
+        if len(ranks) < conclusion.wanted:
+            log.warning("run.goes_on_smaller", workers=len(ranks), before=conclusion.wanted)
+        self._failures.adopt(conclusion.failures)
+        return Crew(ranks, worker.rank, conclusion.generation)
 
-    def _wait(self, wanted: Waits, waiting: WaitReporter) -> None:
-        """Wait until so many workers are there, time is up, or somebody else is lost."""
+    def _wait(self, goal: Waits, reporter: WaitReporter) -> None:
+        """Wait until enough workers are there, the time is up, or another one is lost."""
         worker, lost = self._orchestrator, self._orchestrator.lost_generation
-        until = math.inf if wanted.seconds is None else time.monotonic() + wanted.seconds
+        until = math.inf if goal.seconds is None else time.monotonic() + goal.seconds
         while time.monotonic() < until and worker.lost_generation == lost:
             live = self._notices.wait(io.submit(worker.live_workers_async()))
-            if live >= wanted.workers:
+            if live >= goal.workers:
                 return
-            absent = f"{wanted.workers - live} of {wanted.workers} workers"
-            waiting.say(absent, None, at_most=wanted.seconds)
+            missing = f"{goal.workers - live} of {goal.workers} workers"
+            reporter.report(missing, None, at_most=goal.seconds)
             self._notices.pause(_pause(live))
 
     def _share(self, name: str, value: bytes, crew: Crew) -> Mapping[int, bytes]:
         call = self._orchestrator.exchange_async(
             f"run:{crew.generation}:{name}", value, timeout_ms=ROUND_MS, ranks=crew.ranks
         )
-        told = io.submit(call)
+        exchange = io.submit(call)
         try:
-            # A loss ends this call, but not where the lost one was last heard before this worker
+            # A loss ends this call, unless the lost one was last heard before this worker
             # registered: it may have been at the roll call all the same, and died after it.
-            while not wait([told], POLL_MOST).done:
+            while not wait([exchange], POLL_MOST).done:
                 self._confirm(crew)
-            return told.result()
+            return exchange.result()
         except BaseException:
-            told.cancel()
+            exchange.cancel()
             raise
 
 
 class WaitReporter:
-    """Says who is waited for: soon after the wait began, then at growing intervals."""
+    """Logs which workers are missing: soon after the wait began, then at growing intervals."""
 
     def __init__(self, most_seconds: float) -> None:
         """The wait fails after ``most_seconds``."""
         self._most = most_seconds
         self._began = time.monotonic()
-        self._next = FIRST_WORD_SECONDS
+        self._next = FIRST_WARNING_SECONDS
 
     def seconds_to_next(self) -> float:
-        """How long to wait until there is something to say."""
-        return min(ROUND_MS / 1000, max(POLL_SECONDS, self._next - self._waited))
+        """How long to wait until the next report."""
+        waited = time.monotonic() - self._began
+        return min(ROUND_MS / 1000, max(POLL_SECONDS, self._next - waited))
 
-    def say(self, absent: str, why: SyncError | None, at_most: float | None = None) -> None:
-        """Name those who are absent, if it is time to; raises when it has taken too long."""
-        waited = self._waited
+    def report(self, missing: str, error: SyncError | None, at_most: float | None = None) -> None:
+        """Log who is missing, if it is time to; raises if the wait has taken too long."""
+        waited = time.monotonic() - self._began
         if waited > self._most:
             raise SyncError(
-                f"{absent} did not come within {self._most:g} s: start what is missing, look why "
+                f"{missing} did not come within {self._most:g} s: start what is missing, look why "
                 "it hangs ('strata status'), or give Recovery a larger assemble_seconds",
                 reason="timeout",
-                missing=None if why is None else why.missing,
-                missing_count=None if why is None else why.missing_count,
+                missing=None if error is None else error.missing,
+                missing_count=None if error is None else error.missing_count,
             )
         if waited >= self._next:
             self._next = max(2 * self._next, waited)
-            bound = {} if at_most is None else {"at_most_seconds": round(at_most)}
+            limit = {} if at_most is None else {"at_most_seconds": round(at_most)}
             log.warning(
-                "run.waits_for_workers", missing=absent, since_seconds=round(waited), **bound
+                "run.waits_for_workers", missing=missing, since_seconds=round(waited), **limit
             )
-
-    @property
-    def _waited(self) -> float:
-        return time.monotonic() - self._began
 
 
 def _pause(workers: int) -> float:
-    """How long each of so many waits before it asks again."""
+    """How long each of so many workers waits before it asks again."""
     return min(POLL_MOST, POLL_SECONDS + workers * POLL_PER_WORKER)
 
 
-def _absent(error: SyncError) -> str:
-    """Who has not come, by name."""
+def _missing(error: SyncError) -> str:
     names = list(error.missing)[:NAMES_SHOWN]
     more = error.missing_count - len(names)
     return f"{', '.join(names)}{f' and {more} more' if more > 0 else ''}"
-
-
-class Attendance(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker brings to a roll call."""
-
-    formed: bool
-    """Whether it has been in a crew before. Others leave it to those who have how long to wait."""
-    wanted: int
-    """How many workers the run had, or is to have."""
-    least: int
-    """With fewer it would not train."""
-    seconds: float
-    """How much longer it would wait for replacements of those who were lost."""
-    failures: tuple[int, ...] = ()
-    """How many seconds ago the crews that it knows of had to recover."""
-
-
-@dataclass(frozen=True, slots=True)
-class Called:
-    """A roll call that has ended, in the same words for all who were there."""
-
-    values: Mapping[int, bytes]
-    """What each brought, by rank."""
-    generation: int
-    """The membership at that moment."""
-    left_out: int
-    """How many live members were not there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Formed:
-    """These train together."""
-
-    ranks: tuple[int, ...]
-    generation: int
-    wanted: int
-    """More than there are: the crew goes on smaller."""
-    failures: tuple[int, ...] = ()
-    """How many seconds ago it had to recover, as far as anybody knows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Waits:
-    """There are too few: wait until there are more, then call the roll again."""
-
-    workers: int
-    """How many would do."""
-    seconds: float | None
-    """For how long at most; None: however long it takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallsAgain:
-    """A live member was not there, and is expected at the next roll call."""
-
-
-class Rendezvous:
-    """One worker's part in forming crews, over the whole run."""
-
-    def __init__(self, world_size: int, recovery: Recovery, now: float) -> None:
-        """``world_size`` is 0 in an elastic job."""
-        self._world_size = world_size
-        self._recovery = recovery
-        self._wanted = world_size or recovery.min_workers
-        self._formed = False
-        self._lost: frozenset[int] = frozenset()
-        self._until = now + recovery.wait_seconds
-
-    @property
-    def wanted(self) -> int:
-        """How many workers the run had, or is to have."""
-        return self._wanted
-
-    def hear(self, lost: Set[int], now: float) -> None:
-        """Learn which ranks of the crew were lost: the replacement of each is waited for once."""
-        if not lost <= self._lost:
-            self._until = now + self._recovery.wait_seconds
-        self._lost = frozenset(lost)
-
-    def bring(self, now: float, failures: Sequence[int] = ()) -> bytes:
-        """What this worker hands round."""
-        seconds = round(max(0.0, self._until - now), 3)
-        return msgspec.json.encode(
-            Attendance(
-                self._formed, self._wanted, self._recovery.min_workers, seconds, tuple(failures)
-            )
-        )
-
-    def conclude(self, called: Called) -> Formed | Waits | CallsAgain:
-        """What all who were there do next."""
-        if called.left_out:
-            return CallsAgain()
-        there = [_attendance(rank, value) for rank, value in called.values.items()]
-        wanted, least = max(one.wanted for one in there), max(one.least for one in there)
-        deciding = [one for one in there if one.formed] or there
-        seconds = max(one.seconds for one in deciding)
-        if len(there) < wanted and seconds > 0:
-            return Waits(wanted, seconds)
-        if len(there) < least:
-            return Waits(least, None)
-        failures = max((one.failures for one in there), key=len)
-        return Formed(tuple(sorted(called.values)), called.generation, wanted, failures)
-
-    def begin(self, workers: int) -> None:
-        """A crew of so many begins to train; one that was only formed has not."""
-        self._formed = True
-        self._wanted = max(workers, self._world_size)
-        self._lost = frozenset()
-        self._until = 0.0
-
-
-def _attendance(rank: int, value: bytes) -> Attendance:
-    try:
-        return msgspec.json.decode(value, type=Attendance)
-    except msgspec.DecodeError:
-        raise StrataError(
-            f"rank {rank} came to the roll call with something else than a run brings: all workers "
-            "of a run have to be of the same version of Strata"
-        ) from None

@@ -1,10 +1,11 @@
-"""Datasets as the source of a run's batches."""
+"""The stream of a dataset: files, a number of samples, or a source for `Loader`."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ..client import DatasetRegistry, TrainingOrchestrator
@@ -24,43 +25,43 @@ _SOURCE_OPTIONS = ("columns", "skip", "cache", "shard_size", "exact")
 
 
 def dataset_stream(options: DataOptions, worker: TrainingOrchestrator | None) -> Stream:
-    """The batches of files, of a number of samples, or of a source that was made before."""
-    data = options.data
-    if isinstance(data, Source | DatasetIndex | Mixture):
-        return _loaded(data, options.loader)
-    if worker is not None:
-        return _registered(options, worker)
-    reading = dict(options.loader)
-    return _loaded(_source(data, options.format, reading), reading)
+    """Open a stream; with a worker, files and numbers become a registered dataset of its job."""
+    source, loader = options.data, dict(options.loader)
+    if not isinstance(source, Source | DatasetIndex | Mixture):
+        if worker is not None:
+            return _registered(options, worker)
+        source = _source(source, options.format, loader)
+    return DatasetStream(partial(Loader, source, **loader))
 
 
 class DatasetStream(Stream):
     """A dataset read by `Loader`."""
 
     def __init__(
-        self, make: Callable[[Crew], Loader], disconnect: Callable[[], None] | None = None
+        self, make: Callable[..., Loader], disconnect: Callable[[], None] | None = None
     ) -> None:
-        """``disconnect`` closes what ``make`` uses, and can use again."""
+        """``make`` takes a rank and a world size; ``disconnect`` closes what it uses for now."""
         self._make = make
         self._disconnect = disconnect
         self._loader: Loader | None = None
-        self._given: Delivery | None = None
+        self._delivery: Delivery | None = None
 
     @property
     def loader(self) -> Loader:
-        """The loader of the present crew."""
+        """The loader of the current crew."""
         assert self._loader is not None, "the stream is not open"
         return self._loader
 
     @property
     def epoch(self) -> int:  # type: ignore[override]
-        """The epoch that is read."""
+        """The current epoch."""
         return self.loader.epoch
 
     def open(self, crew: Crew) -> None:
         """Make a loader for the crew."""
-        self._stop_reading()
-        self._loader = self._make(crew)
+        if self._loader is not None:
+            self._loader.close()
+        self._loader = self._make(rank=crew.index, world_size=crew.size)
 
     def batches(self) -> Iterator[tuple[Any, int]]:
         """Batches up to the end of the epoch; all ranks have the same number of them."""
@@ -72,7 +73,7 @@ class DatasetStream(Stream):
             )
         last: Any = None
         for step in loader.deliveries():
-            self._given = step
+            self._delivery = step
             last = step.batch if step.batch is not None else last
             if step.batch is not None:
                 yield step.batch, len(step.numbers)
@@ -81,18 +82,18 @@ class DatasetStream(Stream):
         loader.end_epoch()
 
     def steps_in(self, epochs: int, step: int) -> int | None:
-        """As many as there will be if the crew stays as it is."""
+        """The number of steps if the crew stays as it is."""
         loader = self.loader
         return step + len(loader) + (epochs - loader.epoch - 1) * loader.steps_per_epoch
 
     def used(self) -> None:
-        """Take note of the batch's samples."""
-        assert self._given is not None
-        self.loader.accept(self._given)
+        """Record the batch's samples as consumed."""
+        assert self._delivery is not None
+        self.loader.accept(self._delivery)
 
     def explain(self, error: BaseException) -> str:
-        """Which columns there are, when one was asked for that is not there."""
-        batch = None if self._given is None else self._given.batch
+        """The columns that there are, if the program asked for another one."""
+        batch = None if self._delivery is None else self._delivery.batch
         if not isinstance(error, KeyError) or not isinstance(batch, Mapping):
             return ""
         name = error.args[0] if error.args else None
@@ -105,7 +106,7 @@ class DatasetStream(Stream):
         return json.dumps(self.loader.state_dict())
 
     def restore(self, states: Sequence[Any], index: int) -> None:
-        """Join the states, so that coverage is proved across the interruption."""
+        """Merge the ranks' states, so that coverage is proved across the interruption."""
         positions = [json.loads(state) for state in states if state is not None]
         complete = len(positions) == positions[0]["world"]
         self.loader.load_state_dict(merge_states(positions) if complete else positions[0])
@@ -113,62 +114,44 @@ class DatasetStream(Stream):
     def close(self) -> None:
         """Stop reading ahead, and close the connection."""
         try:
-            self._stop_reading()
+            if self._loader is not None:
+                self._loader.close()
         finally:
             if self._disconnect is not None:
                 self._disconnect()
 
-    def _stop_reading(self) -> None:
-        if self._loader is not None:
-            self._loader.close()
-
 
 def _registered(options: DataOptions, worker: TrainingOrchestrator) -> Stream:
-    """A dataset of the job; every worker registers it, which is the same as one doing so."""
+    """A dataset of the job; it makes no difference that every worker registers it."""
     registry = DatasetRegistry(worker.config.coordinator_url, job=worker.job)
-    reading = dict(options.loader)
+    loader = dict(options.loader)
+    shard_size = loader.pop("shard_size", _shard_size())
+    shuffle, seed = loader.get("shuffle", True), loader.get("seed", 0)
     try:
-        _register(registry, options, reading.pop("shard_size", _shard_size()))
+        if is_count(options.data):
+            registry.register_dataset(options.dataset, options.data, shard_size, shuffle)
+        else:
+            registry.register(
+                options.dataset,
+                os.fspath(options.data),
+                options.format or format_of(options.data),
+                shard_size=shard_size,
+                shuffle=shuffle,
+                seed=seed,
+            )
     except BaseException:
         registry.close()
         raise
-
-    def make(crew: Crew) -> Loader:
-        return registry.loader(
-            options.dataset, **{**reading, "rank": crew.index, "world_size": crew.size}
-        )
-
-    return DatasetStream(make, registry.close)
+    return DatasetStream(partial(registry.loader, options.dataset, **loader), registry.close)
 
 
-def _register(registry: DatasetRegistry, options: DataOptions, shard_size: int) -> None:
-    shuffle, seed = options.loader.get("shuffle", True), options.loader.get("seed", 0)
-    if is_count(options.data):
-        registry.register_dataset(options.dataset, options.data, shard_size, shuffle)
-    else:
-        registry.register(
-            options.dataset,
-            os.fspath(options.data),
-            options.format or format_of(options.data),
-            shard_size=shard_size,
-            shuffle=shuffle,
-            seed=seed,
-        )
-
-
-def _loaded(source: Source | DatasetIndex | Mixture, reading: Mapping[str, Any]) -> Stream:
-    def make(crew: Crew) -> Loader:
-        return Loader(source, **{**reading, "rank": crew.index, "world_size": crew.size})
-
-    return DatasetStream(make)
-
-
-def _source(data: Any, format: str | None, reading: dict[str, Any]) -> Source:
-    chosen = {name: reading.pop(name) for name in _SOURCE_OPTIONS if name in reading}
-    chosen.setdefault("shard_size", _shard_size())
+def _source(data: Any, format: str | None, loader: dict[str, Any]) -> Source:
+    """A source, made with those of the loader's options that are meant for it."""
+    options = {name: loader.pop(name) for name in _SOURCE_OPTIONS if name in loader}
+    options.setdefault("shard_size", _shard_size())
     if is_count(data):
-        return NumberSource(data, **chosen)
-    return FileSource(build_index(os.fspath(data), format or format_of(data)), **chosen)
+        return NumberSource(data, **options)
+    return FileSource(build_index(os.fspath(data), format or format_of(data)), **options)
 
 
 def _shard_size() -> int:

@@ -1,4 +1,4 @@
-"""Being told to go: SIGTERM, or a file that appears, and the time that there is from then on."""
+"""Preemption notices: SIGTERM or a file that appears, and the grace period that follows."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ PREEMPTED = 143
 LOOK_SECONDS = 0.5
 WATCH_SECONDS = 0.1
 RESERVE_SECONDS = 3.0
-"""So much of the grace time, or a quarter of it, is kept for leaving without a checkpoint."""
+"""This much of the grace period, or a quarter of it, is kept for leaving without a checkpoint."""
 LEAST_SECONDS = 1.0
-"""So long there always is to leave."""
+"""The least time to leave in."""
 
 R = TypeVar("R")
 
 
 class Leaving(BaseException):
-    """This process was told to go while it waited, or has no time left.
+    """A notice came while this process waited, or its time is up.
 
     Not an ``Exception``: like ``KeyboardInterrupt`` it comes from outside, wherever the run is.
     """
@@ -43,19 +43,19 @@ class Interrupts(IntEnum):
     NEVER = 0
     """The program's own code runs."""
     WHEN_LATE = 1
-    """When the grace time is nearly over: a checkpoint may still be made."""
+    """When the grace period is nearly over: until then a checkpoint may be saved."""
     AT_ONCE = 2
     """There is nothing to save."""
 
 
 class PreemptionNotices:
-    """Watches for a notice that this process is going to be stopped.
+    """Watches for notices that this process is going to be stopped.
 
-    The first SIGTERM is a notice; with the second one everything is as if there were no run. The
-    handler only takes a note, unless `during` says that the run may be interrupted.
+    The first SIGTERM is a notice; the second one does what it would do without a run. The handler
+    only takes a note, unless `during` allows it to interrupt the run.
 
-    With ``grace_seconds``, a process that is still there so long after a notice is ended, whatever
-    it does: also in the program's own code, and in what runs at the exit of the interpreter.
+    With ``grace_seconds``, a process that still runs that long after a notice is ended, whatever
+    it does: also in the program's own code, and at the exit of the interpreter.
     """
 
     def __init__(
@@ -84,28 +84,28 @@ class PreemptionNotices:
         self.reason = ""
         """What the notice was."""
         self.progress: Callable[[], Mapping[str, object]] = dict
-        """Says how far the run is, for the last words of a process that has no time left."""
+        """How far the run is, for the last log entry of a process whose time is up."""
 
     @property
     def seconds(self) -> float:
-        """How long ago the notice came."""
+        """The time since the notice."""
         return 0.0 if self._since is None else self._clock() - self._since
 
     @property
     def is_late(self) -> bool:
-        """Whether a notice came so long ago that only leaving is left to do."""
+        """Whether there is no time left but to leave."""
         if self._since is None or self._grace is None:
             return False
         return self.seconds > self._grace - min(RESERVE_SECONDS, self._grace / 4)
 
     def seconds_left(self, most: float) -> float:
-        """How long something may take at ``most``, as far as there is a notice."""
+        """``most``, or what is left of the grace period after a notice."""
         if self._since is None or self._grace is None:
             return most
         return min(most, max(LEAST_SECONDS / 2, self._grace - self.seconds))
 
     def install(self) -> None:
-        """Begin to listen for SIGTERM, which only the main thread can, and for the file."""
+        """Listen for SIGTERM, which only the main thread can, and for the file."""
         self._process = os.getpid()
         if self._signals and threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGTERM, self._on_signal)
@@ -114,17 +114,16 @@ class PreemptionNotices:
             threading.Thread(target=self._watch, name="strata-notices", daemon=True).start()
 
     def remove(self) -> None:
-        """Listen no longer. After a notice the exit of the interpreter is still bounded."""
+        """Stop listening. After a notice the exit of the interpreter is still bounded."""
         if self._since is not None and self._grace is not None:
             try:
-                # The last one that is registered is called first.
+                # The function registered last is called first.
                 threading._register_atexit(self._exits)  # type: ignore[attr-defined]
             except RuntimeError:
                 self._exits()
         else:
-            # Without it the run is freed as soon as nobody uses it. In a cycle it would wait for
-            # garbage collection, which ends queues before the data loader that they belong to:
-            # torch then waits 5 s for each process.
+            # Breaks a cycle, so that the run is freed without garbage collection. That would end
+            # the queues of a DataLoader before its processes, for which torch then waits 5 s each.
             self.progress = dict
         self._removed.set()
         with self._lock:
@@ -133,7 +132,7 @@ class PreemptionNotices:
                 signal.signal(signal.SIGTERM, self._previous or signal.SIG_DFL)
 
     def look(self) -> bool:
-        """Whether there is a notice; looks for the file, but not all the time."""
+        """Whether there is a notice; looks for the file every half second."""
         if self._since is not None:
             return True
         now = self._clock()
@@ -145,7 +144,7 @@ class PreemptionNotices:
 
     @contextmanager
     def during(self, interrupts: Interrupts) -> Iterator[None]:
-        """Raise `Leaving` in a block of the run's thread when it is time to go."""
+        """Raise `Leaving` in a block of the run's thread when it is time to leave."""
         before, self._interrupts = self._interrupts, interrupts
         try:
             self.check()
@@ -154,15 +153,17 @@ class PreemptionNotices:
             self._interrupts = before
 
     def check(self) -> None:
-        """Raise `Leaving` if it is time to go; for waits in threads that get no signals."""
-        wanted = self._interrupts
-        if wanted is Interrupts.NEVER or not self.look():
-            return
-        if wanted is Interrupts.AT_ONCE or self.is_late:
+        """Raise `Leaving` if it is time to leave; for waits in threads that get no signals."""
+        if self._interrupts is not Interrupts.NEVER and self.look() and self._may_interrupt():
             raise Leaving(self.reason)
 
+    def _may_interrupt(self) -> bool:
+        if self._interrupts is Interrupts.WHEN_LATE:
+            return self.is_late
+        return self._interrupts is Interrupts.AT_ONCE
+
     def wait(self, future: Future[R]) -> R:
-        """Wait for work on the I/O thread; it is cancelled when it is time to go."""
+        """Wait for work on the I/O thread; it is cancelled when it is time to leave."""
         try:
             while True:
                 try:
@@ -176,7 +177,7 @@ class PreemptionNotices:
             raise
 
     def pause(self, seconds: float) -> None:
-        """Sleep, unless it is time to go."""
+        """Sleep, unless it is time to leave."""
         time.sleep(seconds)
         self.check()
 
@@ -199,7 +200,7 @@ class PreemptionNotices:
     # On a thread of its own
 
     def _watch(self) -> None:
-        """Interrupt the run's thread when it is time to go; end the process when time is up."""
+        """Interrupt the run's thread when it is time to leave; end the process at last."""
         while not self.look():
             if self._removed.wait(WATCH_SECONDS) and self._since is None:
                 return
@@ -209,9 +210,8 @@ class PreemptionNotices:
         self._end()
 
     def _interrupt(self) -> None:
-        """Let the handler run again in the main thread: it raises if it may."""
-        wanted = self._interrupts
-        if wanted is Interrupts.AT_ONCE or (wanted is Interrupts.WHEN_LATE and self.is_late):
+        """Run the handler again in the main thread: it raises if it may."""
+        if self._may_interrupt():
             main = threading.main_thread().ident
             with self._lock:
                 ours = self._installed and signal.getsignal(signal.SIGTERM) == self._on_signal
@@ -224,17 +224,17 @@ class PreemptionNotices:
         return self.seconds > max(self._grace, LEAST_SECONDS)
 
     def _is_leaving(self) -> bool:
-        """Whether the interpreter ends. A program that goes on without its run is left alone."""
+        """Whether the interpreter exits. A program that goes on without its run is left alone."""
         return self._exiting or not threading.main_thread().is_alive()
 
     def _end(self) -> None:
-        # Whoever holds the lock of a log or of a stream may be what does not end.
-        words = threading.Thread(target=self._say_the_last, daemon=True)
-        words.start()
-        words.join(LEAST_SECONDS)
+        # In a thread: what does not end may hold the lock of a log or of a stream.
+        logging = threading.Thread(target=self._log_end, daemon=True)
+        logging.start()
+        logging.join(LEAST_SECONDS)
         os._exit(PREEMPTED)
 
-    def _say_the_last(self) -> None:
+    def _log_end(self) -> None:
         log.error(
             "run.grace_over",
             reason=self.reason,

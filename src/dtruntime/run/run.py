@@ -16,8 +16,7 @@ from ..telemetry.logs import is_debugging
 from ..types import EpochCoverage, check_whole
 from .components import REPORTED, RunOptions, as_mapping, job_of_program, worker_of
 from .crew import Crew
-from .formation import brief
-from .loop import Regroup, TrainingLoop
+from .loop import Regroup, TrainingLoop, brief
 from .preemption import PREEMPTED, Interrupts, Leaving, PreemptionNotices
 from .recovery import Recovery
 from .streams import DataOptions, check_data, check_lockstep
@@ -26,9 +25,9 @@ from .tracked_state import Tracked
 log = EventLog("run")
 
 _OWN = frozenset({"dtruntime", "asyncio", "concurrent", "contextlib", "threading"})
-"""Where frames of a traceback lie that tell nothing about the program."""
+"""Packages whose frames in a traceback say nothing about the program."""
 GOODBYE_SECONDS = 7.0
-"""How long a coordinator that is away is tried when a worker leaves."""
+"""How long an absent coordinator is tried when a worker leaves."""
 
 
 class Run:
@@ -44,10 +43,10 @@ class Run:
                     loss = train_step(model, optimizer, batch)
                     run.report(loss=loss)
 
-    Iterating gives batches from where the newest checkpoint left off up to the last epoch. With a
-    coordinator (``coordinator_url`` or ``COORDINATOR_URL``) all workers of the job form a crew:
-    they save together, and when one is lost the others wait for a replacement or go on without
-    it, everybody from the last checkpoint. Without one, a single process resumes and saves.
+    Iterating gives batches from where the newest checkpoint left off to the end of the last epoch.
+    With a coordinator (``coordinator_url`` or ``COORDINATOR_URL``) all workers of the job form a
+    crew: they save together, and when one is lost the others wait for a replacement or go on
+    without it, all from the last checkpoint. Without one, a single process resumes and saves.
     """
 
     def __init__(  # noqa: PLR0913
@@ -82,42 +81,40 @@ class Run:
         grace_seconds: float = 25.0,
         handle_signals: bool = True,
     ) -> None:
-        """Nothing is opened before the run is entered.
+        """Check the arguments; nothing is opened before the run is entered.
 
         - ``checkpoints``: a folder or a URL.
         - ``data``: files (a path, glob or URL, read as ``format``; with a coordinator they are
           registered as ``dataset``), a number of samples, a source for `Loader`, or anything that
           can be iterated once per epoch. Without data, batches are the numbers of the steps.
-        - ``track``: objects with a ``state_dict``. ``state``: what the values in
-          `Run.state` begin with.
-        - ``save_steps``, ``save_seconds``: how often to save (by default as ``[checkpoint]
-          interval_steps`` says). ``checkpoint`` has more options of `CheckpointManager`,
-          ``loader`` of `Loader`.
+        - ``track``: objects with a ``state_dict``. ``state``: the initial values of `Run.state`.
+        - ``save_steps``, ``save_seconds``: how often to save (by default every ``[checkpoint]
+          interval_steps``). ``checkpoint`` has more options of `CheckpointManager`, ``loader`` of
+          `Loader`.
         - ``process_group``: on several workers, make torch's default process group, anew when
           the crew changes, and average the gradients of tracked modules at the end of every
-          ``backward()``. ``"auto"`` takes the backend for the devices of the tracked parameters,
-          ``"gloo"`` or ``"nccl"`` that one. A single worker needs no group and makes none.
-          Leave it out when a launcher restarts all workers together, as torchrun does; then make
-          the group, and put DDP or FSDP around the model, before the run is entered. Modules
-          whose gradients nobody averages are an error before the first step.
-        - ``independent``: gradients are no business of the run, since each worker trains a model
-          of its own or the program averages by itself. Checkpoints have the first worker's.
-        - ``grace_seconds``: how long there is after SIGTERM, or after ``preemption_file``
-          (``STRATA_PREEMPTION_FILE``) has appeared, to save and leave. A process that is still
-          there then is ended, whatever it does.
+          ``backward()``. ``"auto"`` chooses the backend for the devices of the tracked parameters;
+          ``"gloo"`` and ``"nccl"`` name it. A single worker needs no group and makes none.
+          Leave it out if a launcher restarts all workers together, as torchrun does; then make
+          the group, and wrap the model in DDP or FSDP, before the run is entered. Modules whose
+          gradients nobody averages are an error before the first step.
+        - ``independent``: leave gradients alone, because each worker trains a model of its own or
+          the program averages them. Checkpoints have the first worker's model.
+        - ``grace_seconds``: the time to save and leave after SIGTERM, or after ``preemption_file``
+          (``STRATA_PREEMPTION_FILE``) has appeared. A process that still runs then is ended.
         """
         seed = check_whole("seed", seed)
         sizes = {"batch_size": batch_size, "global_batch_size": global_batch_size}
-        given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
-        given |= as_mapping("loader", loader)
+        reading: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+        reading |= as_mapping("loader", loader)
         if data is not None:
-            check_data(data, given if format is None else {**given, "format": format})
+            check_data(data, reading if format is None else {**reading, "format": format})
         every = None if save_steps is None else check_whole("save_steps", save_steps, 1)
-        kept = {"keep_count": keep_count, "interval_steps": every}
+        saving = {"keep_count": keep_count, "interval_steps": every}
         self._options = RunOptions(
             checkpoints=checkpoints,
-            manager={**kept, **as_mapping("checkpoint", checkpoint)},
-            data=DataOptions(data, format, dataset, {"seed": seed, **given}),
+            manager={**saving, **as_mapping("checkpoint", checkpoint)},
+            data=DataOptions(data, format, dataset, {"seed": seed, **reading}),
             epochs=check_whole("epochs", epochs, 1),
             max_steps=None if max_steps is None else check_whole("max_steps", max_steps),
             seed=seed,
@@ -133,7 +130,7 @@ class Run:
             coordinator_url, job or job_of_program(), rank, world_size, worker_id
         )
         if self._orchestrator is not None and self._orchestrator.config.world_size != 1:
-            check_lockstep(given)
+            check_lockstep(reading)
         self._notices = PreemptionNotices(
             preemption_file, signals=handle_signals, grace_seconds=grace_seconds
         )
@@ -141,51 +138,51 @@ class Run:
             self._options, self._tracked, self._orchestrator, self._notices
         )
 
-    # What is known
+    # Properties
 
     @property
     def epochs(self) -> int:
-        """How many epochs the run has in all."""
+        """The number of epochs in all."""
         return self._options.epochs
 
     @property
     def max_steps(self) -> int | None:
-        """After how many steps it ends at the latest."""
+        """The limit on the number of steps, if there is one."""
         return self._options.max_steps
 
     @property
     def recovery(self) -> Recovery:
-        """What it does when workers are lost."""
+        """The policy for lost workers."""
         return self._options.recovery
 
     @property
     def state(self) -> dict[str, Any]:
-        """The values that are saved and restored; put new ones here."""
+        """The values that are saved and restored; assign new ones here."""
         return self._tracked.values
 
     @property
     def step(self) -> int:
-        """How many steps are done."""
+        """The number of steps done."""
         return self._training.step
 
     @property
     def epoch(self) -> int:
-        """The epoch that is read."""
+        """The current epoch."""
         return self._training.parts.stream.epoch
 
     @property
     def crew(self) -> Crew:
-        """Those who train together now."""
+        """The ranks that train together now."""
         return self._training.crew
 
     @property
     def rank(self) -> int:
-        """This worker's place in the crew, from 0."""
+        """This worker's index in the crew, from 0."""
         return self.crew.index
 
     @property
     def world_size(self) -> int:
-        """How many workers train together."""
+        """The number of workers in the crew."""
         return self.crew.size
 
     @property
@@ -203,11 +200,11 @@ class Run:
 
     @property
     def orchestrator(self) -> TrainingOrchestrator | None:
-        """This worker's membership; ``None`` without a coordinator."""
+        """This worker's membership; None without a coordinator."""
         return self._orchestrator
 
     def coverage(self) -> list[EpochCoverage]:
-        """Which samples of each epoch were consumed, as far as the coordinator was told."""
+        """Which samples of each epoch were consumed, as reported to the coordinator."""
         worker = self._orchestrator
         if worker is None:
             raise StrataError("coverage is kept by a coordinator: this run has none")
@@ -217,7 +214,7 @@ class Run:
     # Opening and closing
 
     def track(self, **objects: Any) -> None:
-        """Track more objects, before the run is entered."""
+        """Track more objects; only before the run is entered."""
         if self._training.is_open:
             raise StrataError("track objects before the run is entered, so that they are restored")
         self._tracked.add(objects)
@@ -256,7 +253,7 @@ class Run:
         try:
             if error is None and not self.ending:
                 with self._notices.during(Interrupts.WHEN_LATE):
-                    self._training.keep_unfinished()
+                    self._training.save_unfinished()
         except Leaving:
             self._training.leave_unsaved()
         finally:
@@ -266,7 +263,7 @@ class Run:
 
     def _close(self, reason: str) -> None:
         if self._training.is_unsaved:
-            # The others need not wait for what takes long here.
+            # First of all, so that the others do not wait for what takes long here.
             self._training.give_up_saves()
             self._deregister(self.ending)
         try:
@@ -285,9 +282,9 @@ class Run:
     def __iter__(self) -> Iterator[Any]:
         """Batches up to the end of the last epoch.
 
-        A batch has been used when the next one is asked for, or when its `guard` block has ended.
-        Whoever leaves the loop early after that finds everything saved; in the middle of a step
-        nothing is, and the next time the run goes on from its last checkpoint.
+        A batch counts as used when the next one is asked for, or when its `guard` block has ended.
+        If the loop is left early after that, everything is saved; if it is left in the middle of a
+        step, nothing is, and the run goes on from its last checkpoint next time.
         """
         while not self.ending:
             try:
@@ -298,7 +295,7 @@ class Run:
             except Leaving:
                 self._training.leave_unsaved()
             except StrataError as exc:
-                # From the stream: what was consumed could not be reported.
+                # From the stream, which could not report what was consumed.
                 if not (isinstance(exc, SyncError) and self._training.explains(exc)):
                     raise _without_own_frames(exc) from _shown_cause(exc)
                 self._regroup(brief(exc))
@@ -316,11 +313,11 @@ class Run:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Let errors end only this step when they come from the loss of another worker.
+        """Let errors that come from the loss of another worker end only this step.
 
-        A collective that fails because a worker died raises in all others. Inside ``guard`` that
-        ends the block, and the loop goes on from the last checkpoint with those who are there.
-        Other errors are raised as ever.
+        A collective that fails because a worker died raises on all others. Inside ``guard`` that
+        ends the block, and the loop goes on from the last checkpoint with the remaining workers.
+        Other errors are raised as usual.
         """
         try:
             yield
@@ -331,46 +328,43 @@ class Run:
             self._training.break_step(exc)
 
     def report(self, **metrics: float) -> None:
-        """Say how training goes; heartbeats and checkpoints carry it."""
+        """Report metrics; heartbeats and checkpoints carry them."""
         if own := REPORTED & metrics.keys():
             raise ValueError(f"the run itself reports {', '.join(sorted(own))}: name it otherwise")
         self._training.metrics.update({name: float(value) for name, value in metrics.items()})
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Do not count the time of a block as the step's: it is spent waiting for others.
+        """Leave the time of a block out of the step time: it is spent waiting for others.
 
-        Step times tell which worker is slow only as far as they leave out such waits. Barriers,
-        `exchange` and `average_gradients` are left out by themselves.
+        Step times show which worker is slow only without such waits. Barriers, `exchange` and
+        `average_gradients` are left out anyway.
         """
-        return self._training.pace.waiting()
+        return self._training.timer.waiting()
 
     def average_gradients(self, module: Any) -> None:
         """Replace a module's gradients by their mean over the samples of all workers' batches.
 
-        Also takes an iterable of parameters. With ``process_group`` the run does this at the end
-        of each ``backward()`` for what it tracks, and doing it again changes nothing; it is for
-        modules that are not tracked, and for a process group of the program's own.
+        Also takes an iterable of parameters. With ``process_group`` the run does this for tracked
+        modules at the end of each ``backward()``, and repeating it changes nothing; it is for other
+        modules, and for the program's own process group.
         """
         parameters: Iterable[Any] = module.parameters() if hasattr(module, "parameters") else module
         self._training.average_gradients(parameters)
 
 
 def _without_own_frames(error: StrataError) -> StrataError:
-    """An error whose traceback has only the program's frames: its message says what to do.
-
-    With ``STRATA_LOG=debug`` it stays as it is.
-    """
+    """An error whose traceback has only the program's frames, unless ``STRATA_LOG=debug``."""
     if is_debugging():
         return error
     kept: TracebackType | None = None
-    frames: list[TracebackType] = []
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in _OWN:
-            frames.append(trace)
-        trace = trace.tb_next
-    for frame in reversed(frames):
-        kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    entries: list[TracebackType] = []
+    entry = error.__traceback__
+    while entry is not None:
+        entries.append(entry)
+        entry = entry.tb_next
+    for entry in reversed(entries):
+        if entry.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in _OWN:
+            kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return error.with_traceback(kept)
 
 

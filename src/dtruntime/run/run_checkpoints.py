@@ -1,4 +1,9 @@
-"""A run's checkpoints: everything that it needs to go on, in one commit."""
+"""A run's checkpoints: everything that it needs to go on, in one commit and in one place.
+
+A folder may be another one on each machine: a volume that is not mounted, a typo, a local disk. So
+each place has an identity, a file that is made once. Workers compare them when they form a crew,
+and the coordinator's record of the last checkpoint says which place is right.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -38,37 +43,41 @@ from .tracked_state import OBJECTS, Tracked, capture_rng, restore_rng, seed_rng
 if TYPE_CHECKING:
     from .pytorch.sharded_models import ShardedStates
 
-
 log = EventLog("run")
 
 FAILED_SAVES = 3
-"""After so many in a row that could not be stored, training ends: it would be for nothing."""
+"""After so many failed saves in a row training ends: it would be for nothing."""
 DRAIN_SECONDS = 0.5
 RANKS_READ = 128
-"""Of more ranks a rank reads only its own part and the first one: coverage then counts what was
+"""Of more ranks, a rank reads only its own part and the first one: coverage then counts what was
 consumed before by the position alone."""
 DISTRIBUTED = "dcp"
 """The kind of parts that checkpoints of sharded models have."""
 _GIVEN_UP = "this worker leaves and has given up saving"
+_SHOWN = 8
+_REMEDY = (
+    "Is the volume mounted, and the path right? All workers of a run need the same place: a folder "
+    "on a volume that all of them see, or a URL such as s3://bucket/run"
+)
 
 R = TypeVar("R")
 
 
 class CrewCommits:
-    """Lets the present crew save together, and nobody else: newcomers wait for the next one."""
+    """Commits checkpoints of the current crew alone; newcomers take part in the next one's."""
 
     def __init__(self, worker: TrainingOrchestrator) -> None:
         self._worker = worker
         self._calls: set[Future[Any]] = set()
         self._given_up = False
         self.ranks: tuple[int, ...] | None = None
-        """Of the crew."""
+        """The ranks of the crew."""
         self.place = ""
         """The identity of the place that is saved into."""
 
     @property
     def rank(self) -> int:
-        """The worker's."""
+        """This worker's rank."""
         return self._worker.rank
 
     def begin_checkpoint(self, step: int) -> str:
@@ -88,24 +97,30 @@ class CrewCommits:
         return checkpoint_id
 
     def commit_checkpoint(self, checkpoint_id: str, step: int, **options: Any) -> None:
-        """Record a part, and wait for the others'."""
+        """Record a part, and wait for those of the others."""
         if self.place:
             options[IDENTITY_KEY] = self.place
         try:
             self._call(self._worker.commit_checkpoint_async(checkpoint_id, step, **options))
         except CancelledError:
-            # No abort: the others may commit it yet, with this part.
+            # Not an abort: the others may yet commit it, with this part.
             raise StorageError(f"step {step} may not be committed: {_GIVEN_UP}") from None
 
     def latest_checkpoint(self) -> CheckpointInfo | None:
-        """What was recorded last."""
+        """The checkpoint that was recorded last."""
         try:
             return self._call(self._worker.latest_checkpoint_async())
         except CancelledError:
             raise StorageError(f"the last checkpoint is not known: {_GIVEN_UP}") from None
 
+    def report_checkpoints(
+        self, checkpoint_ids: list[str], condition: CheckpointCondition, **options: str
+    ) -> int:
+        """Report the condition of checkpoints."""
+        return self._worker.report_checkpoints(checkpoint_ids, condition, **options)
+
     def give_up(self) -> None:
-        """End all calls, and those to come: they may wait for a coordinator, or for others."""
+        """Cancel all calls, also future ones: they may wait for a coordinator, or for others."""
         self._given_up = True
         for call in list(self._calls):
             call.cancel()
@@ -120,18 +135,12 @@ class CrewCommits:
         finally:
             self._calls.discard(future)
 
-    def report_checkpoints(
-        self, checkpoint_ids: list[str], condition: CheckpointCondition, **options: str
-    ) -> int:
-        """Say what became of checkpoints."""
-        return self._worker.report_checkpoints(checkpoint_ids, condition, **options)
-
 
 class RunCheckpoints:
     """Saves and restores a run.
 
-    The crew's first rank saves what is the same on all of them, and every rank its random numbers
-    and its position in the data. Of sharded models every rank saves its share.
+    The crew's first rank saves what is the same on all ranks, and every rank its random numbers and
+    its position in the data. Of sharded models every rank saves its share.
     """
 
     def __init__(
@@ -152,16 +161,12 @@ class RunCheckpoints:
         self._committed = -1
         self._given_up = self._has_warned = False
         self.last_step = -1
-        """The step that was saved last, or restored; its save may be under way."""
+        """The step that was last saved, perhaps still under way, or restored."""
         self.last_time = time.monotonic()
         """When that was."""
 
-    def look_for_others(self) -> None:
-        """Warn, once, of other runs that save here; those of a crew know of each other.
-
-        Without a coordinator each reads everything. The first of them finds the others when it
-        saves.
-        """
+    def warn_of_others(self) -> None:
+        """Warn, once, of other runs that save here without a coordinator."""
         if self._commits is not None or self._has_warned:
             return
         others = self._manager.other_writers()
@@ -176,6 +181,8 @@ class RunCheckpoints:
                 "and set COORDINATOR_URL, or give each run its own folder",
             )
 
+    # Saving
+
     def save(
         self,
         crew: Crew,
@@ -186,7 +193,7 @@ class RunCheckpoints:
         finished: bool = False,
     ) -> SaveHandle:
         """Begin to save; returns when training may go on."""
-        self.look_for_others()
+        self.warn_of_others()
         if self._commits is not None:
             self._commits.ranks = crew.ranks
         own = {"data": self._stream.state(), "rng": capture_rng()}
@@ -202,14 +209,14 @@ class RunCheckpoints:
             if crew.leads:
                 state["shared"] = self._tracked.capture()
             handle = self._manager.save(state, step, self._stream.epoch, **options)
-        # It is looked at here: the next save must not raise what became of this one.
+        # `check` looks at it: the next save must not raise what became of this one.
         handle.looked_at = True
         self._under_way.append(handle)
-        self._saved(step)
+        self.last_step, self.last_time = step, time.monotonic()
         return handle
 
     def check(self) -> None:
-        """Look at saves that have ended; raises when storing fails again and again."""
+        """Look at saves that have ended; raises if storing fails again and again."""
         ended = [handle for handle in self._under_way if handle.done]
         self._under_way = [handle for handle in self._under_way if not handle.done]
         for handle in ended:
@@ -226,7 +233,7 @@ class RunCheckpoints:
                     raise
 
     def check_last(self) -> None:
-        """Look at all saves, which have ended; raises when storing one has failed."""
+        """Look at all saves, which have ended; raises if storing one failed."""
         for handle in self._under_way:
             try:
                 handle.wait()
@@ -236,13 +243,13 @@ class RunCheckpoints:
 
     @property
     def committed_step(self) -> int:
-        """The newest step that is known to be committed; -1 if there is none."""
+        """The newest step that is known to be committed, or -1."""
         ended = [handle for handle in self._under_way if handle.done]
         good = [handle.step for handle in ended if handle.future.exception() is None]
         return max([self._committed, *good])
 
     def wait(self, handle: SaveHandle, check: Callable[[], None]) -> None:
-        """Wait until a save is committed; meanwhile ``check`` is called, which may raise."""
+        """Wait until a save is committed, and keep calling ``check``, which may raise."""
         while True:
             try:
                 handle.wait(DRAIN_SECONDS)
@@ -259,7 +266,7 @@ class RunCheckpoints:
             self._commits.give_up()
 
     def drain(self, abandon: Callable[[], None]) -> None:
-        """Wait for the end of all saves; those that others will not complete are given up."""
+        """Wait for all saves to end; ``abandon`` gives up those that others will not complete."""
         while self._under_way:
             if not self._given_up:
                 abandon()
@@ -273,12 +280,14 @@ class RunCheckpoints:
                 log.info("run.save_given_up", step=handle.step, reason=str(exc))
             self._under_way.pop(0)
 
+    # Restoring
+
     def latest(self) -> CheckpointInfo | None:
         """The newest checkpoint."""
         return self._manager.latest()
 
     def finished(self) -> CheckpointInfo | None:
-        """The newest checkpoint, if the run had come to its end with it."""
+        """The newest checkpoint, if the run finished with it."""
         latest = self.latest()
         return latest if latest is not None and latest.metadata.get(FINISHED_KEY) else None
 
@@ -297,7 +306,7 @@ class RunCheckpoints:
             restore_rng(own[crew.index]["rng"])
         else:
             seed_rng(self._seed, info.step, crew.index)
-        self._saved(info.step)
+        self.last_step, self.last_time = info.step, time.monotonic()
         self._committed = info.step
         self._manager.policy.saved(info.step)
 
@@ -310,7 +319,7 @@ class RunCheckpoints:
             self._tracked.restore(first["shared"])
 
     def _restore_whole(self, crew: Crew, info: CheckpointInfo) -> list[Any]:
-        """Restore what the first rank saved for all; returns what ranks saved of their own."""
+        """Restore what the first rank saved for all; returns what the ranks saved of their own."""
         if self._tracked.is_sharded:
             raise ValueError(
                 f"the checkpoint of step {info.step} was saved by a run whose model was not "
@@ -318,14 +327,12 @@ class RunCheckpoints:
                 "checkpoints, or load the weights yourself before the model is sharded"
             )
         ranks = self._manager.ranks(info.step)
-        wanted = range(len(ranks)) if len(ranks) <= RANKS_READ else {0, crew.index}
         own: list[Any] = [None] * len(ranks)
-        for place in wanted:
-            if place < len(ranks):
-                keys = ["own"] if place else ["own", "shared"]
-                part = self._load(info.step, ranks[place], keys)
-                own[place] = part["own"]
-                if not place:
+        for index, rank in enumerate(ranks):
+            if len(ranks) <= RANKS_READ or index in (0, crew.index):
+                part = self._load(info.step, rank, ["own"] if index else ["own", "shared"])
+                own[index] = part["own"]
+                if not index:
                     self._tracked.restore(part["shared"])
         return own
 
@@ -338,9 +345,6 @@ class RunCheckpoints:
     def _is_distributed(self, info: CheckpointInfo) -> bool:
         return self._manager.engine.has_kind(info.step, DISTRIBUTED)
 
-    def _saved(self, step: int) -> None:
-        self.last_step, self.last_time = step, time.monotonic()
-
     def _load(self, step: int, rank: int, keys: list[str]) -> Any:
         return self._manager.load_state(step, rank=rank, keys=keys, map_location="cpu")
 
@@ -352,59 +356,48 @@ def load_tracked(
     map_location: Any = "cpu",
     **options: Any,
 ) -> dict[str, Any]:
-    """The saved states of the objects that a `Run` tracks, by name; all of them without names.
+    """The saved states of the objects that a `Run` tracks, by name; without names, of all.
 
     ::
 
         model.load_state_dict(load_tracked("checkpoints", "model")["model"])
 
-    ``checkpoints`` is what the run was given, ``step`` one of its checkpoints instead of the
-    newest. ``options`` go to `CheckpointManager`.
+    ``checkpoints`` is what the run was given; ``step`` chooses another checkpoint than the newest.
+    ``options`` go to `CheckpointManager`.
     """
     with CheckpointManager(checkpoints, **options) as manager:
         latest = manager.latest()
         if latest is None:
             raise CheckpointNotFoundError(f"there is no checkpoint in {os.fspath(checkpoints)}")
-        chosen = latest.step if step is None else step
-        if manager.engine.has_kind(chosen, DISTRIBUTED):
+        step = latest.step if step is None else step
+        if manager.engine.has_kind(step, DISTRIBUTED):
             raise StrataError(
-                f"the checkpoint of step {chosen} is of a sharded model: load it with "
+                f"the checkpoint of step {step} is of a sharded model: load it with "
                 "dtruntime.checkpoint.dcp.load_sharded, into a model of any number of ranks"
             )
-        first = manager.ranks(chosen)[0]
+        rank = manager.ranks(step)[0]
         keys = [f"shared/{OBJECTS}/{name}" for name in names] or [f"shared/{OBJECTS}"]
-        found = manager.load_state(chosen, rank=first, keys=keys, map_location=map_location)
+        states = manager.load_state(step, rank=rank, keys=keys, map_location=map_location)
     if not names:
-        whole: dict[str, Any] = found[keys[0]]
+        whole: dict[str, Any] = states[keys[0]]
         return whole
-    return {name: found[key] for name, key in zip(names, keys, strict=True)}
-
-
-_SHOWN = 8
-_REMEDY = (
-    "Is the volume mounted, and the path right? All workers of a run need the same place: a folder "
-    "on a volume that all of them see, or a URL such as s3://bucket/run"
-)
+    return {name: states[key] for name, key in zip(names, keys, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
 class LocationNote:
-    """What a worker tells the others of its place."""
+    """What a worker tells the others about its place."""
 
     identity: str
     location: str
     host: str
     has_checkpoints: bool
     known: str
-    """The identity of the place that the job's last checkpoint is in; empty: nobody knows."""
-
-    def describe(self, rank: int) -> str:
-        """For messages."""
-        return f"{self.location} (rank {rank} on {self.host})"
+    """The identity of the place of the job's last checkpoint; empty: not known."""
 
 
 class CheckpointLocation:
-    """This worker's place, held against that of the others."""
+    """This worker's place, compared with that of the others."""
 
     def __init__(
         self, manager: CheckpointManager, worker: TrainingOrchestrator, notices: PreemptionNotices
@@ -415,15 +408,15 @@ class CheckpointLocation:
         self.identity = manager.engine.main.identity()
 
     def check_record(self) -> None:
-        """``ConfigError`` when the job's last checkpoint is elsewhere; before it is a member.
+        """``ConfigError`` if the job's last checkpoint is elsewhere; called before registration.
 
-        Whoever began anew here would go over what was trained there.
+        Starting over here would overwrite what was trained there.
         """
         latest = self._latest(self._worker.config.registration_seconds)
-        if latest is None or _place_of(latest) in ("", self.identity):
+        if latest is None or latest.metadata.get(IDENTITY_KEY, "") in ("", self.identity):
             return
         if any(one.checkpoint_id == latest.checkpoint_id for one in self._manager.checkpoints()):
-            return  # moved, and the file with its identity left behind
+            return  # moved, without the file that has its identity
         here = self._manager.engine.main.backend.location()
         there = latest.metadata.get(PLACE_KEY) or latest.path
         if FINISHED_KEY in latest.metadata:
@@ -439,15 +432,15 @@ class CheckpointLocation:
     def check(self, crew: Crew, membership: CrewMembership) -> None:
         """Compare places with the crew.
 
-        ``ConfigError`` when this worker has to leave, and ``SyncError`` when others have to.
+        ``ConfigError`` if this worker has to leave, and ``SyncError`` if others have to.
         """
         if crew.size == 1:
             return
-        found = membership.share("place", self.identity.encode(), crew)
-        if len(set(found.values())) == 1:
+        identities = membership.share("place", self.identity.encode(), crew)
+        if len(set(identities.values())) == 1:
             return
-        told = membership.share("places", json.dumps(asdict(self._note())).encode(), crew)
-        notes = {rank: LocationNote(**json.loads(note)) for rank, note in sorted(told.items())}
+        values = membership.share("places", json.dumps(asdict(self._note())).encode(), crew)
+        notes = {rank: LocationNote(**json.loads(note)) for rank, note in sorted(values.items())}
         right = right_location(notes, notes[crew.ranks[0]].known)
         others = {rank: note for rank, note in notes.items() if note.identity != right}
         if not right:
@@ -459,8 +452,8 @@ class CheckpointLocation:
         if crew.rank in others:
             rest = {rank: note for rank, note in notes.items() if rank not in others}
             raise ConfigError(
-                f"{others[crew.rank].describe(crew.rank)} is another place than that of the other "
-                f"workers, {_listed(rest)}: this worker leaves. {_REMEDY}"
+                f"{_listed({crew.rank: others[crew.rank]})} is another place than that of the "
+                f"other workers, {_listed(rest)}: this worker leaves. {_REMEDY}"
             )
         for rank, note in others.items():
             log.error("run.other_place", rank=rank, host=note.host, place=note.location)
@@ -478,7 +471,7 @@ class CheckpointLocation:
             self._manager.engine.main.backend.location(),
             socket.gethostname(),
             self._manager.newest_step() is not None,
-            "" if latest is None else _place_of(latest),
+            "" if latest is None else latest.metadata.get(IDENTITY_KEY, ""),
         )
 
     def _latest(self, patience: float | None = None) -> CheckpointInfo | None:
@@ -487,7 +480,7 @@ class CheckpointLocation:
 
 
 def right_location(notes: Mapping[int, LocationNote], known: str) -> str:
-    """The identity of the place that a run goes on in; nothing when that cannot be told.
+    """The identity of the place that a run goes on in; empty if that cannot be decided.
 
     It is where the job's last checkpoint is, else where there are checkpoints at all, else where
     most workers are.
@@ -500,11 +493,7 @@ def right_location(notes: Mapping[int, LocationNote], known: str) -> str:
     return most if not others or count > others[0][1] else ""
 
 
-def _place_of(info: CheckpointInfo) -> str:
-    return info.metadata.get(IDENTITY_KEY, "")
-
-
 def _listed(notes: Mapping[int, LocationNote]) -> str:
-    shown: Iterable[str] = [note.describe(rank) for rank, note in notes.items()]
-    more = f" and {len(notes) - _SHOWN} more" if len(notes) > _SHOWN else ""
-    return ", ".join(list(shown)[:_SHOWN]) + more
+    places = [f"{note.location} (rank {rank} on {note.host})" for rank, note in notes.items()]
+    more = f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
+    return ", ".join(places[:_SHOWN]) + more

@@ -1,9 +1,9 @@
-"""The gate that the training loop passes after every step.
+"""Agreement on the step after which all ranks do something together.
 
-To do something together after the same step, without a message per step, a rank's I/O thread closes
-the gate, tells the others which step it has passed last, learns theirs, and opens it again for all
-to act after the step that comes after the highest. Nobody can have passed that step, and whoever
-waits at a closed gate waits for I/O threads only, never for a training loop that waits in turn.
+To agree without a message per step, a rank's I/O thread closes the *step gate*, which the training
+loop passes after every step, exchanges with the others which step it passed last, and opens the
+gate for all to act after the step that follows the highest. Nobody can have passed that step, and
+whoever waits at a closed gate waits for I/O threads only, never for another training loop.
 """
 
 from __future__ import annotations
@@ -20,51 +20,50 @@ from ..telemetry import EventLog
 from ..types import Action
 from .crew import RENDEZVOUS, Crew, has_lost
 
+log = EventLog("run")
+
 CHECK_SECONDS = 0.2
+AGREE_MS = 15_000
+WATCH_SECONDS = 0.2
+ASK_SECONDS = 1.0
+"""How often to ask for newcomers to be let in, until they are."""
+JOINED = "a worker has joined"
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What is to be done after a step."""
+    """An action that is due after a step."""
 
     step: int
     action: Action
     lets_in: bool = False
-    """Whether those who wait to train too are let in with it."""
+    """Whether newcomers who wait to train are let in with it."""
 
 
 class StepGate:
-    """Counts the steps of this rank, and says what has been agreed on for each."""
+    """Counts the steps of this rank, and knows what is due after each."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._closed = 0
-        self._step = 0
         self._era = 0
         self._due: dict[str, Due] = {}
-        self._lets_in = False
         self._done: set[str] = set()
         """Actions that were carried out; heartbeats may name them a little longer."""
-
-    @property
-    def step(self) -> int:
+        self.step = 0
         """The step that was passed last."""
-        return self._step
-
-    @property
-    def lets_in(self) -> bool:
-        """Whether all let newcomers in after the step that was passed last."""
-        return self._lets_in
+        self.lets_in = False
+        """Whether all let newcomers in after that step."""
 
     def reset(self, step: int) -> None:
         """Go on from a step; what was agreed on is void."""
         with self._condition:
-            self._step = step
+            self.step = step
             self._era += 1
             self._due.clear()
 
     def pass_step(self, check: Callable[[], None] | None = None) -> list[Action]:
-        """Pass the gate after a step, when it is open; returns what is to be done now.
+        """Pass the gate after a step, once it is open; returns the actions that are due.
 
         While it waits it calls ``check``, which may raise.
         """
@@ -72,13 +71,13 @@ class StepGate:
             while not self._condition.wait_for(lambda: not self._closed, CHECK_SECONDS):
                 if check is not None:
                     check()
-            self._step += 1
-            due = [due for due in self._due.values() if due.step == self._step]
-            self._lets_in = any(one.lets_in for one in due)
+            self.step += 1
+            due = [due for due in self._due.values() if due.step == self.step]
+            self.lets_in = any(one.lets_in for one in due)
         return sorted((one.action for one in due), key=lambda action: action.requested_at)
 
     def knows(self, action: Action) -> bool:
-        """Whether a step has been agreed on for an action."""
+        """Whether an action is due after a step, or was carried out."""
         with self._condition:
             return action.action_id in self._due or action.action_id in self._done
 
@@ -88,15 +87,15 @@ class StepGate:
             return action.action_id in self._done
 
     def done(self, action: Action) -> None:
-        """An action was carried out: it is never due again."""
+        """An action was carried out, and is never due again."""
         with self._condition:
             self._done.add(action.action_id)
 
     def close(self) -> tuple[int, int]:
-        """Let nobody pass; returns the step that was passed last, and in which era that was."""
+        """Let nobody pass; returns the step that was passed last, and its era."""
         with self._condition:
             self._closed += 1
-            return self._step, self._era
+            return self.step, self._era
 
     def open(self, action: Action, step: int | None, era: int, *, lets_in: bool = False) -> None:
         """Let everybody pass; with a ``step`` of this era, the action is due after it."""
@@ -107,26 +106,17 @@ class StepGate:
             self._condition.notify_all()
 
 
-log = EventLog("run")
-
-AGREE_MS = 15_000
-WATCH_SECONDS = 0.2
-ASK_SECONDS = 1.0
-"""How often newcomers are asked in, until they are."""
-JOINED = "a worker has joined"
-
-
 class StepAgreements:
-    """Agrees with the other ranks, on the I/O thread, after which step an action is carried out.
+    """Agrees with the other ranks, on the I/O thread, after which step to carry out an action.
 
-    Its leader also asks for a checkpoint when others have come and wait to train too: they are let
-    in after it, when nothing is lost by forming anew.
+    The leader also requests a checkpoint when newcomers wait to train: they are let in after it,
+    when nothing is lost by forming the crew anew.
     """
 
     def __init__(
         self, orchestrator: TrainingOrchestrator, gate: StepGate, *, lets_in: bool = False
     ) -> None:
-        """``lets_in``: the crew can form anew with those who have come."""
+        """``lets_in``: the crew can be formed anew with newcomers."""
         self._orchestrator = orchestrator
         self._gate = gate
         self._lets_in = lets_in
@@ -134,9 +124,9 @@ class StepAgreements:
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._letting_in: asyncio.Task[None] | None = None
         self._are_waiting = False
-        """Whether all who have come are at the roll call; known to the leader alone."""
+        """Whether all newcomers are at the roll call; known to the leader alone."""
         self._are_let_in = False
-        """Whether it is agreed after which step the crew forms anew with them."""
+        """Whether it is agreed after which step the crew is formed anew with them."""
         orchestrator.on_heartbeat(self._heard)
 
     def begin(self, crew: Crew) -> None:
@@ -146,21 +136,20 @@ class StepAgreements:
         io.submit(self._catch_up(crew))
 
     def end(self) -> None:
-        """Nobody trains for now: nothing is agreed on."""
+        """Nobody trains for now, and nothing is agreed on."""
         self._crew = None
         io.submit(self._cancel())
 
     async def _cancel(self) -> None:
-        """Others of a crew that is no more may never come to what this worker waits for."""
         for task in (*self._under_way.values(), self._letting_in):
             if task is not None:
                 task.cancel()
 
     async def _catch_up(self, crew: Crew) -> None:
-        """Ask what is wanted: what the last heartbeat named may have been done since.
+        """Ask which actions are pending: those of the last heartbeat may have been done since.
 
-        What was done by those who are left of a crew, and not reported because its leader is gone,
-        is reported here: others would wait for them to agree on it.
+        Report those that were done but not reported because the crew's leader is gone: the others
+        would wait for this rank to agree on them.
         """
         while self._crew is crew:
             try:
@@ -182,8 +171,7 @@ class StepAgreements:
             return
         loop = asyncio.get_running_loop()
         for action in self._orchestrator.actions:
-            known = self._gate.knows(action) or action.action_id in self._under_way
-            if not known:
+            if not self._gate.knows(action) and action.action_id not in self._under_way:
                 self._under_way[action.action_id] = loop.create_task(self._agree(action, crew))
         have_come = self._orchestrator.generation > crew.generation and not self._are_let_in
         if self._lets_in and crew.leads and have_come and self._letting_in is None:
@@ -192,7 +180,7 @@ class StepAgreements:
     async def _agree(self, action: Action, crew: Crew) -> None:
         step = None
         try:
-            # With open gates: some hear of it a whole heartbeat later than others.
+            # With open gates, because some hear of it a whole heartbeat later than others.
             await self._exchange(f"{action.action_id}:heard", b"", crew)
             if self._crew is crew:
                 step = await self._agree_on_step(action, crew)
@@ -205,15 +193,15 @@ class StepAgreements:
             log.info("run.agreed", action=action.kind, step=step, reason=action.reason)
 
     async def _agree_on_step(self, action: Action, crew: Crew) -> int:
-        """Learn how far all are, with closed gates; the step that comes after all of these."""
+        """Learn, with closed gates, how far all ranks are; returns the step after all of these."""
         passed, era = self._gate.close()
         step, lets_in = None, False
         try:
             own = f"{passed} {int(self._are_waiting)}".encode()
-            told = await self._exchange(action.action_id, own, crew)
-            found = [value.split() for value in told.values()]
-            lets_in = any(waiting == b"1" for _, waiting in found)
-            step = max(int(passed) for passed, _ in found) + 1
+            values = (await self._exchange(action.action_id, own, crew)).values()
+            ranks = [value.split() for value in values]
+            lets_in = any(waiting == b"1" for _, waiting in ranks)
+            step = max(int(passed) for passed, _ in ranks) + 1
             self._are_let_in |= lets_in and self._crew is crew
             return step
         finally:
@@ -225,7 +213,7 @@ class StepAgreements:
         )
 
     async def _let_in(self, crew: Crew) -> None:
-        """Ask for a checkpoint once all who have come are at the roll call.
+        """Request a checkpoint once all newcomers are at the roll call.
 
         One that still starts would keep the others waiting there.
         """
@@ -244,21 +232,21 @@ class StepAgreements:
             self._look_again(crew)
 
     def _look_again(self, crew: Crew) -> None:
-        """Look at what was heard while something was under way: heartbeats name it only once.
+        """Look at what came while something was under way: listeners hear of it only once.
 
-        A crew that has lost somebody does nothing more, and the next one begins with a look.
+        A crew that has lost a worker does nothing more, and the next one begins with a look.
         """
         if self._crew is not crew or not has_lost(self._orchestrator, crew):
             asyncio.get_running_loop().call_later(WATCH_SECONDS, self._heard)
 
 
 class PreemptionWatch:
-    """Asks for this worker to be drained when it gets notice, whatever the training loop does."""
+    """Requests that this worker be drained when it gets a notice, whatever its loop is doing."""
 
-    def __init__(self, orchestrator: TrainingOrchestrator, noticed: Callable[[], str]) -> None:
-        """``noticed`` says why this worker has to go, or nothing."""
+    def __init__(self, orchestrator: TrainingOrchestrator, notice: Callable[[], str]) -> None:
+        """``notice`` returns why this worker has to go, or nothing."""
         self._orchestrator = orchestrator
-        self._noticed = noticed
+        self._notice = notice
         self._task = io.submit(self._watch())
 
     def close(self) -> None:
@@ -266,8 +254,8 @@ class PreemptionWatch:
         self._task.cancel()
 
     async def _watch(self) -> None:
-        # A signal handler must not do more than take a note, so that it is looked for here.
-        while not (reason := self._noticed()):  # noqa: ASYNC110
+        # A signal handler may only take a note, so it is polled here.
+        while not (reason := self._notice()):  # noqa: ASYNC110
             await asyncio.sleep(WATCH_SECONDS)
         log.warning("run.notice", reason=reason)
         worker = self._orchestrator.worker_id
@@ -277,7 +265,7 @@ class PreemptionWatch:
             log.error("run.drain_not_requested", reason=str(exc))
             return
         try:
-            # The request comes back with it, and not only at the next that is due.
+            # It brings the request back now, and not when the next one is due.
             await self._orchestrator.heartbeat()
         except StrataError as exc:
             log.warning("run.no_heartbeat", reason=str(exc))

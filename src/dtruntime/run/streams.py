@@ -1,4 +1,4 @@
-"""Where a run's batches come from, and what its ``data`` argument means."""
+"""Streams: where a run's batches come from, and what its ``data`` argument means."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ from ..storage.urls import absolute, is_remote
 from ..types import check_whole
 from .crew import Crew
 
+_PACKAGE = __name__.partition(".")[0]
+_SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv"}
+_NAMES_SHOWN = 4
+
 
 @dataclass(frozen=True, slots=True)
 class DataOptions:
@@ -29,25 +33,25 @@ class DataOptions:
 
 
 class Stream(ABC):
-    """Batches from a position on, which is saved with everything else."""
+    """Batches from a position on, which is saved with the rest of the run."""
 
     epoch: int
 
     @abstractmethod
     def open(self, crew: Crew) -> None:
-        """Make ready to read as a member of a crew, from the start."""
+        """Prepare to read as a member of a crew, from the start."""
 
     @abstractmethod
     def batches(self) -> Iterator[tuple[Any, int]]:
-        """Batches up to the end of the epoch, each with how many samples it has."""
+        """Batches up to the end of the epoch, each with its number of samples."""
 
     def steps_in(self, epochs: int, step: int) -> int | None:
-        """How many steps so many epochs have, of which this is ``step``; None if nobody knows."""
+        """The number of steps in so many epochs, if this is ``step``; None if nobody knows."""
         return None
 
     @abstractmethod
     def used(self) -> None:
-        """The batch that was given last has been used: the position is behind it now."""
+        """Move the position behind the last batch: it has been used."""
 
     @abstractmethod
     def state(self) -> Any:
@@ -55,13 +59,13 @@ class Stream(ABC):
 
     @abstractmethod
     def restore(self, states: Sequence[Any], index: int) -> None:
-        """Go on from what the ranks saved; this rank is the ``index``-th now.
+        """Go on from what the ranks saved; this rank is now at ``index``.
 
-        Of many ranks only the first one's state and this one's are there, and ``None`` for others.
+        Of many ranks only the states of the first and of this one are given; others are None.
         """
 
     def explain(self, error: BaseException) -> str:
-        """What an error in the work on a batch may come from; empty if nothing is known."""
+        """What may have caused an error in the work on a batch; empty if nothing is known."""
         return ""
 
     def close(self) -> None:  # noqa: B027 - some have nothing to close
@@ -69,23 +73,23 @@ class Stream(ABC):
 
 
 class StepNumbers(Stream):
-    """No data: the numbers of the steps, without an end."""
+    """The stream of a run without data: the numbers of the steps, without an end."""
 
     def __init__(self) -> None:
         self.epoch = 0
         self._next = 0
 
     def open(self, crew: Crew) -> None:
-        """From the start."""
+        """Start at 0."""
         self._next = 0
 
     def batches(self) -> Iterator[tuple[Any, int]]:
-        """Steps from where it is."""
+        """The numbers from the position on."""
         for number in count(self._next):
             yield number, 1
 
     def used(self) -> None:
-        """Go to the next."""
+        """Go to the next number."""
         self._next += 1
 
     def state(self) -> Any:
@@ -93,11 +97,11 @@ class StepNumbers(Stream):
         return {"next": self._next}
 
     def restore(self, states: Sequence[Any], index: int) -> None:
-        """Go on with it."""
+        """Go on with the next number."""
         self._next = states[0]["next"]
 
 
-_PACKAGE = __name__.partition(".")[0]
+# The data argument
 
 
 def is_count(data: Any) -> bool:
@@ -114,10 +118,7 @@ def is_iterated(data: Any) -> bool:
 
 
 def check_data(data: Any, options: Iterable[str]) -> None:
-    """Make sure that data can be read, with options that are not for `Loader` alone.
-
-    Raises ``TypeError`` or ``ValueError``.
-    """
+    """``TypeError`` or ``ValueError`` if data cannot be read, or not with options of `Loader`."""
     if is_count(data):
         check_whole("data", data, 1)
     if isinstance(data, str) and not data:
@@ -135,17 +136,17 @@ def check_data(data: Any, options: Iterable[str]) -> None:
             f"data is a {kind} of {len(data)} paths, which would be iterated as batches: name "
             "their folder, or all of them by a glob such as 'data/*.parquet'"
         )
-    if given := sorted(options):
+    if names := sorted(options):
         raise ValueError(
-            f"{', '.join(given)} cannot be used with this {kind}: a run iterates it as it is, one "
+            f"{', '.join(names)} cannot be used with this {kind}: a run iterates it as it is, one "
             "item per step; put samples into batches yourself (torch.utils.data.DataLoader does), "
             "or give files, a number of samples or a source"
         )
 
 
-def check_lockstep(reading: Mapping[str, Any]) -> None:
-    """Make sure that all workers have the same number of steps: they save after the same one."""
-    if reading.get("order") == "affinity" and reading.get("last", "keep") == "keep":
+def check_lockstep(loader: Mapping[str, Any]) -> None:
+    """``ValueError`` if workers would have different numbers of steps: they save together."""
+    if loader.get("order") == "affinity" and loader.get("last", "keep") == "keep":
         raise ValueError(
             "with order='affinity' and last='keep' workers have different numbers of steps, and "
             "could not save together: use last='pad' or last='drop', or order='global'"
@@ -158,12 +159,8 @@ def _names_a_file(item: Any) -> bool:
     return isinstance(item, str) and "\n" not in item and format_by_name(item) is not None
 
 
-_SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv"}
-_NAMES_SHOWN = 4
-
-
 def format_by_name(name: str) -> str | None:
-    """The format that the name of a file tells."""
+    """The format of a file by its name."""
     for suffix in Path(name).suffixes:
         if suffix.lower() in _SUFFIXES:
             return _SUFFIXES[suffix.lower()]
@@ -171,28 +168,23 @@ def format_by_name(name: str) -> str | None:
 
 
 def format_of(data: str | os.PathLike[str]) -> str:
-    """The format that the name tells, or else those of the files that it names.
+    """The format of data by its name, or else by the names of its files.
 
-    ``ShardNotFoundError`` when no file is there, ``ConfigError`` when no name tells the format.
+    ``ShardNotFoundError`` if there is no file, ``ConfigError`` if the names do not say.
     """
     place = os.fspath(data)
-    if found := format_by_name(place):
-        return found
+    if format := format_by_name(place):
+        return format
     if is_remote(place):
         raise ConfigError(
             f"the format of {place} is not clear from its name: give format='parquet', 'csv' or "
             "'tfrecord'"
         )
     names = [Path(file.url).name for file in expand(absolute(place))]
-    told = list(filter(None, map(format_by_name, names)))
-    if not told:
-        raise _unknown(place, names)
-    return told[0]
-
-
-def _unknown(place: str, names: list[str]) -> ShardNotFoundError:
+    if formats := list(filter(None, map(format_by_name, names))):
+        return formats[0]
     some = ", ".join(names[:_NAMES_SHOWN]) + ", ..." * (len(names) > _NAMES_SHOWN)
-    return ShardNotFoundError(
+    raise ShardNotFoundError(
         f"{place} has no files whose names tell that they are parquet, csv or tfrecord, only "
         f"{some}: if they are, give format=; other formats cannot be read from files, pass "
         "something that gives batches when it is iterated"

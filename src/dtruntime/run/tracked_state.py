@@ -1,4 +1,4 @@
-"""What a run saves and restores: objects with a ``state_dict``, and plain values."""
+"""The state that a run saves: objects with a ``state_dict``, plain values, and random numbers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ..checkpoint.state_dict.rebuilding import containers_of, shaped_like
 from ..sharding.hashing import fold
 
 _SHARDING = ("torch.distributed.tensor", "torch.distributed.fsdp")
-"""Without one of these modules of torch no model is sharded."""
+"""No model is sharded unless one of these modules of torch is loaded."""
 
 OBJECTS = "objects"
-"""Where their states lie in what is saved."""
+"""The key of the objects' states in a checkpoint."""
 
 
 class Tracked:
     """Objects and values by name, the same on all ranks.
 
-    An object has ``state_dict`` and ``load_state_dict``, as modules, optimizers and schedulers of
-    torch have. Values (arrays, pytrees of JAX, numbers) lie in ``values`` and are replaced there.
+    Objects have ``state_dict`` and ``load_state_dict``, as torch's modules, optimizers and
+    schedulers do. Values (arrays, pytrees of JAX, numbers) are in ``values`` and replaced there.
     """
 
     def __init__(self, objects: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> None:
@@ -61,26 +61,26 @@ class Tracked:
 
     @property
     def reduced_by_torch(self) -> frozenset[str]:
-        """Names of what has gradients that torch itself averages: in DDP's wrapper, or sharded."""
+        """Names of objects whose gradients torch itself averages: wrapped in DDP, or sharded."""
         sharded = {name for name, thing in self._objects.items() if _is_sharded(thing)}
         return frozenset(self._wrappers.keys() | sharded)
 
     @property
     def wrappers(self) -> Mapping[str, Any]:
-        """DDP's wrappers around tracked modules, by the names of these."""
+        """DDP's wrappers of tracked modules, by name."""
         return self._wrappers
 
     def capture(self) -> dict[str, Any]:
-        """The states of all, by reference: save them before the next step changes them."""
+        """All states, by reference: save them before the next step changes them."""
         objects = {name: thing.state_dict() for name, thing in self._objects.items()}
         return {OBJECTS: objects, **self.capture_values()}
 
     def capture_values(self) -> dict[str, Any]:
-        """The values, and what they began with."""
+        """The values, and a description of the initial ones."""
         return {"values": dict(self.values), "beginning": self._beginning.saved()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Put everything into the state that was captured."""
+        """Restore what was captured."""
         kept = state[OBJECTS]
         self.check(kept)
         values = self.checked_values(state)
@@ -89,11 +89,11 @@ class Tracked:
         self.values.update(values)
 
     def checked_values(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Captured values in the program's containers; ``ValueError`` if they are not its own."""
+        """Captured values in the program's containers; ``ValueError`` if another program's."""
         return self._beginning.shaped(state["values"], state.get("beginning"))
 
     def check(self, kept: Mapping[str, Any]) -> None:
-        """Make sure that there is a state of every object."""
+        """``ValueError`` if an object has no state there."""
         missing = sorted(self._objects.keys() - kept.keys())
         if missing:
             raise ValueError(
@@ -112,7 +112,7 @@ def _is_sharded(thing: Any) -> bool:
 
 
 def _bare(thing: Any) -> Any:
-    """The module inside DDP's wrapper, so that its state fits without one too."""
+    """The module inside DDP's wrapper, whose state also fits without one."""
     return thing.module if type(thing).__name__ == "DistributedDataParallel" else thing
 
 
@@ -121,14 +121,14 @@ _REMEDY = "or start with another folder for checkpoints"
 
 
 class InitialValues:
-    """The names, containers and arrays that values begin with; the arrays themselves are not kept.
+    """The names, containers, and shapes of arrays that values begin with.
 
-    Values may change in kind and shape while a run goes on. What it begins with may not: another
-    beginning is that of another program.
+    Values may change in kind and shape during a run. The initial ones may not: if they differ, the
+    checkpoint is another program's.
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        """``TypeError`` or ``ValueError`` when a value cannot be saved."""
+        """``TypeError`` or ``ValueError`` if a value cannot be saved."""
         self._containers = {name: containers_of(value) for name, value in values.items()}
         self._arrays = {
             array.key: f"{array.kind} {array.dtype} {array.shape}"
@@ -136,13 +136,13 @@ class InitialValues:
         }
 
     def saved(self) -> str:
-        """What is kept of it in a checkpoint."""
+        """The description that is saved in a checkpoint."""
         return json.dumps(self._arrays)
 
     def shaped(self, values: Mapping[str, Any], beginning: str | None) -> dict[str, Any]:
-        """Values of a checkpoint, which may have none of its ``beginning``, in their containers.
+        """Saved values in their containers; an old checkpoint has no ``beginning``.
 
-        ``ValueError`` when they are those of another program.
+        ``ValueError`` if they are another program's.
         """
         missing = sorted(map(str, self._containers.keys() - values.keys()))
         if missing:
@@ -173,16 +173,17 @@ class InitialValues:
             )
 
     def _has_name_of(self, key: str) -> bool:
-        """Whether an array lies in a value that this run begins with too."""
+        """Whether an array is in a value that this run begins with too."""
         return any(key == name or key.startswith(f"{name}/") for name in self._containers)
 
 
 def capture_rng() -> dict[str, Any]:
-    """The states of Python's, numpy's and torch's global generators, of torch also on GPUs."""
+    """The states of the global generators of Python, numpy and torch, also on GPUs."""
     version, numbers, gauss = random.getstate()
+    state: Any = np.random.get_state(legacy=False)
     states: dict[str, Any] = {
         "python": json.dumps([version, list(numbers), gauss]),
-        "numpy": _numpy_state(),
+        "numpy": {**state["state"], "has_gauss": state["has_gauss"], "gauss": state["gauss"]},
     }
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -193,19 +194,12 @@ def capture_rng() -> dict[str, Any]:
 
 
 def restore_rng(states: dict[str, Any]) -> None:
-    """Put the generators into the states that `capture_rng` found."""
+    """Restore the states that `capture_rng` returned."""
     version, numbers, gauss = json.loads(states["python"])
     random.setstate((version, tuple(numbers), gauss))
-    kept = states["numpy"]
-    inner = {"key": kept["key"], "pos": int(kept["pos"])}
-    np.random.set_state(
-        {
-            "bit_generator": "MT19937",
-            "state": inner,
-            "has_gauss": int(kept["has_gauss"]),
-            "gauss": float(kept["gauss"]),
-        }
-    )
+    state = states["numpy"]
+    gaussian = int(state["has_gauss"]), float(state["gauss"])
+    np.random.set_state(("MT19937", state["key"], int(state["pos"]), *gaussian))
     torch = sys.modules.get("torch")
     if torch is not None and "torch" in states:
         torch.set_rng_state(states["torch"].cpu())
@@ -215,20 +209,10 @@ def restore_rng(states: dict[str, Any]) -> None:
 
 
 def seed_rng(*key: int) -> None:
-    """Seed all generators, for a worker that has no states of its own to go on with."""
+    """Seed all generators, for a worker without saved states."""
     number = fold(*key)
     random.seed(number)
     np.random.seed(number & 0xFFFFFFFF)
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(number & 0x7FFFFFFFFFFFFFFF)
-
-
-def _numpy_state() -> dict[str, Any]:
-    state: Any = np.random.get_state(legacy=False)
-    return {
-        "key": state["state"]["key"],
-        "pos": state["state"]["pos"],
-        "has_gauss": state["has_gauss"],
-        "gauss": state["gauss"],
-    }

@@ -1,4 +1,4 @@
-"""What the user iterates as the source of a run's batches."""
+"""The stream of data that the user iterates, such as a `DataLoader` of torch."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ log = EventLog("run")
 
 
 class UserStream(Stream):
-    """Whatever the user iterates; with a position if it has ``state_dict`` and so on.
+    """Any iterable of batches, which has a position if it has ``state_dict``.
 
-    Without one it is read again up to where it was, with the random numbers that there were when
-    the epoch began: whoever shuffles draws the order from them.
+    Without one it is read again up to the position, with the random numbers of when the epoch
+    began, from which a shuffled order is drawn.
     """
 
     def __init__(self, batches: Any) -> None:
         self._batches = batches
         self._warned: set[str] = set()
         self._drawn_from: dict[str, Any] | None = None
-        """The states of random number generators when the epoch began."""
+        """The states of random number generators at the start of the epoch."""
         self.epoch = self._read = self._skip = 0
         self._resumed = False
-        """Whether the loader's own state was loaded, which may have been that of an end."""
+        """Whether the loader's own state was loaded, which may be that of the end of an epoch."""
 
     def open(self, crew: Crew) -> None:
-        """From the start."""
+        """Start over."""
         self._start()
         if crew.size > 1 and crew.leads and not _divides(self._batches):
             self._warn(
@@ -43,13 +43,12 @@ class UserStream(Stream):
             )
 
     def batches(self) -> Iterator[tuple[Any, int]]:
-        """One pass."""
+        """One pass over the data."""
         skip, self._skip = self._skip, 0
         resumed, self._resumed = self._resumed, False
         _set_epoch(self._batches, self.epoch)
-        passing = self._again(skip) if skip else self._begun()
         is_empty = not (resumed or skip)
-        for batch in passing:
+        for batch in self._resume(skip) if skip else self._begin():
             is_empty = False
             yield batch, _length(batch)
         if is_empty:
@@ -62,7 +61,7 @@ class UserStream(Stream):
         self._read += 1
 
     def state(self) -> Any:
-        """The position, and the loader's own state where it has one."""
+        """The position, and the loader's own state if it has one."""
         position = {"epoch": self.epoch, "read": self._read}
         if self._has_state:
             return {**position, "inner": self._batches.state_dict()}
@@ -97,7 +96,7 @@ class UserStream(Stream):
                 "run.order_is_not_saved",
                 epoch=self.epoch,
                 read=self._read,
-                reason="the checkpoint does not tell with which random numbers this epoch began: "
+                reason="the checkpoint does not say with which random numbers this epoch began: "
                 "if they decide the order of the data, some of it comes twice and some not at all "
                 "until the epoch ends",
             )
@@ -107,7 +106,7 @@ class UserStream(Stream):
         return hasattr(self._batches, "state_dict") and hasattr(self._batches, "load_state_dict")
 
     def _follow(self) -> None:
-        """Be in the epoch of the loader: behind the last batch of one it may be in the next."""
+        """Follow the loader's epoch: behind the last batch of one it may be in the next."""
         counts_alike = hasattr(self._batches, "set_epoch")
         ahead = getattr(self._batches, "epoch", None) if counts_alike else None
         if isinstance(ahead, int) and ahead > self.epoch:
@@ -118,15 +117,14 @@ class UserStream(Stream):
         self._resumed = False
         self._drawn_from = None
 
-    def _begun(self) -> Iterator[Any]:
+    def _begin(self) -> Iterator[Any]:
         """A pass from its first batch, or from where the loader's own state says."""
         self._read = 0
         if not self._has_state:
             self._drawn_from = _origin(self._batches)
-        passing: Iterator[Any] = iter(self._batches)
-        return passing
+        return iter(self._batches)
 
-    def _again(self, skip: int) -> Iterator[Any]:
+    def _resume(self, skip: int) -> Iterator[Any]:
         """The pass that was interrupted, from behind the batches that were used."""
         now = capture_rng()
         if self._drawn_from is None:
@@ -156,49 +154,48 @@ class UserStream(Stream):
 
 
 def _parts(batches: Any) -> list[Any]:
-    """What decides the order: the loader, and its samplers as ``DataLoader`` calls them."""
-    within = getattr(batches, "batch_sampler", None)
-    found = [batches, getattr(batches, "sampler", None), within, getattr(within, "sampler", None)]
-    return [part for part in found if part is not None]
+    """What decides the order: the loader and its samplers, as ``DataLoader`` names them."""
+    inner = getattr(batches, "batch_sampler", None)
+    parts = [batches, getattr(batches, "sampler", None), inner, getattr(inner, "sampler", None)]
+    return [part for part in parts if part is not None]
 
 
 def _set_epoch(batches: Any, epoch: int) -> None:
-    """Tell the loader the epoch, or else its sampler."""
+    """Set the epoch of the loader, or else of its sampler."""
     setters = [part.set_epoch for part in _parts(batches) if hasattr(part, "set_epoch")]
     for set_epoch in setters[:1]:
         set_epoch(epoch)
 
 
 def _divides(batches: Any) -> bool:
-    """Whether it is known to give each worker a part."""
+    """Whether it is known to give each worker only a part."""
     parts = [*_parts(batches), getattr(batches, "loader", None), getattr(batches, "dataset", None)]
     counts = [getattr(part, name, 1) for part in parts for name in ("num_replicas", "world_size")]
     return any(isinstance(count, int) and count > 1 for count in counts)
 
 
 def _generators(batches: Any) -> list[Any]:
-    """Generators of torch that were given to the loader or its sampler."""
+    """torch's generators that were given to the loader or its sampler."""
     torch = sys.modules.get("torch")
     if torch is None:
         return []
-    found = [getattr(part, "generator", None) for part in _parts(batches)]
-    own = {id(one): one for one in found if isinstance(one, torch.Generator)}
-    return list(own.values())
+    generators = [getattr(part, "generator", None) for part in _parts(batches)]
+    return list({id(one): one for one in generators if isinstance(one, torch.Generator)}.values())
 
 
 def _origin(batches: Any) -> dict[str, Any]:
-    """What a pass that begins now draws its order from."""
+    """The random states that a pass which begins now draws its order from."""
     kept = {"kept_workers": _has_workers(batches), "global": capture_rng()}
     return {**_generator_states(batches), **kept}
 
 
 def _has_workers(batches: Any) -> bool:
-    """Whether a ``DataLoader`` goes on with worker processes, for which it draws no other seed."""
+    """Whether a ``DataLoader`` keeps its processes, and so draws no other seed for them."""
     return getattr(batches, "persistent_workers", False) and batches._iterator is not None
 
 
 def _keep_workers(batches: Any, *, keep: bool) -> None:
-    """Let a ``DataLoader`` have worker processes already when it is iterated, or have none."""
+    """Start or drop a ``DataLoader``'s processes before it is iterated."""
     if keep and not _has_workers(batches) and getattr(batches, "persistent_workers", False):
         iter(batches)
     elif not keep and _has_workers(batches):
@@ -215,7 +212,7 @@ def _set_generators(batches: Any, states: Mapping[str, Any]) -> None:
 
 
 def _length(batch: Any) -> int:
-    """How many samples a batch has: those of its first part that has any number of them."""
+    """The number of samples in a batch: the length of its first part that has one."""
     if isinstance(batch, Mapping | tuple | list):
         values = batch.values() if isinstance(batch, Mapping) else batch
         parts = [value for value in values if _has_length(value)]

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dtruntime.client.orchestrator import Meeting
 from dtruntime.coordinator.state import commands as c
-from dtruntime.run.crew import Called, Formed, Rendezvous, Waits
+from dtruntime.run.crew import Formed, Rendezvous, Waits
 from dtruntime.run.recovery import Recovery
 from tests.support.promises.promise_model import demand
 from tests.support.simulation.simulated_worker import Launcher, Process, Task
@@ -51,7 +52,7 @@ class CrewProcess(Process):
             outcome = yield from self._barrier("assemble", brought)
             if not isinstance(outcome, c.Passed):
                 continue
-            called = Called(outcome.values or {}, outcome.generation, outcome.left_out)
+            called = Meeting(outcome.values or {}, outcome.generation, outcome.left_out)
             concluded = self._roll_call.conclude(called)
             if isinstance(concluded, Formed):
                 return concluded, self._incarnations(outcome)

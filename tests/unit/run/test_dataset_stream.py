@@ -1,5 +1,6 @@
 """A dataset as the source of batches: what it opens and closes, and what a crew reads."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ CREW = Crew((0,), 0, 0)
 def test_connection_is_closed_with_the_stream_and_kept_when_the_crew_changes() -> None:
     closed: list[str] = []
     stream = DatasetStream(
-        lambda crew: Loader(NumberSource(8, 4), batch_size=4, rank=0, world_size=1),
+        partial(Loader, NumberSource(8, 4), batch_size=4),
         lambda: closed.append("connection"),
     )
     stream.open(CREW)
@@ -28,9 +29,7 @@ def test_connection_is_closed_with_the_stream_and_kept_when_the_crew_changes() -
 
 
 def test_stream_that_was_closed_can_be_opened_for_another_crew() -> None:
-    stream = DatasetStream(
-        lambda crew: Loader(NumberSource(8, 4), batch_size=4, rank=0, world_size=1)
-    )
+    stream = DatasetStream(partial(Loader, NumberSource(8, 4), batch_size=4))
     for _ in range(2):
         stream.open(CREW)
         assert sum(size for _, size in stream.batches()) == 8

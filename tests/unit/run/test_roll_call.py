@@ -1,6 +1,7 @@
 """What follows from a roll call: a crew, a wait, or another roll call."""
 
-from dtruntime.run.crew import Called, CallsAgain, Formed, Rendezvous, Waits
+from dtruntime.client.orchestrator import Meeting
+from dtruntime.run.crew import Formed, Rendezvous, Waits
 from dtruntime.run.recovery import Recovery
 
 PATIENT = Recovery(wait_seconds=60)
@@ -10,9 +11,9 @@ def roll(world_size: int = 3, recovery: Recovery = PATIENT, now: float = 0.0) ->
     return Rendezvous(world_size, recovery, now)
 
 
-def call(*workers: Rendezvous, now: float = 0.0, generation: int = 1, left_out: int = 0) -> Called:
+def call(*workers: Rendezvous, now: float = 0.0, generation: int = 1, left_out: int = 0) -> Meeting:
     values = {rank: worker.bring(now) for rank, worker in enumerate(workers)}
-    return Called(values, generation, left_out)
+    return Meeting(values, generation, left_out)
 
 
 def crew(count: int = 3, recovery: Recovery = PATIENT, world_size: int = 3) -> list[Rendezvous]:
@@ -31,7 +32,7 @@ def test_all_who_are_wanted_form_a_crew():
 
 def test_roll_is_called_again_when_a_live_member_was_not_there():
     workers = [roll(), roll(), roll()]
-    assert workers[0].conclude(call(*workers, left_out=1)) == CallsAgain()
+    assert workers[0].conclude(call(*workers, left_out=1)) is None
 
 
 def test_loss_is_waited_for_once():
@@ -63,7 +64,7 @@ def test_crew_that_was_not_yet_training_misses_nobody_of_it():
 
 def test_newcomer_learns_which_failures_the_others_have_seen():
     first, second, third = crew()
-    called = Called({0: first.bring(0, [40, 7]), 1: second.bring(0, [7]), 2: third.bring(0)}, 2, 0)
+    called = Meeting({0: first.bring(0, [40, 7]), 1: second.bring(0, [7]), 2: third.bring(0)}, 2, 0)
     concluded = third.conclude(called)
     assert isinstance(concluded, Formed)
     assert concluded.failures == (40, 7)

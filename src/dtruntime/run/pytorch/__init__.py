@@ -1,5 +1,5 @@
-"""The parts of a run that need torch, imported only where a program uses it.
+"""The parts of a run that need torch, imported only if the program uses it.
 
-``process_group`` makes torch's group anew for each crew, ``gradients`` averages gradients over
-it, ``sharded_models`` saves and restores models of FSDP and DTensors.
+``process_group`` makes torch's group for each crew, ``gradients`` averages gradients over it, and
+``sharded_models`` saves and restores models of FSDP and DTensors.
 """

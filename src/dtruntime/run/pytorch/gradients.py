@@ -1,12 +1,13 @@
-"""The gradients of a run's models, averaged so that all workers train the same model.
+"""Averaging of gradients, so that all workers of a run train the same model.
 
-At the end of each ``backward`` the workers tell each other what they have (the *header*), and sum
-what at least one of them has, each weighted by the samples of its batch. So whatever comes after
-``backward`` (clipping, scaling, accumulation) sees the gradients of the global batch.
+At the end of each ``backward`` the workers exchange which gradients they have (the *header*), and
+sum those that at least one has, weighted by the samples of each worker's batch. So whatever comes
+after ``backward`` (clipping, scaling, accumulation) sees the gradients of the global batch.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,14 +22,15 @@ from ...errors import ConfigError, StrataError
 from ...telemetry import EventLog
 from ..crew import Crew
 from ..tracked_state import Tracked
+from .process_group import is_initialized
 
 log = EventLog("run")
 
 BUCKET_BYTES = 32 * 2**20
 COMMUTATIVE_WORLD = 2
-"""So many workers have one sum, in whatever order it is added up."""
+"""Up to this many workers, a sum does not depend on the order of its terms."""
 _NONE, _SPARSE, _DENSE = range(3)
-"""What a worker has of a parameter's gradient."""
+"""The kinds of gradients that a worker may have for a parameter."""
 _CHOICES = (
     "let the run average gradients (process_group='auto'), wrap the module in "
     "DistributedDataParallel before it is tracked, call run.average_gradients(module) after "
@@ -39,7 +41,7 @@ _CHOICES = (
 
 
 class Gradients:
-    """Averages the gradients of what is tracked, or sees to it that the program does."""
+    """Averages the gradients of tracked objects, or makes sure that the program does."""
 
     def __init__(
         self,
@@ -49,9 +51,9 @@ class Gradients:
         independent: bool = False,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """``automatic``: average at the end of each ``backward``; else whoever steps must have.
+        """``automatic``: average at the end of each ``backward``; else the program has to.
 
-        ``independent``: do neither. ``waiting`` surrounds the time that others are waited for.
+        ``independent``: do neither. ``waiting`` is entered while this worker waits for others.
         """
         self._tracked = tracked
         self._automatic = automatic and not independent
@@ -60,28 +62,28 @@ class Gradients:
         self._lock = threading.Lock()
         self._crew: Crew | None = None
         self._has_begun = False
-        self._known: dict[Any, str] = {}
-        """Parameters that are trained, with the name of what has them."""
+        self._trained: dict[Any, str] = {}
+        """Parameters that are trained, with the name of the object that has them."""
         self._foreign: set[Any] = set()
-        """Parameters of optimizers that are none of these."""
+        """Other parameters of optimizers."""
         self._hooks: dict[Any, Any] = {}
         self._optimizers: Any = None
-        """The hook that sees all optimizers step."""
+        """The hook on the steps of all optimizers."""
         self._tasks: set[int] = set()
-        """Runs of ``backward`` at whose end gradients will be averaged."""
+        """The runs of ``backward`` at whose end gradients will be averaged."""
         self._fresh: set[Any] = set()
         """Parameters whose gradients ``backward`` has changed since they were averaged."""
         self._averaged: set[Any] = set()
         """Parameters whose gradients are the same on all workers, until an optimizer steps."""
         self._versions: dict[Any, int] = {}
-        """Of parameters, when the step began."""
+        """The versions of parameters when the step began."""
         self._step = self._samples = self._rounds = 0
 
     # The life of a crew
 
     def check(self, workers: int) -> None:
-        """``ConfigError`` when so many workers would each train a model of its own."""
-        if workers == 1 or self._independent or self._automatic or _has_group():
+        """``ConfigError`` if so many workers would each train a model of its own."""
+        if workers == 1 or self._independent or self._automatic or is_initialized():
             return
         names = sorted({name for tensor, name in self._find().items() if tensor.requires_grad})
         if names:
@@ -91,7 +93,7 @@ class Gradients:
             )
 
     def begin(self, crew: Crew) -> None:
-        """A crew trains from here on, with a process group if it is of several workers."""
+        """A crew trains from now on, with a process group if it has several workers."""
         self.end()
         if self._has_begun:
             self._drop()
@@ -101,34 +103,34 @@ class Gradients:
             for name, wrapper in self._wrappers():
                 fix_buckets(name, wrapper)
         if crew.size > 1 and not self._independent:
-            self._known = self._find()
+            self._trained = self._find()
             self._listen()
             self._optimizers = register_optimizer_step_pre_hook(self._before_optimizer)
 
     def end(self) -> None:
-        """Nobody trains: ``backward`` is a matter of this process alone."""
+        """Nobody trains: ``backward`` concerns this process alone."""
         self._crew = None
         for hook in self._hooks.values():
             hook.remove()
         if self._optimizers is not None:
             self._optimizers.remove()
             self._optimizers = None
-        for kept in (self._hooks, self._known, self._versions):
-            kept.clear()
-        for marked in (self._tasks, self._fresh, self._averaged, self._foreign):
-            marked.clear()
+        for state in (self._hooks, self._trained, self._versions):
+            state.clear()
+        for parameters in (self._tasks, self._fresh, self._averaged, self._foreign):
+            parameters.clear()
 
     def begin_step(self, step: int, samples: int) -> None:
-        """A step begins, with a batch of so many samples."""
+        """A step begins with a batch of so many samples."""
         self._step, self._samples, self._rounds = step, samples, 0
-        if not self._known and self._optimizers is None:
+        if not self._trained and self._optimizers is None:
             return
         self._listen()
         if not self._automatic:
-            self._versions = {tensor: tensor._version for tensor in self._known}
+            self._versions = {tensor: tensor._version for tensor in self._trained}
 
     def end_step(self) -> None:
-        """``StrataError`` when parameters were changed by gradients that were not averaged."""
+        """``StrataError`` if gradients that were not averaged changed parameters."""
         changed = [
             tensor
             for tensor in self._fresh
@@ -144,22 +146,22 @@ class Gradients:
         if crew is None or crew.size == 1:
             return
         given = [tensor for tensor in parameters if tensor.requires_grad]
-        if not _has_group():
+        if not is_initialized():
             raise ConfigError(
                 "averaging gradients needs a process group: Run(..., process_group='auto') makes "
                 "one, or call torch.distributed.init_process_group() before the run is entered"
             )
         self._listen()
         loose = {t for t in given if t.grad is not None and t not in self._averaged}
-        is_known = all(tensor in self._known for tensor in given)
+        is_known = all(tensor in self._trained for tensor in given)
         if is_known and self._rounds and not loose and self._averaged.issuperset(given):
             return
-        # A worker that had no reason for backward() meets those here that average in theirs.
+        # A worker that did not call backward() takes part here in the averaging of the others.
         everything = self._automatic and is_known
-        self._round(list(self._known) if everything else given, self._fresh | loose)
+        self._round(list(self._trained) if everything else given, self._fresh | loose)
 
     def _drop(self) -> None:
-        """Forget the gradients of a step that was undone: a replacement has none of them."""
+        """Drop the gradients of a step that was undone: a replacement has none of them."""
         for thing in self._tracked.objects.values():
             if isinstance(thing, torch.nn.Module | torch.optim.Optimizer):
                 thing.zero_grad(set_to_none=True)
@@ -167,8 +169,8 @@ class Gradients:
     # What is trained
 
     def _find(self) -> dict[Any, str]:
-        """The parameters that this class looks after, with the names of what has them."""
-        found: dict[Any, str] = {}
+        """The parameters whose gradients torch does not average, with their objects' names."""
+        names: dict[Any, str] = {}
         elsewhere: set[Any] = set()
         reduced = self._tracked.reduced_by_torch
         for name, thing in self._tracked.objects.items():
@@ -177,41 +179,44 @@ class Gradients:
             if name in reduced:
                 elsewhere.update(thing.parameters())
                 continue
-            elsewhere.update(_wrapped_within(thing))
-            found.update({tensor: name for tensor in thing.parameters() if tensor not in found})
-        if found or self._automatic:
+            wrapped = (part.parameters() for part in thing.modules() if _is_wrapper(part))
+            elsewhere.update(itertools.chain.from_iterable(wrapped))
+            for tensor in thing.parameters():
+                names.setdefault(tensor, name)
+        if names or self._automatic:
             for name, thing in self._tracked.objects.items():
                 if isinstance(thing, torch.optim.Optimizer) and name not in reduced:
-                    found.update({t: name for t in _stepped_by(thing) if t not in found})
-        return {tensor: name for tensor, name in found.items() if tensor not in elsewhere}
+                    for tensor in _stepped_by(thing):
+                        names.setdefault(tensor, name)
+        return {tensor: name for tensor, name in names.items() if tensor not in elsewhere}
 
     def _wrappers(self) -> Iterator[tuple[str, Any]]:
-        """DDP's wrappers around tracked modules, and inside of them."""
+        """DDP's wrappers of tracked modules, and of parts of them."""
         yield from self._tracked.wrappers.items()
         for name, thing in self._tracked.objects.items():
             if isinstance(thing, torch.nn.Module):
                 yield from ((name, part) for part in thing.modules() if _is_wrapper(part))
 
     def _follow_changes(self, stepped: Iterable[Any]) -> None:
-        """Parameters may be thawed, or added to modules and optimizers, while the run goes on."""
-        others = [t for t in stepped if t not in self._known and t not in self._foreign]
+        """Notice parameters that were thawed, or added to modules and optimizers."""
+        others = [t for t in stepped if t not in self._trained and t not in self._foreign]
         if others:
-            # In the order that a process has which finds all of them when it starts.
-            self._known = self._find() | self._known
-            self._foreign.update(tensor for tensor in others if tensor not in self._known)
+            # In the order in which a process that starts now would have them.
+            self._trained = self._find() | self._trained
+            self._foreign.update(tensor for tensor in others if tensor not in self._trained)
         self._listen()
 
     def _listen(self) -> None:
-        """Be told of gradients of all parameters that are trained, also of those thawed since."""
-        if len(self._hooks) == len(self._known):
+        """Put hooks on all parameters that are trained, also on those thawed since."""
+        if len(self._hooks) == len(self._trained):
             return
-        for tensor in self._known:
+        for tensor in self._trained:
             if tensor.requires_grad and tensor not in self._hooks:
                 self._hooks[tensor] = tensor.register_post_accumulate_grad_hook(self._changed)
                 if tensor.grad is not None:
                     self._fresh.add(tensor)
 
-    # What autograd and optimizers tell
+    # Hooks of autograd and optimizers
 
     def _changed(self, parameter: Any) -> None:
         """``backward`` has changed a gradient."""
@@ -230,13 +235,13 @@ class Gradients:
         self._tasks.discard(task)
         if self._crew is not None:
             self._listen()
-            self._round(list(self._known), self._fresh)
+            self._round(list(self._trained), self._fresh)
 
     def _before_optimizer(self, optimizer: Any, arguments: Any, options: Any) -> None:
-        """What an optimizer uses has been averaged, whoever has made it."""
+        """Make sure that the gradients an optimizer uses are averaged."""
         stepped = list(_stepped_by(optimizer))
         self._follow_changes(stepped)
-        used = [tensor for tensor in stepped if tensor in self._known]
+        used = [tensor for tensor in stepped if tensor in self._trained]
         if not used:
             return
         loose = {t for t in used if t.grad is not None and t not in self._averaged}
@@ -244,11 +249,11 @@ class Gradients:
             raise self._not_averaged(loose)
         has_closure = any(map(callable, (*arguments, *options.values())))
         if loose or (self._automatic and not self._rounds and not has_closure):
-            self._round(list(self._known), self._fresh | loose)
+            self._round(list(self._trained), self._fresh | loose)
         self._averaged.difference_update(used)
 
     def _not_averaged(self, tensors: Iterable[Any]) -> StrataError:
-        names = sorted({self._known[tensor] for tensor in tensors})
+        names = sorted({self._trained[tensor] for tensor in tensors})
         return ConfigError(
             f"the gradients of the tracked {_quoted(names)} were used before they were averaged: "
             f"each worker would train a model of its own. Choose: {_CHOICES}"
@@ -257,7 +262,7 @@ class Gradients:
     # Averaging
 
     def _round(self, parameters: list[Any], fresh: set[Any]) -> None:
-        """Average the gradients of those that are fresh on any worker; all take part."""
+        """Average the gradients that are fresh on any worker; all workers take part."""
         if not parameters:
             return
         self._rounds += 1
@@ -275,17 +280,17 @@ class Gradients:
         self._fresh.difference_update(parameters)
 
     def _reduce(self, parameters: list[Any], kinds: list[int]) -> None:
-        device = _header_device(parameters)
-        headers = _gathered(
-            [self._step, self._rounds, self._samples, _layout(parameters), _digest(kinds)], device
-        )
+        device = _header_device(parameters[0].device)
+        digest = zlib.crc32(bytes(kinds))
+        own = [self._step, self._rounds, self._samples, _layout(parameters), digest]
+        headers = _gathered(own, device)
         self._check_lockstep(headers)
         if len({header[-1] for header in headers}) > 1:
             most = torch.tensor(kinds, dtype=torch.uint8, device=device)
             dist.all_reduce(most, dist.ReduceOp.MAX)
             kinds = most.tolist()
         samples = [header[2] for header in headers]
-        # Outside the steps nobody has samples: everybody counts the same.
+        # Outside of steps nobody has samples, and all count the same.
         share = self._samples / sum(samples) if sum(samples) else 1 / len(samples)
         for tensor, kind in zip(parameters, kinds, strict=True):
             if kind != _NONE:
@@ -298,7 +303,7 @@ class Gradients:
                 tensor.grad = _average_sparse(tensor.grad, share)
 
     def _check_lockstep(self, headers: Sequence[Sequence[int]]) -> None:
-        """All workers average the same thing."""
+        """``StrataError`` if the workers average different things."""
         here = headers[dist.get_rank()]
         for place, there in enumerate(headers):
             if there[:2] != here[:2]:
@@ -317,32 +322,21 @@ class Gradients:
 
 def devices_of(tracked: Tracked) -> set[str]:
     """The kinds of devices that tracked parameters are on."""
-    found: set[str] = set()
+    kinds: set[str] = set()
     for thing in tracked.objects.values():
         if isinstance(thing, torch.nn.Module):
-            found.update(tensor.device.type for tensor in thing.parameters())
+            kinds.update(tensor.device.type for tensor in thing.parameters())
         elif isinstance(thing, torch.optim.Optimizer):
-            found.update(tensor.device.type for tensor in _stepped_by(thing))
-    return found - {"meta"}
+            kinds.update(tensor.device.type for tensor in _stepped_by(thing))
+    return kinds - {"meta"}
 
 
 def _stepped_by(optimizer: Any) -> Iterator[Any]:
     return (tensor for group in optimizer.param_groups for tensor in group["params"])
 
 
-def _wrapped_within(module: Any) -> Iterator[Any]:
-    """The parameters of those parts of a module that are in DDP's wrapper."""
-    for part in module.modules():
-        if _is_wrapper(part):
-            yield from part.parameters()
-
-
 def _is_wrapper(module: Any) -> bool:
     return type(module).__name__ == "DistributedDataParallel"
-
-
-def _has_group() -> bool:
-    return bool(dist.is_available() and dist.is_initialized())
 
 
 def _quoted(names: Iterable[str]) -> str:
@@ -352,27 +346,22 @@ def _quoted(names: Iterable[str]) -> str:
 # Headers
 
 
-def _header_device(parameters: Sequence[Any]) -> Any:
-    """Where small tensors are exchanged: on the processor, if the group can."""
-    backends = str(dist.get_backend_config())
-    return torch.device("cpu") if "cpu:" in backends else parameters[0].device
+def _header_device(default: Any, group: Any = None) -> Any:
+    """Where small tensors are exchanged: on the CPU, if the group can."""
+    return torch.device("cpu") if "cpu:" in str(dist.get_backend_config(group)) else default
 
 
 def _gathered(numbers: list[int], device: Any) -> list[list[int]]:
     own = torch.tensor(numbers, dtype=torch.int64, device=device)
     parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, own)
-    found: list[list[int]] = torch.stack(parts).tolist()
-    return found
+    rows: list[list[int]] = torch.stack(parts).tolist()
+    return rows
 
 
 def _layout(parameters: Iterable[Any]) -> int:
-    """A number that differs when parameters do."""
+    """A digest of the parameters' sizes."""
     return zlib.crc32(repr([(t.numel(), t.element_size()) for t in parameters]).encode())
-
-
-def _digest(kinds: list[int]) -> int:
-    return zlib.crc32(bytes(kinds))
 
 
 # Gradients of several workers
@@ -385,15 +374,12 @@ def _kind_of(gradient: Any) -> int:
 
 
 def _prepared(parameter: Any, kind: int, *, is_empty: bool) -> Any:
-    """The gradient that takes part in a sum: zeros where there is none, or no sample."""
+    """This worker's term of a sum: zeros if it has no gradient, or no sample."""
     gradient = None if is_empty else parameter.grad
-    if kind == _DENSE:
-        if gradient is None:
-            return torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        return gradient.to_dense() if gradient.is_sparse else gradient
     if gradient is None:
-        return torch.zeros_like(parameter).to_sparse()
-    return gradient
+        zeros = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        return zeros if kind == _DENSE else zeros.to_sparse()
+    return gradient.to_dense() if kind == _DENSE and gradient.is_sparse else gradient
 
 
 def _average_dense(bucket: list[Any], share: float) -> None:
@@ -407,42 +393,39 @@ def _average_dense(bucket: list[Any], share: float) -> None:
 
 
 def _average_sparse(gradient: Any, share: float) -> Any:
-    """Rows that one worker has meet those of the others; summed in the order of the workers."""
+    """Merge the rows of all workers, summed in the order of the workers."""
     own = gradient.coalesce()
     indices, values = own.indices(), own.values() * share
     counts = [row[0] for row in _gathered([indices.shape[1]], indices.device)]
     most = max(counts)
     parts = zip(_padded(indices.t().contiguous(), most), _padded(values, most), counts, strict=True)
-    kept = [(rows[:count], found[:count]) for rows, found, count in parts]
-    rows, found = (torch.cat(column) for column in zip(*kept, strict=True))
-    merged = torch.sparse_coo_tensor(rows.t(), found, gradient.shape, check_invariants=False)
+    cut = [(rows[:count], summands[:count]) for rows, summands, count in parts]
+    rows, summands = (torch.cat(column) for column in zip(*cut, strict=True))
+    merged = torch.sparse_coo_tensor(rows.t(), summands, gradient.shape, check_invariants=False)
     return merged.coalesce()
 
 
 def _padded(rows: Any, length: int) -> list[Any]:
-    """The rows of all workers, each with zeros behind them up to a length."""
+    """The rows of all workers, each padded with zeros to a length."""
     own = rows.new_zeros((length, *rows.shape[1:]))
     own[: len(rows)] = rows
-    found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     if length:
-        dist.all_gather(found, own)
-    return found
+        dist.all_gather(gathered, own)
+    return gathered
 
 
 def _buckets(gradients: list[Any]) -> Iterator[list[Any]]:
-    """Gradients of one type and device together, up to a size."""
-    bucket: list[Any] = []
-    size = 0
-    for gradient in gradients:
-        other = bucket and (
-            gradient.dtype != bucket[0].dtype or gradient.device != bucket[0].device
-        )
-        if bucket and (other or size >= BUCKET_BYTES):
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(gradient)
-        size += gradient.numel() * gradient.element_size()
-    if bucket:
+    """Successive gradients of one type and device, up to a size."""
+    for _, group in itertools.groupby(gradients, lambda one: (one.dtype, one.device)):
+        bucket: list[Any] = []
+        size = 0
+        for gradient in group:
+            if size >= BUCKET_BYTES:
+                yield bucket
+                bucket, size = [], 0
+            bucket.append(gradient)
+            size += gradient.numel() * gradient.element_size()
         yield bucket
 
 
@@ -450,14 +433,14 @@ def _buckets(gradients: list[Any]) -> Iterator[list[Any]]:
 
 
 def fix_buckets(name: str, wrapper: Any) -> None:
-    """Let DDP lay out its buckets for good before the first step; all ranks of its group call it.
+    """Make DDP lay out its final buckets before the first step; on all ranks of its group.
 
-    DDP sends gradients in one bucket in the first step of a process, and from the second step on
-    in buckets by the order in which they came. In another bucket the numbers of three or more
-    workers are added up in another order, so a process that was started again in the middle would
-    round its first step otherwise than one that was not. Gradients of zero in the order of
-    ``backward``, the last parameter first, take the place of the first step. They cost one
-    reduction, and leave no trace in weights, buffers or random numbers.
+    In the first step of a process DDP reduces gradients in one bucket, from the second step on in
+    buckets by the order in which they came. In another bucket the terms of three or more workers
+    are summed in another order, so that a restarted process would round its first step differently
+    from one that was not restarted. Gradients of zero in the order of ``backward``, the last
+    parameter first, take the place of the first step. They cost one reduction, and change neither
+    weights nor buffers nor random numbers.
     """
     if wrapper.process_group.size() <= COMMUTATIVE_WORLD:
         return
@@ -489,16 +472,15 @@ def fix_buckets(name: str, wrapper: Any) -> None:
 
 
 def _is_true_anywhere(here: bool, wrapper: Any) -> bool:
-    """Whether something holds on any rank of DDP's group: all do the same then."""
-    backends = str(dist.get_backend_config(wrapper.process_group))
-    device = "cpu" if "cpu:" in backends else wrapper.device
+    """Whether something holds on any rank of DDP's group, so that all ranks do the same."""
+    device = _header_device(wrapper.device, wrapper.process_group)
     flag = torch.tensor([int(here)], device=device)
     dist.all_reduce(flag, dist.ReduceOp.MAX, group=wrapper.process_group)
     return bool(flag.item())
 
 
 def _keeps_buckets(wrapper: Any) -> bool:
-    """Whether DDP never lays out its buckets anew, or has done so after a step before the run."""
+    """Whether DDP never changes its buckets, or has done so after a step before the run."""
     if wrapper.find_unused_parameters and not wrapper.static_graph:
         return True
     if wrapper._get_ddp_logging_data().get("has_rebuilt_buckets"):
@@ -507,8 +489,8 @@ def _keeps_buckets(wrapper: Any) -> bool:
 
 
 def _unfit_for_zeros(wrapper: Any, parameters: Sequence[Any]) -> str:
-    """Why DDP cannot be given gradients of zero unnoticed; empty if it can."""
-    known = wrapper._get_ddp_logging_data().get("num_parameter_tensors")
+    """Why DDP cannot be given gradients of zero without side effects; empty if it can."""
+    count = wrapper._get_ddp_logging_data().get("num_parameter_tensors")
     states = [state for _, state in getattr(wrapper, "_comm_hooks", ())]
     reasons = {
         "static_graph=True counts gradients in the first step": wrapper.static_graph,
@@ -517,7 +499,7 @@ def _unfit_for_zeros(wrapper: Any, parameters: Sequence[Any]) -> str:
         "parameters have hooks": any(map(_has_hooks, parameters)),
         "it has gradients already": any(tensor.grad is not None for tensor in parameters),
         "it has sparse gradients": any(getattr(m, "sparse", False) for m in wrapper.modules()),
-        "parameters were frozen, thawed or added since it was made": known != len(parameters),
+        "parameters were frozen, thawed or added since it was made": count != len(parameters),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 

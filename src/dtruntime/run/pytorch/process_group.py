@@ -1,8 +1,8 @@
-"""torch's process group among a crew, made anew whenever the crew changes.
+"""torch's process group of a crew, made anew whenever the crew changes.
 
-torch waits for a rank that has died while the group forms, and cannot be told to stop. So it forms
-on a thread of its own: when the crew is given up, its connections are shut down, which ends nearly
-all of these waits, and a thread that waits all the same is left behind with what it holds.
+If a rank dies while the group forms, torch waits for it and cannot be stopped. So the group forms
+on a thread of its own. When the crew is given up, the group's connections are shut down, which ends
+nearly all of these waits; a thread that waits all the same is left behind with what it holds.
 """
 
 from __future__ import annotations
@@ -23,38 +23,25 @@ from ...errors import ConfigError
 from ..crew import Crew
 
 AUTO = "auto"
-"""The backend that suits the devices of what is tracked."""
+"""The backend for the devices of what is tracked."""
 END_SECONDS = 1.0
-"""So long a group that is given up may take to stop forming."""
+"""How long a group that is given up may take to stop forming."""
 
 
 class Forming:
-    """A group that forms."""
+    """A group that is being formed on a thread of its own."""
 
     def __init__(self) -> None:
         self.ended: Future[None] = Future()
         self.given_up = threading.Event()
         self.before = _open_sockets()
-        """The connections that have nothing to do with it."""
+        """The connections that are not the group's."""
         self.opened: set[tuple[int, int]] = set()
-        """Those of the group, when it has formed."""
-
-    def run(self, form: Callable[[Forming], None]) -> None:
-        """Let it form, on a thread that nobody waits for at the end of the process."""
-        name = "strata-process-group"
-        threading.Thread(target=self._run, args=(form,), name=name, daemon=True).start()
-
-    def _run(self, form: Callable[[Forming], None]) -> None:
-        try:
-            form(self)
-        except Exception as exc:
-            self.ended.set_exception(exc)
-        else:
-            self.ended.set_result(None)
+        """The group's connections, once it has formed."""
 
 
 class ProcessGroup:
-    """The default process group of torch, among the ranks of a crew."""
+    """torch's default process group, of the ranks of a crew."""
 
     def __init__(
         self,
@@ -63,9 +50,8 @@ class ProcessGroup:
         coordinator_host: str,
         devices: Callable[[], Iterable[str]],
     ) -> None:
-        """``devices`` says where the tensors are that will be exchanged, for ``auto``."""
-        self._wanted = backend
-        self._backend = backend
+        """``devices`` are those of the tensors that will be exchanged, for ``auto``."""
+        self._requested = self._backend = backend
         self._devices = devices
         self._formed = False
         self._host = coordinator_host
@@ -74,6 +60,8 @@ class ProcessGroup:
         self._forming: Forming | None = None
         self._sockets: set[tuple[int, int]] = set()
         """The connections that the group has opened: file and inode."""
+        self.crew: Crew | None = None
+        """The crew that trains with it."""
 
     @property
     def timeout_seconds(self) -> float:
@@ -81,13 +69,14 @@ class ProcessGroup:
         return self._timeout.total_seconds()
 
     def offer(self, crew: Crew) -> bytes:
-        """The backend that this worker needs and, from the crew's leader, where it waits."""
+        """The backend that this worker needs and, from the crew's leader, its address."""
         if is_initialized():
             raise ConfigError(
-                f"process_group={self._wanted!r} lets the run make torch's process group, and the "
-                "program has made it already: leave out one of both"
+                f"process_group={self._requested!r} lets the run make torch's process group, and "
+                "the program has made it already: leave out one of both"
             )
-        self._backend = backend_for(self._devices()) if self._wanted == AUTO else self._wanted
+        if self._requested == AUTO:
+            self._backend = backend_for(self._devices())
         return f"{self._backend} {self._address(crew)}".encode()
 
     def _address(self, crew: Crew) -> str:
@@ -101,28 +90,37 @@ class ProcessGroup:
         return f"{host}:{self._store.port}"
 
     def form(self, crew: Crew, offers: Mapping[int, bytes]) -> Future[None]:
-        """Begin to come together, by what each rank has offered; the result says what came of it.
+        """Begin to form the group from what the ranks offer; the future is done when it has formed.
 
-        Then `settle`, when all ranks have formed it, or `leave`, which also ends it on the way.
+        Then `settle`, once all ranks have formed it, or `leave`, also while it is being formed.
         """
-        found = {rank: offer.decode().partition(" ") for rank, offer in offers.items()}
-        backends = {rank: backend for rank, (backend, _, _) in found.items()}
+        parts = {rank: offer.decode().partition(" ") for rank, offer in offers.items()}
+        backends = {rank: backend for rank, (backend, _, _) in parts.items()}
         if len(set(backends.values())) > 1:
             raise ConfigError(
                 f"workers need different process groups by the devices of their parameters, by "
                 f"rank {backends}: all have to train on the same kind of device"
             )
-        own, address = self._store, found[crew.ranks[0]][2]
-        self._forming = forming = Forming()
-        forming.run(lambda this: self._join(this, crew, own or self._connect(crew, address)))
-        return forming.ended
+        self._forming = Forming()
+        args = self._forming, crew, self._store, parts[crew.ranks[0]][2]
+        # Nobody waits for this thread at the end of the process.
+        name = "strata-process-group"
+        threading.Thread(target=self._run, args=args, name=name, daemon=True).start()
+        return self._forming.ended
+
+    def _run(self, forming: Forming, crew: Crew, store: Any, address: str) -> None:
+        try:
+            self._join(forming, crew, store or self._connect(crew, address))
+        except Exception as exc:
+            forming.ended.set_exception(exc)
+        else:
+            forming.ended.set_result(None)
 
     def _join(self, forming: Forming, crew: Crew, store: Any) -> None:
-        """On a thread of its own: come together with the others."""
         if forming.given_up.is_set():
             return
-        # torch counts groups that have failed too. The number is part of the name under which
-        # ranks look for each other, and newcomers have seen none fail.
+        # The name by which ranks find each other has the number of groups that torch has made,
+        # also of those that failed, of which newcomers have seen none.
         dist.distributed_c10d._world.group_count = 0
         dist.init_process_group(
             self._backend,
@@ -140,16 +138,15 @@ class ProcessGroup:
         return dist.TCPStore(host, int(port), crew.size, is_master=False, timeout=self._timeout)
 
     def settle(self) -> None:
-        """The group has formed, in all ranks."""
+        """The group has formed on all ranks."""
         assert self._forming is not None
         self._sockets |= self._forming.opened
         self._forming, self._formed = None, True
 
     def interrupt(self) -> None:
-        """End collectives that are under way, here and where others wait for this rank.
+        """End collectives under way, here and on ranks that wait for this one; from any thread.
 
-        May be called from any thread. NCCL can abort; Gloo cannot, and a rank that waits for one
-        that does not answer would wait for the timeout: so its connections are shut down.
+        NCCL can abort. Gloo cannot, and would wait for its timeout: its connections are shut down.
         """
         sockets, self._sockets = self._sockets, set()
         forming = self._forming
@@ -163,8 +160,8 @@ class ProcessGroup:
             _shut_down(number, inode)
 
     def leave(self) -> None:
-        """Break up, when nobody waits for this rank any more."""
-        self._sockets = set()
+        """Leave the group, when no other rank waits for this one any more."""
+        self.crew, self._sockets = None, set()
         formed, self._formed = self._formed, False
         forming, self._forming = self._forming, None
         if forming is not None:
@@ -181,32 +178,32 @@ def is_initialized() -> bool:
 
 
 def backend_for(devices: Iterable[str]) -> str:
-    """The backends of torch for some kinds of devices."""
+    """torch's backends for kinds of devices."""
     kinds = sorted(set(devices)) or ["cpu"]
-    known = {"cpu": "gloo", "cuda": "nccl"}
-    if other := [kind for kind in kinds if kind not in known]:
+    backends = {"cpu": "gloo", "cuda": "nccl"}
+    if other := [kind for kind in kinds if kind not in backends]:
         raise ConfigError(
             f"process_group='auto' knows cpu and cuda, and parameters are on {', '.join(other)}: "
             "name the backend of torch that is to be used"
         )
     if len(kinds) == 1:
-        return known[kinds[0]]
-    return ",".join(f"{kind}:{known[kind]}" for kind in kinds)
+        return backends[kinds[0]]
+    return ",".join(f"{kind}:{backends[kind]}" for kind in kinds)
 
 
 def _open_sockets() -> set[tuple[int, int]]:
     """The sockets of this process: file and inode."""
-    found = set()
+    sockets = set()
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             status = os.stat(f"/proc/self/fd/{name}")
             if stat.S_ISSOCK(status.st_mode):
-                found.add((int(name), status.st_ino))
-    return found
+                sockets.add((int(name), status.st_ino))
+    return sockets
 
 
 def _shut_down(number: int, inode: int) -> None:
-    """Shut a connection down, unless its file has become another one since."""
+    """Shut a connection down, unless the file is another one by now."""
     with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
         same = os.fstat(connection.fileno()).st_ino == inode
         if same and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -214,7 +211,7 @@ def _shut_down(number: int, inode: int) -> None:
 
 
 def _address_towards(host: str) -> str:
-    """The address of this machine that is on the way to ``host``."""
+    """This machine's address on the way to ``host``."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, 9))  # sends nothing

@@ -1,15 +1,15 @@
 """The states of sharded models: each worker's share of the tensors, and plain values once.
 
 Modules and optimizers are read and restored by ``torch.distributed.checkpoint.state_dict``, which
-calls parameters by their names and not by numbers, so that a state fits any sharding. Everything
-that is no tensor of theirs (schedulers, groups of parameters, values) is packed into one array of
-bytes, which the first worker saves; and what every worker has of its own into one of each.
+identifies parameters by name and not by number, so that a state fits any sharding. Everything else
+(schedulers, parameter groups, values) is packed into one array of bytes, which the first worker
+saves, and each worker's own state into another.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,11 @@ from ..crew import Crew
 from ..tracked_state import Tracked
 
 OWN, PLAIN = "strata:own", "strata:plain"
-"""What stands beside the tracked objects in a checkpoint."""
+"""What a checkpoint has beside the tracked objects."""
 _PARTIAL = StateDictOptions(strict=False)
+
+Path = tuple[Any, ...]
+"""The keys that lead to a tensor in nested dicts; in a checkpoint all of them are strings."""
 
 
 def is_sharded(thing: Any) -> bool:
@@ -59,8 +62,8 @@ class ShardedStates:
     def save(self, crew: Crew, own: Any, step: int, epoch: int, **options: Any) -> SaveHandle:
         """Begin to save; returns when training may go on.
 
-        All workers plan together, by collectives of the process group, and copy what falls to
-        them; the rest happens in the background.
+        All workers plan together, by collectives of the process group, and copy their shares; the
+        rest happens in the background.
         """
         _check_group(crew)
         state: dict[str, Any] = {OWN: {_place(crew.index): _tensor(own)}}
@@ -68,39 +71,38 @@ class ShardedStates:
         for name, form in self._forms().items():
             tensors, plain[name] = form.capture()
             if tensors:
-                state[name] = tensors
+                state[name] = _merged({}, tensors)
         if crew.leads:
             state[PLAIN] = _tensor({"objects": plain, **self._tracked.capture_values()})
         return save_sharded(self._manager, state, step, epoch, planning=self._planning, **options)
 
     def restore(self, step: int) -> ShardedCheckpoint:
         """Put everything that is tracked into the state of a checkpoint."""
-        found = ShardedCheckpoint(self._manager, step)
-        kept = _unpacked(found, (PLAIN,))
-        self._tracked.check(kept["objects"])
-        values = self._tracked.checked_values(kept)
-        saved = found.sizes.keys()
-        targets: dict[str, Any] = {}
-        forms = self._forms()
+        checkpoint = ShardedCheckpoint(self._manager, step)
+        plain = _unpacked(checkpoint, (PLAIN,))
+        objects = plain["objects"]
+        self._tracked.check(objects)
+        values = self._tracked.checked_values(plain)
+        forms, targets, saved = self._forms(), {}, checkpoint.sizes.keys()
         for name, form in forms.items():
             paths = {path[1:] for path in saved if path[0] == name}
-            targets[name] = form.targets(name, paths, kept["objects"][name])
-        found.load_into({name: tensors for name, tensors in targets.items() if tensors})
+            targets[name] = form.targets(name, paths, objects[name])
+        checkpoint.load_into({name: _merged({}, found) for name, found in targets.items() if found})
         for name, form in forms.items():
-            form.apply(_merged(kept["objects"][name], targets[name]))
+            form.apply(_merged(objects[name], targets[name]))
         self._tracked.values.update(values)
-        return found
+        return checkpoint
 
-    def own(self, found: ShardedCheckpoint, index: int, most: int) -> list[Any]:
-        """What the workers saved of their own, by their place.
+    def own(self, checkpoint: ShardedCheckpoint, index: int, most: int) -> list[Any]:
+        """Each worker's own state, by its index.
 
-        When there were more than ``most``, only the first one's and that of a place are read, and
-        others are ``None``.
+        Of more than ``most`` workers only the first one's and that of ``index`` are read; others
+        are None.
         """
-        count = sum(path[0] == OWN for path in found.sizes)
-        wanted = range(count) if count <= most else {0, index}
+        count = sum(path[0] == OWN for path in checkpoint.sizes)
+        read = range(count) if count <= most else {0, index}
         return [
-            _unpacked(found, (OWN, _place(place))) if place in wanted else None
+            _unpacked(checkpoint, (OWN, _place(place))) if place in read else None
             for place in range(count)
         ]
 
@@ -111,30 +113,30 @@ class ShardedStates:
 
 
 class _Form:
-    """An object with a state of its own kind; of its tensors only sharded ones are set apart."""
+    """Any object with a state; only its sharded tensors are saved as such."""
 
     def __init__(self, thing: Any) -> None:
         self.thing = thing
 
-    def capture(self) -> tuple[dict[str, Any], Any]:
-        """Its tensors as a nested dict, and the rest of its state."""
+    def capture(self) -> tuple[dict[Path, Any], Any]:
+        """Its tensors by path, and the rest of its state."""
         return _split(self.thing.state_dict(), DTensor)
 
-    def targets(self, name: str, saved: set[tuple[Any, ...]], plain: Any) -> dict[str, Any]:
-        """Tensors to load those into that were saved under these paths."""
+    def targets(self, name: str, saved: Set[Path], plain: Any) -> dict[Path, Any]:
+        """The tensors to load the saved paths into."""
         tensors, _ = self.capture()
-        _check_same(name, _paths(tensors), saved)
+        _check_same(name, {_text(path) for path in tensors}, saved)
         return tensors
 
     def apply(self, state: Any) -> None:
-        """Put it into a state that was captured."""
+        """Restore a state that was captured."""
         self.thing.load_state_dict(state)
 
 
 class _Module(_Form):
     """A module; the tensors are its parameters and buffers themselves."""
 
-    def capture(self) -> tuple[dict[str, Any], Any]:
+    def capture(self) -> tuple[dict[Path, Any], Any]:
         return _split(get_model_state_dict(self.thing), torch.Tensor)
 
     def apply(self, state: Any) -> None:
@@ -142,28 +144,28 @@ class _Module(_Form):
 
 
 class _Optimizer(_Form):
-    """An optimizer, whose state is told by the names of its module's parameters."""
+    """An optimizer, whose state is named by its module's parameters."""
 
     def __init__(self, thing: Any, owner: Any) -> None:
         super().__init__(thing)
         self._owner = owner
 
-    def capture(self) -> tuple[dict[str, Any], Any]:
+    def capture(self) -> tuple[dict[Path, Any], Any]:
         is_fresh = not self.thing.state
         state = get_optimizer_state_dict(self._owner, self.thing)
         if is_fresh:
-            # To make it, torch has taken a step of length 0: which must not count as one.
+            # To make the state, torch has taken a step of length 0, which must not count.
             self.thing.state.clear()
             state["state"] = {}
         return _split(state, torch.Tensor)
 
-    def targets(self, name: str, saved: set[tuple[Any, ...]], plain: Any) -> dict[str, Any]:
+    def targets(self, name: str, saved: Set[Path], plain: Any) -> dict[Path, Any]:
         if not plain["state"]:
             return {}
         tensors, _ = _split(get_optimizer_state_dict(self._owner, self.thing), torch.Tensor)
         # Parameters that had no gradient yet have no state either.
-        tensors = _only(tensors, saved)
-        _check_same(name, _paths(tensors), saved)
+        tensors = {path: tensor for path, tensor in tensors.items() if _text(path) in saved}
+        _check_same(name, {_text(path) for path in tensors}, saved)
         return tensors
 
     def apply(self, state: Any) -> None:
@@ -181,8 +183,8 @@ def _form_of(name: str, thing: Any, modules: list[Any]) -> _Form:
         return _Module(thing) if any(True for _ in thing.parameters()) else _Form(thing)
     if not isinstance(thing, torch.optim.Optimizer):
         return _Form(thing)
-    wanted = set(_parameters(thing))
-    owners = [module for module in modules if wanted <= set(module.parameters())]
+    parameters = set(_parameters(thing))
+    owners = [module for module in modules if parameters <= set(module.parameters())]
     if owners:
         return _Optimizer(thing, min(owners, key=lambda owner: len(list(owner.parameters()))))
     if is_sharded(thing):
@@ -212,67 +214,44 @@ def _check_group(crew: Crew) -> None:
 # Nested states
 
 
-def _split(state: Any, kind: type[Any]) -> tuple[dict[str, Any], Any]:
-    """The tensors of a kind in nested dicts, and the state without them."""
+def _split(state: Any, kind: type[Any], at: Path = ()) -> tuple[dict[Path, Any], Any]:
+    """The tensors of a kind by their paths, and the state without them."""
     if not isinstance(state, Mapping):
         return {}, state
-    tensors: dict[str, Any] = {}
+    tensors: dict[Path, Any] = {}
     rest: dict[Any, Any] = {}
     for key, value in state.items():
-        if isinstance(value, kind) or _is_shards(value):
-            tensors[key] = value
-        elif isinstance(value, Mapping):
-            inner, rest[key] = _split(value, kind)
-            if inner:
-                tensors[key] = inner
+        path = (*at, key)
+        # Before there were DTensors, FSDP made ShardedTensors of parameters.
+        if isinstance(value, kind) or type(value).__name__ == "ShardedTensor":
+            tensors[path] = value
         else:
-            rest[key] = value
+            inner, rest[key] = _split(value, kind, path)
+            tensors |= inner
     return tensors, rest
 
 
-def _is_shards(value: Any) -> bool:
-    """Whether it is what FSDP made of a parameter before there were DTensors."""
-    return type(value).__name__ == "ShardedTensor"
-
-
-def _merged(rest: Any, tensors: dict[str, Any]) -> Any:
-    """The state that `_split` took apart."""
+def _merged(rest: Any, tensors: Mapping[Path, Any]) -> Any:
+    """The state that `_split` took apart; of nothing but tensors, nested dicts."""
     if not isinstance(rest, Mapping):
         return rest
-    state = dict(rest)
-    for key, value in tensors.items():
-        state[key] = _merged(state.get(key, {}), value) if isinstance(value, dict) else value
+    state = {key: _merged(value, {}) for key, value in rest.items()}
+    for (*parents, last), tensor in tensors.items():
+        place = state
+        for key in parents:
+            place = place.setdefault(key, {})
+        place[last] = tensor
     return state
 
 
-def _paths(tensors: dict[str, Any], at: tuple[str, ...] = ()) -> set[tuple[Any, ...]]:
-    found: set[tuple[Any, ...]] = set()
-    for key, value in tensors.items():
-        path = (*at, str(key))
-        found |= _paths(value, path) if isinstance(value, dict) else {path}
-    return found
+def _text(path: Path) -> Path:
+    return tuple(map(str, path))
 
 
-def _only(
-    tensors: dict[str, Any], wanted: set[tuple[Any, ...]], at: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    """Those tensors that have one of these paths."""
-    kept: dict[str, Any] = {}
-    for key, value in tensors.items():
-        path = (*at, str(key))
-        if isinstance(value, dict):
-            inner = _only(value, wanted, path)
-            if inner:
-                kept[key] = inner
-        elif path in wanted:
-            kept[key] = value
-    return kept
-
-
-def _check_same(name: str, here: set[tuple[Any, ...]], saved: set[tuple[Any, ...]]) -> None:
+def _check_same(name: str, here: Set[Path], saved: Set[Path]) -> None:
     for paths, which in ((saved - here, "the checkpoint has"), (here - saved, "it has")):
         if paths:
-            some = ", ".join(".".join(map(str, path)) for path in sorted(paths)[:4])
+            some = ", ".join(".".join(path) for path in sorted(paths)[:4])
             raise ValueError(
                 f"{name!r} is not what was saved: {which} {some}{' and more' * (len(paths) > 4)}, "
                 "which the other has not; make it as it was, or start with another folder for "
@@ -291,26 +270,23 @@ def _tensor(state: Any) -> Any:
     return torch.from_numpy(pack(state))
 
 
-def _unpacked(found: ShardedCheckpoint, path: tuple[str, ...]) -> Any:
-    size = found.sizes.get(path)
+def _unpacked(checkpoint: ShardedCheckpoint, path: Path) -> Any:
+    size = checkpoint.sizes.get(path)
     if size is None:
         raise CheckpointDamagedError(
             f"the checkpoint has no {'.'.join(path)}: it was not saved by a run, or is damaged"
         )
     memory = torch.zeros(size, dtype=torch.uint8)
-    state: Any = memory
-    for key in reversed(path):
-        state = {key: state}
-    found.load_into(state)
+    checkpoint.load_into(_merged({}, {path: memory}))
     return unpack(memory.numpy(), ".".join(path))
 
 
 BLOCK = 4096
-"""Arrays are so many bytes long, or a multiple: a state that changes a little keeps its size."""
+"""The length of arrays is a multiple of this: a state that changes a little keeps its size."""
 
 
 def pack(state: Any) -> NDArray[np.uint8]:
-    """Put a state into bytes: the length of its description, that as JSON, and its arrays."""
+    """A state as bytes: the length of its description, the description as JSON, and its arrays."""
     tree = flatten(state)
     head = json.dumps({"state": tree.skeleton, "sizes": [b.nbytes for b in tree.buffers]}).encode()
     length = 8 + len(head) + sum(buffer.nbytes for buffer in tree.buffers)
@@ -326,7 +302,7 @@ def pack(state: Any) -> NDArray[np.uint8]:
 
 
 def unpack(packed: NDArray[np.uint8], name: str) -> Any:
-    """The state that `pack` was given; ``CheckpointDamagedError`` when it is none."""
+    """The state that `pack` was given; ``CheckpointDamagedError`` if it cannot be read."""
     view = packed.data
     try:
         start = 8 + int.from_bytes(view[:8], "little")

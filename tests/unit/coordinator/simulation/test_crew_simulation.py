@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from dtruntime.client.orchestrator import Meeting
 from dtruntime.coordinator.state import barriers
 from dtruntime.coordinator.state import commands as c
 from dtruntime.coordinator.state.records import copied
-from dtruntime.run import crew as rendezvous
+from dtruntime.run.crew import Rendezvous
 from tests.support.promises.promises import PromiseBroken
 from tests.support.simulation.simulated_crew import CrewLauncher
 from tests.support.simulation.simulation import Simulation
@@ -52,12 +53,12 @@ def first_breach() -> str:
 def test_simulation_catches_crews_that_do_not_look_who_was_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    conclude = rendezvous.Rendezvous.conclude
+    conclude = Rendezvous.conclude
 
-    def careless(self: rendezvous.Rendezvous, called: rendezvous.Called) -> object:
-        return conclude(self, rendezvous.Called(called.values, called.generation, 0))
+    def careless(self: Rendezvous, meeting: Meeting) -> object:
+        return conclude(self, Meeting(meeting.values, meeting.generation, 0))
 
-    monkeypatch.setattr(rendezvous.Rendezvous, "conclude", careless)
+    monkeypatch.setattr(Rendezvous, "conclude", careless)
     assert "does not have all members" in first_breach()
 
 
