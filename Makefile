@@ -6,8 +6,8 @@ MINUTES ?= 30
 PYTHONS ?= 3.12 3.13
 # Whole runs first: they take longest, and a file is tested by one process.
 TESTS ?= $(wildcard tests/acceptance tests/browser tests/integration tests/repository tests/unit)
-# One more than there are processors, since a third of the time tests wait for something.
-JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1); echo $$((n > 4 ? 5 : n + 1)))
+# Two more than there are processors, since tests wait for half of their time.
+JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1); echo $$((n > 4 ? 6 : n + 2)))
 
 VENV := .venv
 PEERS := .venv-peers

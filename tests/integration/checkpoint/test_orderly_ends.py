@@ -246,7 +246,28 @@ def check_stored(folder: Path | str, steps: list[int]) -> None:
             assert np.array_equal(loaded["w"], np.full(500_000, step, np.float32))
 
 
-@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
+OFTEN = {
+    "return",
+    "SIGTERM that is an exit",
+    "asyncio",
+    "exception",
+    "SIGINT",
+    "thread",
+    "pool",
+    "exit function",
+    "fork",
+    "spawn",
+}
+"""Ends that most programs have, for `make test`."""
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(end, id=name, marks=[] if name in OFTEN else pytest.mark.long)
+        for name, end in ENDS.items()
+    ],
+)
 def test_saves_under_way_are_stored_at_an_orderly_end(end: End, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     done = run(tmp_path, end.program, str(folder))

@@ -78,6 +78,7 @@ def test_command_without_a_job_takes_the_one_at_work(own_coordinator: LocalCoord
         assert json.loads(asked.stdout)["actions"][0]["job"] == "second"
 
 
+@pytest.mark.long
 def test_programs_that_name_no_job_do_not_meet(
     own_coordinator: LocalCoordinator, tmp_path: Path
 ) -> None:

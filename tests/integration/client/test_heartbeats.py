@@ -13,6 +13,7 @@ from tests.support.coordinators import PATIENT, JobView
 from tests.support.workers import RemoteWorker, remote_workers
 
 
+@pytest.mark.long
 @pytest.mark.deaths
 def test_worker_busy_in_c_code_and_in_python_stays_alive(
     coordinator: LocalCoordinator, job: str, view: JobView

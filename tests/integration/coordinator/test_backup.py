@@ -67,6 +67,7 @@ def test_copy_made_while_workers_register_brings_ranks_and_datasets_back(tmp_pat
         assert registry.describe("before").total_samples == 1000
 
 
+@pytest.mark.long
 def test_members_of_the_copy_carry_on_with_the_restored_coordinator(tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
     with (

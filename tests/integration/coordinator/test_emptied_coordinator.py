@@ -122,6 +122,7 @@ def go_on(worker: WorkerProcess, batches: int) -> None:
         worker.send("next")
 
 
+@pytest.mark.long
 def test_plain_readers_read_every_sample_once_and_prove_it(
     lossy: LocalCoordinator, job: str, tmp_path: Path
 ) -> None:

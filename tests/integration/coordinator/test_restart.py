@@ -129,6 +129,7 @@ def test_every_acknowledged_commit_survives_a_kill_in_the_middle_of_them(
         assert newest.checkpoint_id == listed[-1]
 
 
+@pytest.mark.long
 def test_generation_and_incarnations_never_go_back(own_coordinator: LocalCoordinator) -> None:
     generations, incarnations = [0], [0]
     for _ in range(2):

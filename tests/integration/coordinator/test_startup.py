@@ -115,6 +115,7 @@ def test_record_that_makes_no_sense_is_left_out_by_salvage(
         assert client.register().rank == 1
 
 
+@pytest.mark.long
 def test_damaged_journal_does_not_keep_the_coordinator_down(
     own_coordinator: LocalCoordinator,
 ) -> None:

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from dtruntime.testing import LocalCoordinator, WorkerProcess
-from tests.support.coordinators import PATIENT, TRANSPORTS
+from tests.support.coordinators import PATIENT
 from tests.support.servers.otlp_receiver import Receiver, receiving
 
 ERROR = 2
@@ -69,7 +69,9 @@ def worker(program: str, url: str, *arguments: str, **env: str) -> WorkerProcess
     return WorkerProcess(program, arguments, env={"COORDINATOR_URL": url, **env})
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    "transport", ["pygrpc-native", pytest.param("grpc.aio", marks=pytest.mark.long)]
+)
 def test_a_save_and_a_barrier_are_traced_through_the_coordinator(
     receiver: Receiver, tmp_path: Path, transport: str
 ) -> None:
@@ -163,6 +165,7 @@ with TrainingOrchestrator() as worker, tracer.start_as_current_span("epoch") as 
         assert receiver.span("barrier").parent_id.hex() == span_id
 
 
+@pytest.mark.long
 def test_sampling_leaves_traces_out_whole(receiver: Receiver) -> None:
     with LocalCoordinator(**PATIENT) as coordinator:
         with worker(BEATING, coordinator.url, "300", STRATA_TRACE_RATIO="0.2") as process:

@@ -154,6 +154,7 @@ def test_coordinator_killed_in_the_middle_of_an_epoch_loses_no_claim(
     assert [c.repeated + c.missing for c in registry.coverage("rows")] == [0]
 
 
+@pytest.mark.long
 def test_slow_workers_shards_go_to_those_who_are_done(
     own_coordinator: LocalCoordinator, job: str, rows: Path, readers: Readers
 ) -> None:
@@ -207,6 +208,7 @@ def test_registered_datasets_are_mixed(
         registry.source("a", colums=["id"])
 
 
+@pytest.mark.long
 def test_everyone_killed_and_started_again_reads_only_what_was_not_committed(
     own_coordinator: LocalCoordinator, job: str, rows: Path, readers: Readers
 ) -> None:
@@ -346,7 +348,14 @@ def sums(loader: Loader, columns: list[str]) -> dict[str, int]:
     return totals
 
 
-@pytest.mark.parametrize("kind", ["csv", "csv.gz", "parquet"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("csv", marks=pytest.mark.long),
+        pytest.param("csv.gz", marks=pytest.mark.long),
+        "parquet",
+    ],
+)
 def test_flights_load_alike_from_disk_and_s3_on_any_number_of_workers(
     flights: dict[str, Path], s3: S3Store, tmp_path: Path, kind: str
 ) -> None:

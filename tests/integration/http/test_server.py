@@ -96,6 +96,7 @@ def test_history_survives_a_restart(start_coordinator: StartCoordinator) -> None
     assert kept[0].workers_live == 1
 
 
+@pytest.mark.long
 def test_broken_history_is_no_obstacle(start_coordinator: StartCoordinator) -> None:
     coordinator = start_coordinator(http=True)
     with RawClient(coordinator.url, "j") as raw:

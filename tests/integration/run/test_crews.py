@@ -64,6 +64,7 @@ def test_loss_without_replacement_is_waited_for_once(coordinator, job, tmp_path)
     assert outcome(crew, 0)["ending"] == "finished"
 
 
+@pytest.mark.long
 @pytest.mark.deaths
 def test_second_replacement_joins_a_crew_that_went_on_smaller(coordinator, job, tmp_path):
     """Nobody waits for a third one then: its loss was waited for."""

@@ -443,6 +443,7 @@ def packs_of(place: Path, step: int) -> list[str]:
     ]
 
 
+@pytest.mark.long
 def test_killed_rank_leaves_the_checkpoint_before(tmp_path):
     place = tmp_path / "killed"
     assert ranks("killed", tmp_path) == [0, -signal.SIGKILL], complaints(tmp_path)
