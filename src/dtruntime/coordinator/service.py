@@ -125,7 +125,9 @@ class CoordinatorService:
             "RegisterWorker": self._register_worker,
             "Heartbeat": self._heartbeat,
             "RegisterDataset": self._register_dataset,
-            "GetServerInfo": self._get_server_info,
+            "GetServerInfo": lambda _, now: self._queries.server_info(
+                self.started_at, now, self.transport, self.stats
+            ),
             **{method: partial(self._change, method) for method in COMMANDS},
             **{method: partial(self._hold, decoded) for method, decoded in HELD_COMMANDS.items()},
         }
@@ -165,7 +167,7 @@ class CoordinatorService:
                 raise self._shutting_down()
             answer = self._obey(method, request, self.clock())
             if self._store.dirty and not isinstance(answer, asyncio.Future):
-                answer = self._after_flush(answer)
+                answer = asyncio.ensure_future(self._flushed(answer))
         except BaseException:
             stats.errors += 1
             stats.latency.observe(time.perf_counter() - started)
@@ -399,9 +401,6 @@ class CoordinatorService:
             if effects:
                 self._carry_out(effects)
 
-    def _get_server_info(self, request: pb.ServerInfoRequest, now: float) -> Answer:
-        return self._queries.server_info(self.started_at, now, self.transport, self.stats)
-
     # Effects
 
     def _apply(self, command: c.Command, now: float) -> c.Reply:
@@ -454,9 +453,6 @@ class CoordinatorService:
             if release.reply is not previous or message is None:
                 previous, message = release.reply, encode.reply(release.reply)
             future.set_result(message)
-
-    def _after_flush(self, answer: Message) -> asyncio.Future[Message]:
-        return asyncio.ensure_future(self._flushed(answer))
 
     async def _flushed(self, answer: Message) -> Message:
         try:

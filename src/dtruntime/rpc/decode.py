@@ -127,8 +127,8 @@ def _metadata(_: str, pairs: Mapping[str, str]) -> dict[str, str]:
 def _payload(value: bytes) -> bytes:
     if len(value) > VALUE_BYTES:
         raise refuse(
-            f"a value of {len(value)} bytes cannot be handed round: at most {VALUE_BYTES} bytes; "
-            "put it into the storage that all workers share, and hand round its name"
+            f"a value of {len(value)} bytes is too large for a barrier: at most {VALUE_BYTES} "
+            "bytes; put it into shared storage, and exchange its name"
         )
     return value
 
@@ -355,7 +355,7 @@ def _checked_layout(request: pb.DatasetInfo) -> LayoutRecord | None:
     layout = request.layout
     if not request.HasField("layout"):
         if request.index:
-            raise refuse("an index is of use only together with a layout")
+            raise refuse("an index is useful only together with a layout")
         return None
     if not request.path or not request.format:
         raise refuse("a layout needs path and format of the files")

@@ -134,7 +134,10 @@ class Endpoints:
         job = self._job(query.job)
         if job is None:
             return _page([], query)
-        durations, total = self._durations(job), job.checkpoints.history.present
+        durations, total = (
+            self._snapshots.sampler.durations.get(job.name, {}),
+            job.checkpoints.history.present,
+        )
         rows = checkpoints(job, durations, self._snapshots.forecasts, query.limit, query.start)
         end = query.start + query.limit
         return Answer.json(views.Page(rows, total, str(end) if end < total else None))
@@ -224,9 +227,6 @@ class Endpoints:
     def _job(self, job: str) -> Job | None:
         name = self._snapshots.resolve(job)
         return self._snapshots.machine.jobs[name] if name else None
-
-    def _durations(self, job: Job) -> dict[str, float]:
-        return self._snapshots.sampler.durations.get(job.name, {})
 
 
 async def _read_json(request: Request) -> views.ActionRequest:

@@ -47,17 +47,15 @@ def find(
     for event in events:
         if not concerns(event, job) or event.id <= after or (before and event.id >= before):
             continue
-        if (level and level_of(event.kind) != level) or not _is_kind(event.kind, kind):
+        if (level and level_of(event.kind) != level) or (
+            kind and not f"{event.kind}.".startswith(f"{kind}.")
+        ):
             continue
         shown = entry(event)
         if text and not _mentions(shown, text):
             continue
         matches.append(shown)
     return matches[::-1]
-
-
-def _is_kind(kind: str, prefix: str) -> bool:
-    return not prefix or kind == prefix or kind.startswith(f"{prefix}.")
 
 
 def _mentions(shown: LogEntry, text: str) -> bool:

@@ -231,8 +231,8 @@ class Barriers:
         if c.ranks and member.rank not in c.ranks:
             raise Refused(
                 "invalid",
-                f"{c.worker_id!r} has rank {member.rank} and cannot meet the ranks {c.ranks[:8]} "
-                f"at barrier {c.barrier_id!r}: it is not one of them",
+                f"{c.worker_id!r} of rank {member.rank} cannot enter barrier {c.barrier_id!r}, which is "
+                f"for {_named(c.ranks)}",
             )
         round_ = self.open.get(c.barrier_id)
         if round_ is None:
@@ -240,7 +240,7 @@ class Barriers:
         elif round_.ranks != c.ranks:
             raise Refused(
                 "invalid",
-                f"workers disagree about who meets at barrier {c.barrier_id!r}: "
+                f"workers disagree about who takes part in barrier {c.barrier_id!r}: "
                 f"{_named(round_.ranks)} or {_named(c.ranks)}; give the same ranks everywhere",
             )
         return round_

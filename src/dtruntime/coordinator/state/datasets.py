@@ -274,13 +274,6 @@ class Datasets:
         out.delete(self._roster.job, self._by_id.pop(dataset_id).record)
         out.delete(self._roster.job, IndexRecord(b""), dataset_id)
 
-    def shards_for(
-        self, dataset_id: str, rank: int, epoch: int, world_hint: int = 0
-    ) -> tuple[Dataset, NDArray[np.int64]]:
-        """The shards of a rank in an epoch, in reading order."""
-        dataset, view = self.shared(dataset_id, rank, world_hint)
-        return dataset, dataset.order(rank, epoch, view)
-
     def shared(self, dataset_id: str, rank: int, world_hint: int = 0) -> tuple[Dataset, View]:
         """A dataset and the ranks that share it, ``rank`` among them."""
         dataset = self.get(dataset_id)

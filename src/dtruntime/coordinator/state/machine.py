@@ -231,8 +231,8 @@ class Machine:
         if known is None:
             raise Refused(
                 "unknown_worker",
-                f"worker {worker_id!r} of job {job!r} is not known here: the coordinator has no "
-                "such job (another coordinator, or a new data directory?); call register() again",
+                f"worker {worker_id!r} of job {job!r} is unknown: the coordinator has no such "
+                "job (another coordinator, or a new data directory?); call register() again",
             )
         return known, known.roster.find(worker_id, incarnation)
 

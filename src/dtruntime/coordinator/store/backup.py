@@ -93,7 +93,8 @@ def restore(copy: Path, data_dir: Path, force: bool = False, salvage: bool = Fal
         refuse_newer(copy, findings)
         if findings.is_empty:
             raise StorageError(f"{copy} is empty: nothing can be restored from it")
-        if not (salvage and _can_salvage(findings)):
+        malformed = any("malformed" in damage for damage in findings.damages)
+        if malformed or not salvage:
             refuse_damaged(copy, findings.damages)
         if not force:
             _refuse_to_replace(data_dir, copy, findings)
@@ -128,10 +129,6 @@ def _copy(source: Path, target: Path) -> Examination:
             db.execute("PRAGMA journal_mode = DELETE")
     _sync(target)
     return findings
-
-
-def _can_salvage(findings: Examination) -> bool:
-    return not any("malformed" in damage for damage in findings.damages)
 
 
 def _adopt(path: Path, findings: Examination) -> Summary:

@@ -378,8 +378,8 @@ class SqliteStore:
                 raise
             self._summary = summary
             self._mark.write(summary.state_id, summary.sequence, durable=fsync)
-            if fsync:
-                self._shrink_log()
+            if fsync and self._log_is_long():
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _write_rows(self, batch: Sequence[Effect]) -> Summary:
         """Write the changes; returns the new summary."""
@@ -430,10 +430,6 @@ class SqliteStore:
     def _delete(self, query: str, which: tuple[object, ...], tally: DigestTally) -> None:
         for (digest,) in self._db.execute(query, which).fetchall():
             tally.remove(digest)
-
-    def _shrink_log(self) -> None:
-        if self._log_is_long():
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _log_is_long(self) -> bool:
         log = self.path.with_name(self.path.name + "-wal")

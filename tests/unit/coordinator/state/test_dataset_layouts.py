@@ -212,7 +212,7 @@ def test_impossible_layout_is_refused(
 
 
 def test_index_without_a_layout_is_refused() -> None:
-    with pytest.raises(Refused, match="only together with a layout"):
+    with pytest.raises(Refused, match="useful only together with a layout"):
         decode.register_dataset(pb.DatasetInfo(**INFO))
 
 

@@ -283,13 +283,10 @@ class JobMetrics:
             self.reported = {name: fmean(values) for name, values in sorted(values_of.items())}
 
     def _point(self, now: float, metrics: Metrics, latest: CheckpointRecord | None) -> Point:
-        rate = self._rate_of_another(metrics, latest)
-        return copied(metrics, Point, at=now, checkpoint_bytes_per_second=rate)
-
-    def _rate_of_another(self, metrics: Metrics, latest: CheckpointRecord | None) -> float | None:
-        """The rate of a checkpoint, in the first point after it only."""
+        """A point of the curves; the rate of a checkpoint is in the first one after it only."""
         before, self._checkpoint = self._checkpoint, latest.checkpoint_id if latest else ""
-        return metrics.checkpoint_bytes_per_second if self._checkpoint != before else None
+        rate = metrics.checkpoint_bytes_per_second if self._checkpoint != before else None
+        return copied(metrics, Point, at=now, checkpoint_bytes_per_second=rate)
 
 
 def _reports(members: Sequence[Member]) -> list[tuple[Member, dict[str, float]]]:

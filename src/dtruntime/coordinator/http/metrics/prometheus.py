@@ -6,6 +6,7 @@ Their names and meanings are in ``docs/metrics.md``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -80,24 +81,26 @@ class Exporter(Collector):
         info = InfoMetricFamily("strata_coordinator", "The coordinator's version and transport.")
         info.add_metric([], {"version": __version__, "transport": service.transport})
         yield info
-        yield _gauge(
+        yield GaugeMetricFamily(
             "strata_coordinator_start_time_seconds",
             "When the coordinator started, in seconds since 1970.",
-            service.started_at,
+            value=service.started_at,
         )
-        yield _gauge(
+        yield GaugeMetricFamily(
             "strata_coordinator_resident_memory_bytes",
             "Memory that the coordinator's process occupies.",
-            snapshots.sampler.memory_bytes,
+            value=snapshots.sampler.memory_bytes,
         )
         lag = snapshots.sampler.event_loop_lag
         if lag is not None:
-            yield _gauge(
+            yield GaugeMetricFamily(
                 "strata_coordinator_event_loop_lag_seconds",
                 "The longest that a timer was late within the last second.",
-                lag,
+                value=lag,
             )
-        yield _gauge("strata_http_event_streams", "Open streams of events.", self._streams.readers)
+        yield GaugeMetricFamily(
+            "strata_http_event_streams", "Open streams of events.", value=self._streams.readers
+        )
         requests = CounterMetricFamily(
             "strata_http_requests", "HTTP requests answered.", labels=["path", "status"]
         )
@@ -134,7 +137,8 @@ class Exporter(Collector):
                 states.add_metric([job.name, str(state)], number)
         yield workers
         yield states
-        yield _counters(
+        yield _per_job(
+            CounterMetricFamily,
             "strata_heartbeats",
             "Heartbeats since the coordinator started.",
             ((job.name, job.heartbeats) for job, _ in jobs),
@@ -221,22 +225,19 @@ class Exporter(Collector):
         )
 
 
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, text, value=value)
-
-
-def _gauges(name: str, text: str, values: Iterable[tuple[str, float]]) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=["job"])
+def _per_job(
+    kind: type[CounterMetricFamily | GaugeMetricFamily],
+    name: str,
+    text: str,
+    values: Iterable[tuple[str, float]],
+) -> Metric:
+    family = kind(name, text, labels=["job"])
     for job, value in values:
         family.add_metric([job], value)
     return family
 
 
-def _counters(name: str, text: str, values: Iterable[tuple[str, float]]) -> Metric:
-    family = CounterMetricFamily(name, text, labels=["job"])
-    for job, value in values:
-        family.add_metric([job], value)
-    return family
+_gauges = partial(_per_job, GaugeMetricFamily)
 
 
 def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:

@@ -235,7 +235,8 @@ class Checkpoints:
             return False
         if self._roster.losses.newest_generation <= attempt.record.generation:
             return True
-        return attempt.tickets.keys() <= self._live_incarnations()
+        live = {m.incarnation for m in self._roster.slots.held() if m.live}
+        return attempt.tickets.keys() <= live
 
     def _ahead_of(self, c: BeginCheckpoint) -> Attempt | None:
         """An open attempt at a higher step, which the caller can join when it comes to it.
@@ -277,9 +278,6 @@ class Checkpoints:
             names = ", ".join(map(str, sorted(missing)[:8]))
             self.waiting.abort(pending, f"rank {names} is not a member any more", out)
         return attempt
-
-    def _live_incarnations(self) -> set[int]:
-        return {m.incarnation for m in self._roster.slots.held() if m.live}
 
     def _is_taken(self, checkpoint_id: str) -> bool:
         return checkpoint_id in self.committed or checkpoint_id in self.pending

@@ -219,7 +219,7 @@ class Coverages:
             for data in (c.base, c.digest):
                 Digest(samples, data)
         except ValueError as exc:
-            raise Refused("invalid", f"{c.worker_id!r} sent no digest: {exc}") from None
+            raise Refused("invalid", f"{c.worker_id!r} sent an invalid digest: {exc}") from None
         if max(c.expected, c.assumed, c.dropped) > samples:
             raise Refused(
                 "invalid",

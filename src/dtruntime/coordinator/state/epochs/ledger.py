@@ -223,7 +223,7 @@ class Ledger:
             raise Refused(
                 "invalid",
                 f"{self.name} has {self.current} segments; {c.worker_id!r} cannot claim in segment "
-                f"{c.segment}: ask with segment 0 for those that there are",
+                f"{c.segment}: claim with segment 0 to learn the current one",
             )
         if c.known > max(0, c.segment - 1):
             raise Refused(
@@ -294,7 +294,7 @@ class Ledger:
         if not exists or c.position > taken:
             raise Refused(
                 "lane_conflict",
-                f"{c.worker_id!r} commits up to place {c.position} of segment {c.segment} of "
+                f"{c.worker_id!r} commits up to position {c.position} of segment {c.segment} of "
                 f"{self.name}, where it has claimed {taken} samples: claim before you commit",
             )
 
@@ -319,7 +319,7 @@ class Ledger:
                 "lane_conflict",
                 f"{c.worker_id!r} claims {c.upto} of {c.length} samples in segment {c.segment} of "
                 f"{self.name}, where its lane has {length} and {self.unclaimed} samples are "
-                "unclaimed in all: lanes must be computed alike; run the same version everywhere",
+                "unclaimed in total: run the same version of Strata on all workers",
             )
 
     def _check_digest(self, reader: ReaderRecord, c: Commit, count: int) -> None:
@@ -327,12 +327,12 @@ class Ledger:
         try:
             digest = Digest(samples, c.digest)
         except ValueError as exc:
-            raise Refused("invalid", f"{c.worker_id!r} sent no digest: {exc}") from None
+            raise Refused("invalid", f"{c.worker_id!r} sent an invalid digest: {exc}") from None
         same = count != reader.count or digest == Digest(samples, reader.digest)
         if digest.count != count or not same:
             raise Refused(
                 "digest_conflict",
-                f"{c.worker_id!r} commits {count} samples of {self.name} up to place {c.position} "
+                f"{c.worker_id!r} commits {count} samples of {self.name} up to position {c.position} "
                 f"of segment {c.segment}, but its digest is of {digest.count} samples"
                 + ("" if same else ", others than those that it has committed"),
             )
