@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -38,7 +37,7 @@ from .security import OriginPolicy
 from .snapshot.job import SnapshotReader
 
 if TYPE_CHECKING:
-    from .metrics.otlp_export import MetricsSender
+    from .metrics.otlp_export import MetricsExport
 
 log = EventLog("http")
 
@@ -188,7 +187,7 @@ class HttpServer:
             )
         )
         self._tasks: list[asyncio.Task[None]] = []
-        self._push = open_push(exporter, telemetry or TelemetryConfig())
+        self._export = _open_export(exporter, telemetry or TelemetryConfig())
 
     async def start(self, grpc_address: str) -> None:
         """Begin to serve."""
@@ -198,8 +197,8 @@ class HttpServer:
             asyncio.create_task(self._sampler.run()),
             asyncio.create_task(self._streams.run()),
         ]
-        if self._push is not None:
-            self._tasks.append(asyncio.create_task(self._push.run()))
+        if self._export is not None:
+            self._tasks.append(asyncio.create_task(self._export.run()))
         serving = asyncio.create_task(self._uvicorn.serve(sockets=[self._socket]))
         self._tasks.append(serving)
         while not self._uvicorn.started:
@@ -219,8 +218,8 @@ class HttpServer:
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
-        if self._push is not None:
-            await self._push.close()
+        if self._export is not None:
+            await self._export.close()
         self._uvicorn.config.timeout_graceful_shutdown = max(1, int(grace))
         self._uvicorn.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)
@@ -252,47 +251,13 @@ def _bind(address: str) -> socket.socket:
         ) from exc
 
 
-CLOSE_SECONDS = 3.0
-
-
-def open_push(exporter: Exporter, config: TelemetryConfig) -> MetricsPush | None:
+def _open_export(exporter: Exporter, config: TelemetryConfig) -> MetricsExport | None:
     """The periodic export of metrics; None if it is not configured."""
     if not config.otlp_endpoint or not config.metrics_interval_ms or not tracing.is_on():
         return None
-    from .metrics.otlp_export import MetricsSender
+    from .metrics.otlp_export import MetricsExport
 
-    sender = MetricsSender(config.otlp_endpoint)
-    return MetricsPush(exporter, sender, config.metrics_interval_ms / 1000)
-
-
-class MetricsPush:
-    """Exports all metrics periodically, in another thread."""
-
-    def __init__(self, exporter: Exporter, sender: MetricsSender, seconds: float) -> None:
-        self._exporter = exporter
-        self._sender = sender
-        self._seconds = seconds
-
-    async def run(self) -> None:
-        """Send until cancelled."""
-        while True:
-            await asyncio.sleep(self._seconds)
-            try:
-                await self._send()
-            except Exception as exc:
-                log.error("telemetry.metrics_failed", error=repr(exc))
-
-    async def close(self) -> None:
-        """Send the last figures, within a few seconds."""
-        try:
-            await asyncio.wait_for(self._send(), CLOSE_SECONDS)
-        except Exception as exc:
-            log.debug("telemetry.metrics_failed", error=repr(exc))
-
-    async def _send(self) -> None:
-        await self._exporter.refresh()
-        families = list(self._exporter.collect())
-        await asyncio.to_thread(self._sender.send, families, time.time_ns())
+    return MetricsExport(exporter, config.otlp_endpoint, config.metrics_interval_ms / 1000)
 
 
 class _Files(StaticFiles):

@@ -86,8 +86,8 @@ class Round:
 
     def missing_ranks(self) -> RankSet:
         """Ranks that have not arrived; those that timed out only if nobody else is missing."""
-        absent = self.expected.without(self.arrived)
-        return absent.without(self.gave_up) or absent
+        absent = self.expected.difference(self.arrived)
+        return absent.difference(self.gave_up) or absent
 
 
 class Barriers:
@@ -220,7 +220,7 @@ class Barriers:
     def awaited_vacancies(self, round_: Round) -> RankSet:
         """The expected ranks of a round that nobody holds yet."""
         vacant = self._roster.vacant_ranks()
-        return vacant.within(round_.ranks) if round_.ranks else vacant
+        return vacant.intersection(round_.ranks) if round_.ranks else vacant
 
     def missing(self, round_: Round, most: int = NAMES_CUT) -> list[Missing]:
         """The first missing workers, with the last step each reported."""
@@ -231,8 +231,8 @@ class Barriers:
         if c.ranks and member.rank not in c.ranks:
             raise Refused(
                 "invalid",
-                f"{c.worker_id!r} of rank {member.rank} cannot enter barrier {c.barrier_id!r}, which is "
-                f"for {_named(c.ranks)}",
+                f"{c.worker_id!r} of rank {member.rank} cannot enter barrier {c.barrier_id!r}, "
+                f"which is for {_named(c.ranks)}",
             )
         round_ = self.open.get(c.barrier_id)
         if round_ is None:
@@ -254,7 +254,7 @@ class Barriers:
             )
         before = self.completed.get(c.barrier_id)
         present = self._roster.present_ranks()
-        expected = present.within(c.ranks) if c.ranks else present.copy()
+        expected = present.intersection(c.ranks) if c.ranks else present.copy()
         return Round(c.barrier_id, before.round + 1 if before else 1, c.ranks, expected, now)
 
     def _complete(self, round_: Round, out: Outbox, answered: int = 0) -> Passed:
@@ -320,8 +320,8 @@ class Barriers:
             del self.open[round_.barrier_id]
             return
         absent = (rank for rank in gone if not self._roster.is_present(rank))
-        round_.expected = round_.expected.without(absent).joined(self.awaited_vacancies(round_))
-        if not round_.expected.without(round_.arrived):
+        round_.expected = round_.expected.difference(absent).union(self.awaited_vacancies(round_))
+        if not round_.expected.difference(round_.arrived):
             self._complete(round_, out)
 
     def _changed(self, lost: Iterable[Lost]) -> MembershipChanged:

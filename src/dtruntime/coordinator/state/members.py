@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Iterator, MutableSet
-from typing import Self
+from collections.abc import Iterable, Iterator, Set
 
 from ...types import Membership, WorkerState
 from .commands import Heartbeat, Lost
@@ -80,10 +79,10 @@ def _stored_pulse(record: WorkerRecord, job: str) -> Heartbeat | None:
     return copied(last, Heartbeat, job=job, report=last.message, **identity)
 
 
-class RankSet(MutableSet[int]):
+class RankSet(Set[int]):
     """A set of ranks as a bitmap; iterates in ascending order."""
 
-    __slots__ = ("_bits", "_count")
+    __slots__ = ("_bits",)
 
     def __init__(self, ranks: Iterable[int] = ()) -> None:
         highest = max((ranks := list(ranks)), default=-1)
@@ -91,14 +90,17 @@ class RankSet(MutableSet[int]):
         for rank in ranks:
             bits[rank >> 3] |= 1 << (rank & 7)
         self._bits = int.from_bytes(bits, "little")
-        self._count = self._bits.bit_count()
 
     @classmethod
-    def below(cls, count: int) -> Self:
+    def below(cls, count: int) -> RankSet:
         """All ranks below ``count``."""
-        made = cls()
-        made._bits, made._count = (1 << count) - 1, count
-        return made
+        return cls._of((1 << count) - 1)
+
+    @classmethod
+    def _of(cls, bits: int) -> RankSet:
+        ranks = cls()
+        ranks._bits = bits
+        return ranks
 
     def __contains__(self, rank: object) -> bool:
         return isinstance(rank, int) and bool(self._bits >> rank & 1)
@@ -112,22 +114,11 @@ class RankSet(MutableSet[int]):
                 bits ^= lowest
 
     def __len__(self) -> int:
-        return self._count
-
-    def __repr__(self) -> str:
-        return f"RankSet({list(self)})"
+        return self._bits.bit_count()
 
     def add(self, rank: int) -> None:
         """Put a rank in."""
-        if not self._bits >> rank & 1:
-            self._bits |= 1 << rank
-            self._count += 1
-
-    def discard(self, rank: int) -> None:
-        """Take a rank out, if it is in."""
-        if self._bits >> rank & 1:
-            self._bits ^= 1 << rank
-            self._count -= 1
+        self._bits |= 1 << rank
 
     def highest(self) -> int:
         """The highest rank; -1 where there is none."""
@@ -135,24 +126,19 @@ class RankSet(MutableSet[int]):
 
     def copy(self) -> RankSet:
         """An independent copy."""
-        return self._made(self._bits)
+        return self._of(self._bits)
 
-    def without(self, ranks: Iterable[int]) -> RankSet:
-        """The difference."""
-        return self._made(self._bits & ~_bits_of(ranks))
+    def difference(self, ranks: Iterable[int]) -> RankSet:
+        """The ranks that are not in ``ranks``."""
+        return self._of(self._bits & ~_bits_of(ranks))
 
-    def within(self, ranks: Iterable[int]) -> RankSet:
-        """The intersection."""
-        return self._made(self._bits & _bits_of(ranks))
+    def intersection(self, ranks: Iterable[int]) -> RankSet:
+        """The ranks that are in ``ranks`` too."""
+        return self._of(self._bits & _bits_of(ranks))
 
-    def joined(self, ranks: Iterable[int]) -> RankSet:
-        """The union."""
-        return self._made(self._bits | _bits_of(ranks))
-
-    def _made(self, bits: int) -> RankSet:
-        made = RankSet()
-        made._bits, made._count = bits, bits.bit_count()
-        return made
+    def union(self, ranks: Iterable[int]) -> RankSet:
+        """These ranks and those of ``ranks``."""
+        return self._of(self._bits | _bits_of(ranks))
 
 
 def _bits_of(ranks: Iterable[int]) -> int:

@@ -126,7 +126,7 @@ class Roster:
             held = self.slots.held()
             if self.world_size:
                 everybody = RankSet.below(len(self.slots))
-                self._present = everybody.without(m.rank for m in held if not m.live)
+                self._present = everybody.difference(m.rank for m in held if not m.live)
             else:
                 self._present = RankSet(m.rank for m in held if m.live)
         return self._present
@@ -135,7 +135,7 @@ class Roster:
         """The ranks of a fixed world that are expected and held by nobody."""
         if not self.world_size:
             return RankSet()
-        return RankSet.below(len(self.slots)).without(m.rank for m in self.slots.held())
+        return RankSet.below(len(self.slots)).difference(m.rank for m in self.slots.held())
 
     def view(self) -> tuple[int, frozenset[int]]:
         """Slots and holes for shard assignment; slots after the last present one do not count."""
@@ -143,7 +143,7 @@ class Roster:
             return self._view
         present = self.present_ranks()
         count = present.highest() + 1
-        view = count, frozenset(RankSet.below(count).without(present))
+        view = count, frozenset(RankSet.below(count).difference(present))
         if len(view[1]) <= HOLES_KEPT:
             self._view = view
         return view

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable, Mapping
 from itertools import groupby, pairwise
@@ -13,16 +14,23 @@ from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 
 from ...._version import __version__
+from ....telemetry import EventLog
 from ....telemetry.otlp import EXPORT_SECONDS, Sending, resource, signal_url
+from .prometheus import Exporter
 
+log = EventLog("http")
+
+CLOSE_SECONDS = 3.0
 SERVICE = "strata-coordinator"
 _CUMULATIVE = sdk.AggregationTemporality.CUMULATIVE
 
 
-class MetricsSender:
-    """Sends metrics; what cannot be sent is dropped."""
+class MetricsExport:
+    """Sends all metrics periodically; what cannot be sent is dropped."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, exporter: Exporter, endpoint: str, seconds: float) -> None:
+        self._source = exporter
+        self._seconds = seconds
         url = signal_url(endpoint, "metrics")
         self._exporter = OTLPMetricExporter(url, timeout=EXPORT_SECONDS)
         self._resource = resource(SERVICE)
@@ -30,8 +38,25 @@ class MetricsSender:
         self._sending = Sending("metrics")
         self._since = time.time_ns()
 
-    def send(self, families: Iterable[Metric], now: int) -> bool:
-        """Send Prometheus metric families; returns whether that succeeded."""
+    async def run(self) -> None:
+        """Send until cancelled."""
+        while True:
+            await asyncio.sleep(self._seconds)
+            try:
+                await self._send()
+            except Exception as exc:
+                log.error("telemetry.metrics_failed", error=repr(exc))
+
+    async def close(self) -> None:
+        """Send the last figures, within a few seconds."""
+        try:
+            await asyncio.wait_for(self._send(), CLOSE_SECONDS)
+        except Exception as exc:
+            log.debug("telemetry.metrics_failed", error=repr(exc))
+
+    async def _send(self) -> None:
+        await self._source.refresh()
+        families, now = list(self._source.collect()), time.time_ns()
         metrics = [made for family in families if (made := self._metric(family, now))]
         scope = sdk.ScopeMetrics(self._scope, metrics, "")
         data = sdk.MetricsData([sdk.ResourceMetrics(self._resource, [scope], "")])
@@ -39,7 +64,7 @@ class MetricsSender:
         def export() -> bool:
             return self._exporter.export(data) is sdk.MetricExportResult.SUCCESS
 
-        return self._sending.attempt(export, len(metrics))
+        await asyncio.to_thread(self._sending.attempt, export, len(metrics))
 
     def _metric(self, family: Metric, now: int) -> sdk.Metric | None:
         if not family.samples:

@@ -332,7 +332,7 @@ class Ledger:
         if digest.count != count or not same:
             raise Refused(
                 "digest_conflict",
-                f"{c.worker_id!r} commits {count} samples of {self.name} up to position {c.position} "
-                f"of segment {c.segment}, but its digest is of {digest.count} samples"
+                f"{c.worker_id!r} commits {count} samples of {self.name} up to position "
+                f"{c.position} of segment {c.segment}, but its digest is of {digest.count} samples"
                 + ("" if same else ", others than those that it has committed"),
             )
