@@ -29,12 +29,12 @@ PAGE = 1000
 SHARDS_AT_ONCE = 50_000
 """Larger assignments would block the event loop for too long."""
 SHARDS_LISTED = 1_000_000
-DEALINGS_WAITING = 32
+ANSWERS_WAITING = 32
 
 Answer = Message | asyncio.Future[Message]
 
 
-class Dealings:
+class AssignmentAnswers:
     """Answers that need the assignment of a dataset; long ones are computed in another thread.
 
     One at a time, with a short queue; further callers are refused.
@@ -49,7 +49,7 @@ class Dealings:
         """Compute an answer, now or later."""
         if max(dataset.record.shard_count, dataset.file_count) <= SHARDS_AT_ONCE:
             return compute()
-        if self._waiting >= DEALINGS_WAITING:
+        if self._waiting >= ANSWERS_WAITING:
             raise Refused(
                 "rate_limited",
                 f"{self._waiting} answers about datasets of more than {SHARDS_AT_ONCE} shards or "
@@ -83,7 +83,7 @@ class Queries:
         self._limits = limits
         self._config = config
         self._descriptions = Descriptions(store)
-        self._dealings = Dealings(store)
+        self._assignments = AssignmentAnswers(store)
         self._forecasts = RetentionForecasts()
         self.handlers: dict[str, Callable[[Any, float], Answer]] = {
             "GetDataShard": self._get_data_shard,
@@ -146,7 +146,7 @@ class Queries:
             shard = dataset.shard_in_order(rank, request.epoch, view, request.index)
             return encode.shard(shard, count, generation)
 
-        return self._dealings.answer(dataset, answer)
+        return self._assignments.answer(dataset, answer)
 
     def _list_shards(self, request: pb.ShardListRequest, now: float) -> Answer:
         job = self._machine.job(decode.job_name(request.job))
@@ -159,7 +159,7 @@ class Queries:
             order = dataset.order(rank, request.epoch, view)
             return encode.shards(dataset.shards(order), len(order), generation)
 
-        return self._dealings.answer(dataset, answer)
+        return self._assignments.answer(dataset, answer)
 
     def _list_files(self, request: pb.FileListRequest, now: float) -> Answer:
         job = self._machine.job(decode.job_name(request.job))
@@ -176,7 +176,7 @@ class Queries:
                 _check_listed(dataset, rank, dataset.load(rank, view))
             return encode.add_files(reply, dataset.files(rank, request.epoch, view))
 
-        return self._dealings.answer(dataset, answer)
+        return self._assignments.answer(dataset, answer)
 
     def _asked_rank(
         self, job: Job, request: pb.ShardListRequest | pb.FileListRequest, now: float

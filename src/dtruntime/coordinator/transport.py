@@ -80,21 +80,6 @@ class CallHandler(Protocol):
         ...
 
 
-class Transport(Protocol):
-    """A gRPC server."""
-
-    name: str
-    port: int
-
-    async def start(self) -> None:
-        """Begin to serve."""
-        ...
-
-    async def stop(self, grace: float) -> None:
-        """End; calls in flight have ``grace`` seconds."""
-        ...
-
-
 def native_is_installed() -> bool:
     """Whether pygrpc-native can be used."""
     return importlib.util.find_spec("pygrpc_native") is not None
@@ -476,3 +461,6 @@ class NativeTransport:
     def _fail(self, call: int, error: BaseException) -> None:
         code, message, trailing = _status_of(error)
         self._front.fail(call, code.value[0], message, trailing_metadata=trailing)
+
+
+Transport = AioTransport | NativeTransport

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.coordinator.raw_http2 import RawHttp2Client
 from dtruntime import TrainingOrchestrator
-from dtruntime.coordinator.queries import DEALINGS_WAITING
+from dtruntime.coordinator.queries import ANSWERS_WAITING
 from dtruntime.rpc.gen import coordinator_pb2 as pb
 from dtruntime.testing import LocalCoordinator, eventually
 from tests.support.coordinators import TRANSPORTS, StartCoordinator
@@ -230,7 +230,7 @@ def test_long_dealing_is_computed_while_others_are_answered(
             "RegisterDataset", dataset_id="d", total_samples=5_000_000, shard_size=1, shuffle=True
         )
         request = pb.ShardRequest(dataset_id="d", **worker.identity)
-        long = [client.begin("GetDataShard", request) for _ in range(DEALINGS_WAITING + 8)]
+        long = [client.begin("GetDataShard", request) for _ in range(ANSWERS_WAITING + 8)]
         answered = 0
         while not all(call.done() for call in long):
             worker.heartbeat()

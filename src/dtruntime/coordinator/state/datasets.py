@@ -19,7 +19,7 @@ from .roster import Roster
 
 DATASETS_LIMIT = 10_000
 SHARDS_LIMIT = 10_000_000
-DEALT_LIMIT = 5_000_000
+ASSIGNMENTS_LIMIT = 5_000_000
 """Total shards and slots of the cached assignments, at about 40 bytes each. A single larger dataset
 is cached too."""
 ORDERS_KEPT = 4096
@@ -44,10 +44,10 @@ _PARAMETERS = (
 """What must agree, beside the files, when a dataset is registered again."""
 
 
-class DealtDatasets:
+class AssignmentCache:
     """A cache of assignments over all jobs; the least recently used are evicted."""
 
-    def __init__(self, limit: int = DEALT_LIMIT) -> None:
+    def __init__(self, limit: int = ASSIGNMENTS_LIMIT) -> None:
         self._limit = limit
         self._datasets: OrderedDict[int, tuple[Dataset, int]] = OrderedDict()
         self._lock = threading.Lock()
@@ -66,7 +66,7 @@ class DealtDatasets:
             while self.shards > self._limit and len(self._datasets) > 1:
                 _, (oldest, size) = self._datasets.popitem(last=False)
                 self.shards -= size
-                oldest.forget_dealing()
+                oldest.forget_assignment()
 
 
 class Dataset:
@@ -76,20 +76,20 @@ class Dataset:
         self,
         record: DatasetRecord,
         timer: Timer = lambda: 0.0,
-        dealt: DealtDatasets | None = None,
+        cache: AssignmentCache | None = None,
     ) -> None:
         self.record = record
         self.read_order = ""
         """One of `ORDERS`, as the last reader said; empty: unknown."""
-        self._dealt = DealtDatasets() if dealt is None else dealt
+        self._cache = AssignmentCache() if cache is None else cache
         self.assignment_seconds: float | None = None
         """How long the newest assignment took to compute; None: there was none."""
         self._timer = timer
-        self.forget_dealing()
+        self.forget_assignment()
 
-    def forget_dealing(self) -> None:
+    def forget_assignment(self) -> None:
         """Free what can be computed again."""
-        self._dealt_to: View | None = None
+        self._assigned_to: View | None = None
         self._table = SlotTable(self.record.shard_count, seed=self.record.seed)
         self._orders: dict[tuple[int, int], NDArray[np.int64]] = {}
         self._orders_of: View | None = None
@@ -97,13 +97,13 @@ class Dataset:
 
     def owners(self, view: View) -> NDArray[np.int32]:
         """The slot of every shard. Thread-safe."""
-        self._dealt.use(self, view[0])
-        if view == self._dealt_to:
+        self._cache.use(self, view[0])
+        if view == self._assigned_to:
             return self._table.owners(*view)
         started = self._timer()
         owners = self._table.owners(*view)
         self.assignment_seconds = self._timer() - started
-        self._dealt_to = view
+        self._assigned_to = view
         return owners
 
     def order(self, rank: int, epoch: int, view: View) -> NDArray[np.int64]:
@@ -217,11 +217,11 @@ class Datasets:
         self,
         roster: Roster,
         timer: Timer = lambda: 0.0,
-        dealt: DealtDatasets | None = None,
+        cache: AssignmentCache | None = None,
     ) -> None:
         self._roster = roster
         self._timer = timer
-        self._dealt = DealtDatasets() if dealt is None else dealt
+        self._cache = AssignmentCache() if cache is None else cache
         self._by_id: dict[str, Dataset] = {}
 
     def __len__(self) -> int:
@@ -290,7 +290,7 @@ class Datasets:
 
     def restore(self, record: DatasetRecord) -> None:
         """Restore a stored dataset."""
-        self._by_id[record.dataset_id] = Dataset(record, self._timer, self._dealt)
+        self._by_id[record.dataset_id] = Dataset(record, self._timer, self._cache)
 
     def _check_limits(self, record: DatasetRecord) -> None:
         if len(self._by_id) >= DATASETS_LIMIT:

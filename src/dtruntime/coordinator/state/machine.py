@@ -19,7 +19,7 @@ from . import commands as c
 from .barriers import Barriers
 from .checkpoints.commits import Checkpoints
 from .commands import Lost, Refused, Reply
-from .datasets import Datasets, DealtDatasets, Timer
+from .datasets import AssignmentCache, Datasets, Timer
 from .effects import Effect, Journal, Outbox
 from .epochs.epoch_coverage import Coverages
 from .epochs.epochs import Epochs
@@ -73,7 +73,7 @@ class Job:
         record: JobRecord | None = None,
         max_workers: int = MAX_WORKERS,
         timer: Timer = lambda: 0.0,
-        dealt: DealtDatasets | None = None,
+        cache: AssignmentCache | None = None,
     ) -> None:
         self.name = name
         self.heartbeats = 0
@@ -81,7 +81,7 @@ class Job:
         self.roster = Roster(name, record, max_workers)
         self.barriers = Barriers(self.roster)
         self.checkpoints = Checkpoints(self.roster)
-        self.datasets = Datasets(self.roster, timer, dealt)
+        self.datasets = Datasets(self.roster, timer, cache)
         self.epochs = Epochs(self.roster, self.datasets)
         self.coverages = Coverages(self.roster, self.datasets)
         self.actions = Actions(self.roster)
@@ -162,7 +162,7 @@ class Machine:
         self.heartbeat_timeout = heartbeat_timeout
         self._max_workers = max_workers
         self._timer = timer
-        self._dealt = DealtDatasets()
+        self._cache = AssignmentCache()
         self._forgettable: list[Job] = []
         """Idle jobs, the longest idle last."""
         self._idle: list[tuple[float, Job]] = []
@@ -251,7 +251,7 @@ class Machine:
             if isinstance(record, RemovedRecord):
                 self.removed = record
             elif isinstance(record, JobRecord):
-                self.jobs[name] = Job(name, record, self._max_workers, self._timer, self._dealt)
+                self.jobs[name] = Job(name, record, self._max_workers, self._timer, self._cache)
                 by_job[name] = []
         for kind, name, key, record in rows:
             if name in by_job:
@@ -512,7 +512,7 @@ class Machine:
                 "are over ('strata jobs rm JOB')",
             )
         if job is None:
-            job = Job(name, None, self._max_workers, self._timer, self._dealt)
+            job = Job(name, None, self._max_workers, self._timer, self._cache)
             job.roster.begin(self._out.now, self.removed)
         return job
 

@@ -128,7 +128,7 @@ def test_history_is_fine_for_ten_minutes_and_coarse_for_six_hours() -> None:
 def test_history_file_of_another_job_or_without_sense_is_not_read(tmp_path: Path) -> None:
     files = HistoryFiles(str(tmp_path))
     assert files.read("j") is None
-    files.writer(StoredHistory("j", [point(1)], [], []))()
+    files.write(StoredHistory("j", [point(1)], [], []))
     assert files.read("j") == StoredHistory("j", [point(1)], [], [])
     (path,) = (tmp_path / "history").iterdir()
     path.write_bytes(msgspec.json.encode(StoredHistory("k", [], [], [])))

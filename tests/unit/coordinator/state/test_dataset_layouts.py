@@ -255,7 +255,7 @@ def allocated() -> Iterator[Callable[[], tuple[int, int]]]:
 def test_dataset_of_many_shards_costs_nothing_before_somebody_reads_it() -> None:
     with allocated() as memory:
         dataset = Dataset(of_numbers(10_000_000))
-        dataset.forget_dealing()
+        dataset.forget_assignment()
         assert memory()[1] < 100_000
 
 

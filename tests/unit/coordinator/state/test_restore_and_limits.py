@@ -15,7 +15,7 @@ from dtruntime.coordinator.state import datasets as datasets_module
 from dtruntime.coordinator.state import effects as effects_module
 from dtruntime.coordinator.state import machine as machine_module
 from dtruntime.coordinator.state.barriers import ROUNDS_KEPT
-from dtruntime.coordinator.state.datasets import Dataset, Datasets, DealtDatasets
+from dtruntime.coordinator.state.datasets import AssignmentCache, Dataset, Datasets
 from dtruntime.coordinator.state.effects import JOB_EVENTS_KEPT, Journal
 from dtruntime.coordinator.state.machine import WAITS_SLACK
 from dtruntime.coordinator.state.records import (
@@ -388,9 +388,9 @@ def test_datasets_are_limited(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_dealing_is_kept_for_a_bounded_number_of_shards() -> None:
-    dealt = DealtDatasets(limit=10_000)
+    dealt = AssignmentCache(limit=10_000)
     datasets = [
-        Dataset(DatasetRecord(f"d-{n}", "", "", 4000, 1, shuffle=True, seed=n), dealt=dealt)
+        Dataset(DatasetRecord(f"d-{n}", "", "", 4000, 1, shuffle=True, seed=n), cache=dealt)
         for n in range(5)
     ]
     first = datasets[0].owners((4, frozenset())).tolist()

@@ -134,13 +134,13 @@ class Sampler:
         now = self._service.clock()
         for name, figures in list(self._jobs.items()):
             if now - self._live_at.get(name, 0.0) < LINGER + STORE_SECONDS:
-                await asyncio.to_thread(self._files.writer(figures.to_store()))
+                await asyncio.to_thread(self._files.write, figures.to_store())
 
     async def _forget_idle(self) -> None:
         while len(self._jobs) > JOBS_KEPT:
             _, figures = self._jobs.popitem(last=False)
             if not figures.is_stored:
-                await asyncio.to_thread(self._files.writer(figures.to_store()))
+                await asyncio.to_thread(self._files.write, figures.to_store())
 
     async def _probe(self) -> None:
         while True:

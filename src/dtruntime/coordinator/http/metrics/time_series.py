@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -106,22 +105,18 @@ class HistoryFiles:
             return None
         return stored if stored.job == job else None
 
-    def writer(self, stored: StoredHistory) -> Callable[[], None]:
-        """A function that writes a job's file, for another thread."""
+    def write(self, stored: StoredHistory) -> None:
+        """Write a job's file; for another thread."""
         path = self._path(stored.job)
-
-        def write() -> None:
-            partial = path.with_suffix(".partial")
-            try:
-                path.parent.mkdir(exist_ok=True)
-                partial.write_bytes(msgspec.json.encode(stored))
-                os.replace(partial, path)
-            except OSError as exc:
-                log.warning("history.not_written", file=str(path), error=str(exc))
-                with contextlib.suppress(OSError):
-                    partial.unlink(missing_ok=True)
-
-        return write
+        partial = path.with_suffix(".partial")
+        try:
+            path.parent.mkdir(exist_ok=True)
+            partial.write_bytes(msgspec.json.encode(stored))
+            os.replace(partial, path)
+        except OSError as exc:
+            log.warning("history.not_written", file=str(path), error=str(exc))
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
 
     def _path(self, job: str) -> Path:
         return self._folder / f"{xxhash.xxh3_64_hexdigest(job.encode())}.json"

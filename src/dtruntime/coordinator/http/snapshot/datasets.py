@@ -22,7 +22,7 @@ from .. import views
 
 RANKS_SHOWN = 1024
 DATASETS_SHOWN = 256
-SHARDS_DEALT = 4_000_000
+SHARDS_ASSIGNED = 4_000_000
 """Assignments are computed for this many shards of a job, its first datasets first."""
 SETTLED_SECONDS = 30.0
 """How often all epochs but the newest two are judged again."""
@@ -46,7 +46,7 @@ class Board:
         self.shares, self.last_change = [], None
         self._view = self._owners = None
 
-    def deal(self, view: View, now: float, reason: str) -> None:
+    def assign(self, view: View, now: float, reason: str) -> None:
         """Compute who reads what, and what moved; for another thread."""
         if view == self._view:
             return
@@ -159,12 +159,12 @@ class _Work(NamedTuple):
 
 
 def _work(work: list[_Work], now: float, reason: str) -> None:
-    left = SHARDS_DEALT
+    left = SHARDS_ASSIGNED
     for board, reported, view in work:
         if view is not None:
             left -= board.dataset.record.shard_count
             if left >= 0:
-                board.deal(view, now, reason)
+                board.assign(view, now, reason)
         board.judge(reported, now)
 
 

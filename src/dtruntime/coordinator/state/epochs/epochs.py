@@ -103,7 +103,7 @@ class Epochs:
             weights = given_weights(c.weights, self._roster)
         else:
             weights = measured_weights(ledger, self._roster, out.now)
-        if not self._is_dealt_so(ledger, weights):
+        if not self._is_assigned_by(ledger, weights):
             check_room(ledger, self._roster, WISHED_SHARE)
             self._cut(ledger, weights, out)
         return Rebalanced(ledger.current, weights)
@@ -222,7 +222,7 @@ class Epochs:
         self.ledgers.setdefault(record.dataset_id, {})[record.epoch] = ledger
         return ledger
 
-    def _is_dealt_so(self, ledger: Ledger, weights: tuple[int, ...]) -> bool:
+    def _is_assigned_by(self, ledger: Ledger, weights: tuple[int, ...]) -> bool:
         """Whether the current segment has these weights and nobody has started to read it."""
         untouched = all(r.segment < ledger.current for r in ledger.readers.values())
         same = ledger.segments[-1].weights == weights
