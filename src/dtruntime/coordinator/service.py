@@ -471,7 +471,7 @@ def _observe(stats: MethodStats, started: float, done: asyncio.Future[Message]) 
     stats.latency.observe(time.perf_counter() - started)
 
 
-_TOLD = ("job", "worker_id", "step", "epoch", "barrier_id", "checkpoint_id", "dataset_id")
+_SPAN_FIELDS = ("job", "worker_id", "step", "epoch", "barrier_id", "checkpoint_id", "dataset_id")
 """Fields of requests that go into a span."""
 _FAILED = {
     pb.BARRIER_OUTCOME_TIMED_OUT: "timed out",
@@ -482,11 +482,11 @@ _FAILED = {
 def describe(span: Span, method: str, request: Any, machine: Machine) -> None:
     """Add the caller and the subject of a call to its span."""
     fields = request.DESCRIPTOR.fields_by_name
-    fields_sent = {name: getattr(request, name) for name in _TOLD if name in fields}
-    span.set(**{name: value for name, value in fields_sent.items() if value != ""}, method=method)
-    job = machine.jobs.get(fields_sent.get("job", ""))
+    subject = {name: getattr(request, name) for name in _SPAN_FIELDS if name in fields}
+    span.set(**{name: value for name, value in subject.items() if value != ""}, method=method)
+    job = machine.jobs.get(subject.get("job", ""))
     if job is not None:
-        member = job.roster.by_id.get(fields_sent.get("worker_id", ""))
+        member = job.roster.by_id.get(subject.get("worker_id", ""))
         span.set(generation=job.roster.generation, rank=member.rank if member else None)
 
 

@@ -114,7 +114,7 @@ MACHINE_BUGS: dict[str, Callable[[Callable[..., None]], None]] = {
     "retries count in the next round": count_retries_in_the_next_round,
     "two answers to one round": answer_some_waiters_otherwise,
     "ghosts fail waits": fail_waits_for_ghosts,
-    "losses are not told": lambda patch: patch(roster.Roster, "untold", lambda *args: ()),
+    "losses are not told": lambda patch: patch(roster.Roster, "losses_since", lambda *args: ()),
     "ranks stay lost": lambda patch: patch(roster.Roster, "_reopen_ranks", lambda *args: None),
     "old sessions return": lambda patch: patch(roster.Roster, "_check_session", lambda *_: None),
     "hang-ups still count": lambda patch: patch(barriers.Barriers, "hang_up", lambda *_: None),

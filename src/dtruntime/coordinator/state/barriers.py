@@ -123,7 +123,7 @@ class Barriers:
         timed_out = self._timed_out.get((member.incarnation, c.ticket))
         if timed_out is not None:
             return timed_out
-        lost = self._roster.untold(member, c.generation)
+        lost = self._roster.losses_since(member, c.generation)
         if lost:
             return self._changed(lost)
         round_ = self._round(c, member, out.now)

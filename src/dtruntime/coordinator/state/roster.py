@@ -167,13 +167,13 @@ class Roster:
         """The refusal for a former member."""
         return self._refusal(member.worker_id, member.incarnation, self.by_id.get(member.worker_id))
 
-    def untold(
-        self, member: Member, told_generation: int, until: int | None = None
+    def losses_since(
+        self, member: Member, generation: int, until: int | None = None
     ) -> tuple[Lost, ...]:
-        """Losses since ``told_generation`` that concern ``member``; 0 checks nothing."""
-        if not told_generation:
+        """Losses since ``generation`` that concern ``member``; 0 checks nothing."""
+        if not generation:
             return ()
-        return tuple(self.losses.since(told_generation, member.incarnation, until))
+        return tuple(self.losses.since(generation, member.incarnation, until))
 
     # Changes
 

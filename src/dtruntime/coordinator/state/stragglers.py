@@ -62,12 +62,12 @@ class Stragglers:
         slow = {members[i].incarnation: members[i] for i in np.flatnonzero(begins | stays)}
         for incarnation, member in self.slow.items():
             if incarnation not in slow and member.live:
-                self._tell("worker.recovered_speed", member, out)
+                self._emit("worker.recovered_speed", member, out)
         for index in np.flatnonzero(begins):
-            self._tell("worker.slow", members[index], out)
+            self._emit("worker.slow", members[index], out)
         self.slow = slow
 
-    def _tell(self, kind: str, member: Member, out: Outbox) -> None:
+    def _emit(self, kind: str, member: Member, out: Outbox) -> None:
         seconds = member.pulse.step_seconds if member.pulse else 0.0
         out.emit(
             self._roster.job,

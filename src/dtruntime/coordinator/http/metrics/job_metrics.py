@@ -81,7 +81,7 @@ class JobMetrics:
         """How many workers spend their time well, and how many do not."""
         self._ended_in: int | None = None
         """The generation in which the last reports of ended workers were read."""
-        self._told: dict[int, ReportAge] = {}
+        self._report_ages: dict[int, ReportAge] = {}
         """By incarnation."""
         self._checkpoint = ""
         """The checkpoint whose rate was last added to the points."""
@@ -174,7 +174,7 @@ class JobMetrics:
         self._steps, self._samples = RankRates(self._seconds), RankRates(self._seconds)
         self._consumed, self._heartbeats = Rate(SAMPLES_RATE_SECONDS), Rate(RATE_SECONDS)
         self._consumed_first, self._consumed_more = None, False
-        self._goodput, self._trained, self._told = TimeShare(), set(), {}
+        self._goodput, self._trained, self._report_ages = TimeShare(), set(), {}
         self.states, self.metrics = Counter(), None
         # A gap, so that the curves are not drawn across the pause.
         self._add(Point(now, 0, None, None, None, None, None, None, None, 0, None))
@@ -265,12 +265,12 @@ class JobMetrics:
         for member, metrics in reports:
             pulse = cast("Heartbeat", member.pulse)
             if pulse.state != WorkerState.FINISHED:
-                before = self._told.get(member.incarnation)
+                before = self._report_ages.get(member.incarnation)
                 ages[member.incarnation] = ReportAge.after(
                     before, (pulse.step, metrics), member.beat_at
                 )
         self._take_means(reports)
-        self._told = ages
+        self._report_ages = ages
         return any(one.is_new(now, self._seconds) for one in ages.values())
 
     def _take_means(self, reports: Sequence[tuple[Member, dict[str, float]]]) -> None:

@@ -83,7 +83,7 @@ class Checkpoints:
         if pending and member.incarnation in pending.parts:
             return ""
         begun = pending.record.generation if pending else None
-        lost = self._roster.untold(member, c.generation, begun)
+        lost = self._roster.losses_since(member, c.generation, begun)
         if not lost:
             return ""
         names = ", ".join(loss.worker_id or "a member" for loss in lost[:8])

@@ -101,7 +101,7 @@ class CommittedCheckpoints:
         if c.condition is CheckpointCondition.REMOVED:
             self._removed += 1
             self._change(replace(record, removed_at=out.now), out)
-            self._tell("checkpoint.removed", record, c, out)
+            self._emit("checkpoint.removed", record, c, out)
             return
         good = c.condition is CheckpointCondition.GOOD
         changed = record.verified is not good
@@ -110,9 +110,9 @@ class CommittedCheckpoints:
         checked = replace(record, verified=good, verified_at=out.now, verified_by=c.reported_by)
         self._change(checked, out)
         if changed:
-            self._tell("checkpoint.verified" if good else "checkpoint.damaged", record, c, out)
+            self._emit("checkpoint.verified" if good else "checkpoint.damaged", record, c, out)
 
-    def _tell(self, kind: str, record: CheckpointRecord, c: ReportCheckpoints, out: Outbox) -> None:
+    def _emit(self, kind: str, record: CheckpointRecord, c: ReportCheckpoints, out: Outbox) -> None:
         out.emit(
             self._job,
             kind,
@@ -133,7 +133,7 @@ class CommittedCheckpoints:
         out.put(self._job, record)
 
 
-_TOLD = frozenset({RETENTION_KEY, PLACE_KEY, WRITTEN_KEY, IDENTITY_KEY, SECONDS_KEY})
+_WRITER_KEYS = frozenset({RETENTION_KEY, PLACE_KEY, WRITTEN_KEY, IDENTITY_KEY, SECONDS_KEY})
 
 
 class RetentionForecast:
@@ -167,16 +167,16 @@ class RetentionForecasts:
     """The forecasts of all jobs, cached until a job's checkpoints change."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[tuple[float, int], RetentionForecast]] = {}
+        self._cached: dict[str, tuple[tuple[float, int], RetentionForecast]] = {}
 
     def of(self, job: Job) -> RetentionForecast:
         """Those of a job."""
         history = job.checkpoints.history
         # A job may have been removed and started again under the same name.
         version = job.roster.created_at, history.version
-        cached = self._known.get(job.name)
+        cached = self._cached.get(job.name)
         if cached is None or cached[0] != version:
-            cached = self._known[job.name] = version, RetentionForecast(history.oldest())
+            cached = self._cached[job.name] = version, RetentionForecast(history.oldest())
         return cached[1]
 
 
@@ -197,4 +197,4 @@ def seconds_taken(record: CheckpointRecord) -> float | None:
 
 def users_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
     """The user's metadata, without what writers add."""
-    return {key: value for key, value in metadata.items() if key not in _TOLD}
+    return {key: value for key, value in metadata.items() if key not in _WRITER_KEYS}
