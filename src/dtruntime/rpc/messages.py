@@ -123,15 +123,12 @@ def _reader(field: FieldDescriptor, hint: Any) -> Convert:
         members = {code: hint(word) for word, code in enum_codes(field.enum_type).items()}
         return lambda message: members[get(message)]
     if field.message_type is None:
-        convert: Convert = get
-    else:
-        inner = _converter(next((x for x in get_args(hint) if x is not type(None)), hint))
-        convert = lambda message: inner(get(message))  # noqa: E731
-        if type(None) not in get_args(hint):
-            return convert
-    if not field.has_presence:
-        return convert
-    return lambda message: convert(message) if message.HasField(name) else None
+        return (lambda m: get(m) if m.HasField(name) else None) if field.has_presence else get
+    kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+    convert = _converter(kinds[0] if kinds else hint)
+    if not kinds:
+        return lambda message: convert(get(message))
+    return lambda message: convert(get(message)) if message.HasField(name) else None
 
 
 def _is_map(field: FieldDescriptor) -> bool:
