@@ -199,7 +199,7 @@ BOUNDS = {
     "checkpoints": ["CHECKPOINTS_KEPT", "PENDING_LIMIT"],
     "attempts kept": ["ATTEMPTS_KEPT", "RANKS_KEPT"],
     "datasets": ["DATASETS_LIMIT", "SHARDS_LIMIT"],
-    "shard assignments": ["DEALT_LIMIT"],
+    "shard assignments": ["ASSIGNMENTS_LIMIT"],
     "epochs kept": ["EPOCHS_KEPT"],
     "segments of an epoch": ["SEGMENTS_LIMIT", "SEGMENT_SLOTS_LIMIT"],
     "journal": ["JOURNAL_LENGTH", "JOB_EVENTS_KEPT"],
