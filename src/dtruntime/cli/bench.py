@@ -74,17 +74,17 @@ def _add_checkpoints(parts: Any) -> None:
         metavar="PLACE",
         nargs="?",
         default=".",
-        help="folder, s3://, gs:// or az:// URL; what is written goes into a new folder or prefix "
+        help="folder, s3://, gs:// or az:// URL; everything is written to a new folder or prefix "
         "there, and is removed (default: the current folder)",
     )
     parser.add_argument(
-        "--size", type=_size, default=_size(SIZE), help=f"of the state (default {SIZE})"
+        "--size", type=_size, default=_size(SIZE), help=f"size of the state (default {SIZE})"
     )
     parser.add_argument(
         "--rounds",
         type=whole_between(1, 1000),
         metavar="N",
-        help=f"default: up to 5, those that begin within {CHECKPOINT_SECONDS:.0f} s",
+        help=f"rounds (default: up to 5, as many as begin within {CHECKPOINT_SECONDS:.0f} s)",
     )
     parser.set_defaults(checkpoint_seconds=CHECKPOINT_SECONDS)
 
@@ -92,19 +92,23 @@ def _add_checkpoints(parts: Any) -> None:
 def _add_coordinator(parts: Any) -> None:
     parser = _add_part(parts, "coordinator", "registrations, heartbeats, barriers", _coordinator)
     parser.add_argument(
-        "--url", help="coordinator (default: one of its own, on loopback; not COORDINATOR_URL)"
+        "--url",
+        help="coordinator (default: a temporary one on loopback; COORDINATOR_URL is ignored)",
     )
-    parser.add_argument("--yes", action="store_true", help="do not ask before a job is made there")
+    parser.add_argument("--yes", action="store_true", help="do not ask before creating a job there")
     parser.set_defaults(ready=_may_make_job)
     parser.add_argument(
-        "--seconds", type=_seconds, default=SECONDS, help=f"of calls (default {SECONDS:g})"
+        "--seconds",
+        type=_seconds,
+        default=SECONDS,
+        help=f"time of all calls (default {SECONDS:g})",
     )
     parser.add_argument(
         "--workers",
         type=whole_between(1, 1000),
         default=WORKERS,
         metavar="N",
-        help=f"that call at once, all in this process (default {WORKERS})",
+        help=f"number of workers, all in this process (default {WORKERS})",
     )
 
 
@@ -129,7 +133,7 @@ def _add_data(parts: Any) -> None:
         "--size",
         type=_size,
         default=_size(DATA_SIZE),
-        help=f"of the files that are written (default {DATA_SIZE})",
+        help=f"size of the files that are written (default {DATA_SIZE})",
     )
 
 
@@ -222,13 +226,13 @@ def _has_pyarrow() -> bool:
 
 
 def _may_make_job(options: argparse.Namespace) -> None:
-    """Ask before something is left at a coordinator that is not ours."""
+    """Ask before leaving a job at somebody else's coordinator."""
     if options.url is None:
         return
     target_of(options.url)
     if options.yes:
         return
-    question = f"make a job at {options.url}? It stays there: jobs are never removed."
+    question = f"create a job at {options.url}? It stays there: jobs are never removed."
     confirm(question, StrataError("nothing was measured"))
 
 
@@ -244,7 +248,7 @@ def _progress(name: str) -> Iterator[Announce]:
 def _size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?|)B?", text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size: write 256MiB, 1GiB or 2GB")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size: write 256MiB, 1GiB or 2GB")
     value = int(float(match[1]) * _UNITS[match[2]])
     if value < LEAST_BYTES:
         raise argparse.ArgumentTypeError(f"must be at least 1MiB, not {text}")
@@ -261,5 +265,5 @@ def _seconds(text: str) -> float:
 def _names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     if not all(names):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of columns: write A,B")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of columns: write A,B")
     return names

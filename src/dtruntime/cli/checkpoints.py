@@ -151,7 +151,7 @@ def _inform(options: argparse.Namespace, place: str, findings: Sequence[Reported
             jobs = observer.jobs() if options.job is None else [options.job]
             return sum(_report(observer, job, options.job, place, findings) for job in jobs)
     except StrataError as exc:
-        print(f"the coordinator was not told: {plain(str(exc))}", file=sys.stderr)
+        print(f"could not inform the coordinator: {plain(str(exc))}", file=sys.stderr)
         return 0
 
 
@@ -319,7 +319,8 @@ def _removal_view(report: Removal) -> RenderableType:
 
 
 def _told(number: int) -> list[Text]:
-    return [Text(f"told the coordinator of {count(number, 'checkpoint')}", "dim")] if number else []
+    text = f"reported {count(number, 'checkpoint')} to the coordinator"
+    return [Text(text, "dim")] if number else []
 
 
 def _table(*names: str) -> Table:

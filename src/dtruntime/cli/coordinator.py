@@ -155,12 +155,12 @@ def _backup(options: argparse.Namespace) -> int:
 def _restore(options: argparse.Namespace) -> int:
     data_dir = _data_dir(options)
     if not options.copy and not options.salvage:
-        raise ValueError("name the COPY to restore, or go on with what is intact by --salvage")
+        raise ValueError("name the COPY to restore, or keep the intact records with --salvage")
     own = not options.copy
     copy = data_dir / "state.db" if own else Path(options.copy)
     aside = backup.restore(copy, data_dir, options.force or own, options.salvage)
     if aside is not None:
-        print(plain(f"what was there is in {aside}"))
+        print(plain(f"the previous state is kept in {aside}"))
     print(plain(f"restored {copy} to {data_dir}: {_contents(backup.check(data_dir).found)}"))
     return 0
 

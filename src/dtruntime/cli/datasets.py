@@ -279,7 +279,7 @@ def _facts(report: DatasetReport) -> Iterator[tuple[str, RenderableType]]:
     if dataset.path:
         files = f"{count(len(report.files), 'file')}, {size(dataset.total_bytes)}, "
         files += f"fingerprint {dataset.fingerprint}"
-        yield "files", files if dataset.fingerprint else Text("not seen by anybody", "yellow")
+        yield "files", files if dataset.fingerprint else Text("not indexed yet", "yellow")
         yield "columns", _some(dataset.columns, COLUMNS_SHOWN) or "unknown"
     yield "ranks", _members(dataset)
     if share is None:
@@ -358,7 +358,7 @@ def _some(texts: Sequence[str], limit: int) -> str:
 
 def _named_ranks(ranks: Sequence[int]) -> str:
     plural = "s" if len(ranks) > 1 else ""
-    return f"rank{plural} {_some([*map(str, ranks)], RANKS_SHOWN)}" if ranks else "nobody"
+    return f"rank{plural} {_some([*map(str, ranks)], RANKS_SHOWN)}" if ranks else "none"
 
 
 def _tally(shards: dict[int, int]) -> str:

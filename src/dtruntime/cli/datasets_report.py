@@ -17,10 +17,10 @@ from ..sharding.coverage_digest import Counted
 from ..types import DatasetSummary, EpochCoverage
 
 SCHEMA = 1
-"""Grows when a field of the JSON changes its meaning or goes away; new fields may appear."""
+"""Increased when a JSON field changes its meaning or is removed; new fields may appear."""
 PATIENCE = 2.0
 BATCHES_SHARED = "global"
-"""The order of loaders in which shards do not decide who reads what."""
+"""The order in which all ranks share every batch, and shards belong to no rank."""
 
 
 class ListedDataset(msgspec.Struct, frozen=True):
@@ -66,9 +66,9 @@ class DatasetReport(msgspec.Struct, frozen=True):
     """None: the ranks share the batches, and no rank has shards of its own."""
     coverage: tuple[EpochCoverage, ...]
     coverage_unknown: str = ""
-    """Why nothing is known about the coverage."""
+    """Why the coverage is unknown."""
     live_workers: int = 0
-    """Of the job: without any, nobody reads on."""
+    """Of the job; 0: nothing is being read."""
     schema: int = SCHEMA
 
 

@@ -120,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _is_watched() -> bool:
-    """Whether somebody sees what is printed and can answer."""
+    """Whether a person is at the terminal."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
 
 

@@ -343,12 +343,12 @@ def _resolve(host: str) -> Finding:
         return _coordinator(
             "name",
             "fail",
-            f"{host} is not known here: {exc}",
+            f"{host} cannot be resolved here: {exc}",
             "check the spelling, /etc/hosts and the DNS settings; an IP address works too",
         )
     seconds = time.perf_counter() - started
     addresses = ", ".join(dict.fromkeys(str(entry[4][0]) for entry in found))
-    text = f"{host} is {addresses}" if addresses != host else f"{host} needs no look-up"
+    text = f"{host} is {addresses}" if addresses != host else f"{host} needs no lookup"
     measured = {"seconds": seconds}
     return _coordinator("name", "ok", f"{text} ({duration(seconds)})", measured=measured)
 
@@ -402,7 +402,7 @@ _CGROUP_MEMORY = Path("/sys/fs/cgroup/memory.max")
 
 
 def check_machine(data_dir: Path, workers: int) -> Iterator[Finding]:
-    """``workers`` is how many a coordinator here has or will have, 0 when nobody knows."""
+    """``workers`` is how many a coordinator here has or will have, 0 when unknown."""
     folder = _existing(data_dir.absolute())
     there = folder == data_dir.absolute()
     where = str(data_dir) if there else f"{folder} ({data_dir} is not there yet)"

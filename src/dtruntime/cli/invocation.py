@@ -126,9 +126,9 @@ def limit_on_terminal(limit: int) -> int | None:
 
 
 def confirm(question: str, refusal: StrataError) -> None:
-    """Ask, and raise ``refusal`` without a yes; `ConfigError` where nobody can answer."""
+    """Ask, and raise ``refusal`` without a yes; `ConfigError` without a terminal."""
     if not sys.stdin.isatty():
-        raise ConfigError(f"{question} There is nobody to answer: say --yes")
+        raise ConfigError(f"{question} Cannot ask, since this is not a terminal: use --yes")
     print(f"{plain(question)} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise refusal

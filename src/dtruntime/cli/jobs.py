@@ -136,7 +136,7 @@ def add_actions_parser(subparsers: Any) -> None:
         choices=ACTION_KINDS,
         help="save at the next step; save and end the run; save and let a worker leave",
     )
-    request.add_argument("--worker", default="", metavar="W", help="with drain: who is to leave")
+    request.add_argument("--worker", default="", metavar="W", help="with drain: the worker")
     request.add_argument("--reason", default="", metavar="TEXT", help="for people and the journal")
     cancel = add_action(actions, "cancel", "withdraw a request", observing(_cancel))
     cancel.add_argument("action_id", metavar="ID")
@@ -306,7 +306,7 @@ def _outcome(options: argparse.Namespace) -> int:
         with Observer(url) as observer:
             job = observer.status(one_job(observer, url, options.job))
     except StrataError as exc:
-        print(f"strata: how the run ended is not known: {plain(str(exc))}", file=sys.stderr)
+        print(f"strata: cannot tell how the run ended: {plain(str(exc))}", file=sys.stderr)
         return status
     latest = job.latest_checkpoint
     saved = "nothing was saved" if latest is None else f"the last save is of step {latest.step}"
@@ -329,7 +329,7 @@ def status_of(job: JobStatus, status: int) -> int:
 
 
 def _has_finished(job: JobStatus) -> bool:
-    """Whether the run has saved its end, and somebody left because of that."""
+    """Whether the run saved its end, and a worker left because of that."""
     latest = job.latest_checkpoint
     if latest is None or FINISHED_KEY not in latest.metadata:
         return False
@@ -337,6 +337,6 @@ def _has_finished(job: JobStatus) -> bool:
 
 
 def _lost_workers(job: JobStatus) -> list[WorkerStatus]:
-    """Those that did not come to the end: dead, failed, or silent since all have ended."""
+    """Workers that did not reach the end: dead, failed, or silent since all have ended."""
     expected = [w for w in job.workers if w.membership is not Membership.EXPECTED]
     return [w for w in expected if w.membership is not Membership.LEFT or w.detail != FINISHED]

@@ -411,7 +411,7 @@ class Poller:
 JOURNAL_LINES = 8
 LEAST_WORKERS = 4
 WORKERS_FIRST = 16
-"""Older checkpoints are shown where so many workers have room, and the journal."""
+"""Older checkpoints are shown only if this many workers and the journal have room."""
 CHECKPOINT_LINES = 4
 BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {"warning": "yellow", "error": "red"}
@@ -498,7 +498,7 @@ def _pace(state: WatchState, width: int) -> Text:
     return one_line(
         ("  pace        ", "dim"),
         (bars, "cyan"),
-        "  nobody takes steps" if newest is None else f"  {newest:.2f} steps/s",
+        "  no steps" if newest is None else f"  {newest:.2f} steps/s",
         (f"   highest {highest:.2f}", "dim"),
     )
 

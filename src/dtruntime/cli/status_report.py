@@ -28,7 +28,7 @@ from ..types import (
 from .invocation import listing
 
 SCHEMA = 1
-"""Grows when a field of the JSON changes its meaning or goes away; new fields may appear."""
+"""Increased when a JSON field changes its meaning or is removed; new fields may appear."""
 
 
 class MethodReport(msgspec.Struct, frozen=True):

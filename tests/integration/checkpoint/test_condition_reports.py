@@ -112,7 +112,7 @@ def test_command_tells_the_jobs_whose_checkpoints_it_reads(
     assert {s: row.verified for s, row in rows(api).items()} == {1: True, 2: False, 3: True}
     assert rows(api)[2].verified_by == ""
     removed = strata("rm", tmp_path, 2, "--yes", "--url", served.url)
-    assert "told the coordinator of 1 checkpoint" in removed.stdout
+    assert "reported 1 checkpoint to the coordinator" in removed.stdout
     assert sorted(rows(api)) == [1, 3]
 
 
@@ -129,7 +129,7 @@ def test_nothing_fails_because_the_coordinator_is_away(
         assert manager.load_latest().step == 1
     away = strata("verify", tmp_path, 1, "--url", served.url)
     assert away.returncode == 0
-    assert "the coordinator was not told" in away.stderr
+    assert "could not inform the coordinator" in away.stderr
     served.start()
 
 

@@ -161,7 +161,7 @@ def test_documented_fields_are_those_of_the_document(tmp_path: Path) -> None:
         (["ftp://host/x"], 2, "unknown scheme"),
         (["memory://x"], 2, "name a folder or a bucket"),
         ([".", "--size", "900000000GiB"], 1, "free, and .* are needed: choose a smaller --size"),
-        ([".", "--size", "many"], 2, "'many' is no size"),
+        ([".", "--size", "many"], 2, "'many' is not a size"),
         ([".", "--size", "1KiB"], 2, "must be at least 1MiB"),
         ([".", "--rounds", "0"], 2, "must be between 1 and 1000"),
     ],
@@ -309,7 +309,7 @@ def test_job_at_a_url_is_only_made_with_consent(
         monkeypatch.setattr(sys, "stdin", nobody)
         message = refused("coordinator", "--url", coordinator.url, *CALLS, code=2)
         assert observer.jobs() == before
-    assert "jobs are never removed. There is nobody to answer: say --yes" in message
+    assert "jobs are never removed. Cannot ask, since this is not a terminal: use --yes" in message
 
 
 @pytest.mark.long

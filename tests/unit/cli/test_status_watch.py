@@ -161,7 +161,7 @@ def test_pace_ends_when_nobody_takes_steps_any_more() -> None:
         state.show(frame(job(worker(0, 14, membership=Membership.LEFT)), at=at))
 
     assert list(state.pace.values) == [2.0, None, None]
-    assert any("nobody takes steps   highest 2.00" in line for line in drawn(state))
+    assert any("no steps   highest 2.00" in line for line in drawn(state))
 
 
 def test_silent_worker_has_no_pace() -> None:
