@@ -30,7 +30,7 @@ from dtruntime.testing import LocalCoordinator
 
 from .coordinator.client import Client
 from .coordinator.raw_http2 import RawHttp2Client
-from .harness import MEGABYTE, Benchmark, Outcome, Row, environment
+from .harness import MEGABYTE, Benchmark, Outcome, environment
 
 SOURCE = "127.0.0.2"
 """The attacker's address; the honest worker has 127.0.0.1."""
@@ -46,17 +46,17 @@ from benchmarks.coordinator_attacks import ATTACKS
 attack, url, http_url, seconds = sys.argv[1:]
 ATTACKS[attack](url, http_url, float(seconds))
 """
-HEADINGS = (
-    "attack",
-    "p50 ms",
-    "p99 ms",
-    "max ms",
-    "failed",
-    "health",
-    "MB before",
-    "MB most",
-    "load",
-)
+COLUMNS = {
+    "attack": "{0.attack}",
+    "p50 ms": "{0.p50_ms:.1f}",
+    "p99 ms": "{0.p99_ms:.1f}",
+    "max ms": "{0.max_ms:.0f}",
+    "failed": "{0.failed}",
+    "health": "{0.health}",
+    "MB before": "{0.memory_before_mb:.0f}",
+    "MB most": "{0.memory_mb:.0f}",
+    "load": "{0.load:.1f}",
+}
 
 
 def _client(url: str) -> Client:
@@ -331,20 +331,6 @@ def health_of(http_url: str) -> int:
         return 0
 
 
-def _row(one: Measured) -> Row:
-    return [
-        one.attack,
-        f"{one.p50_ms:.1f}",
-        f"{one.p99_ms:.1f}",
-        f"{one.max_ms:.0f}",
-        str(one.failed),
-        str(one.health),
-        f"{one.memory_before_mb:.0f}",
-        f"{one.memory_mb:.0f}",
-        f"{one.load:.1f}",
-    ]
-
-
 def measure(options: argparse.Namespace, scratch: Path, announce: Announce) -> Outcome:
     """Measure each attack."""
     seconds = 5.0 if options.quick else 30.0
@@ -354,8 +340,9 @@ def measure(options: argparse.Namespace, scratch: Path, announce: Announce) -> O
         announce(attack)
         measured.append(attacked(attack, seconds))
     title = "An honest worker's heartbeats, and the coordinator"
+    rows = [[text.format(one) for text in COLUMNS.values()] for one in measured]
     return Outcome(
-        tables=[table(HEADINGS, map(_row, measured), title)],
+        tables=[table([*COLUMNS], rows, title)],
         document={"environment": here, "seconds": seconds, "attacks": measured},
     )
 
