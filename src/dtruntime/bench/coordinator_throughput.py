@@ -49,7 +49,7 @@ class CallTimes(NamedTuple):
 def bench_coordinator(url: str | None, seconds: float, workers: int, tell: Announce) -> Section:
     """Measure the coordinator at ``url``, or one that is started for it and ended.
 
-    At ``url`` a job with a name of its own remains: coordinators never remove jobs.
+    At ``url`` a job with a name of its own remains, until an operator removes it.
     """
     job = f"{JOB_PREFIX}{secrets.token_hex(4)}"
     series = {name: Series(name, "calls", "" if name == LIMIT else LIMIT) for name in MEASURES}
@@ -73,7 +73,7 @@ def bench_coordinator(url: str | None, seconds: float, workers: int, tell: Annou
         load += f"; the coordinator used {cores[1]:.2f}"
     notes = ["registering includes connecting", load]
     if url is not None:
-        notes.append(f"job {job} stays at the coordinator: jobs are never removed")
+        notes.append(f"job {job} stays at the coordinator: 'strata jobs rm {job}' removes it")
     place = url or "a coordinator of its own on loopback"
     return Section("coordinator", place, facts, results(list(series.values())), notes)
 

@@ -232,7 +232,7 @@ def _may_make_job(options: argparse.Namespace) -> None:
     target_of(options.url)
     if options.yes:
         return
-    question = f"create a job at {options.url}? It stays there: jobs are never removed."
+    question = f"create a job at {options.url}? It stays there until 'strata jobs rm' removes it."
     confirm(question, StrataError("nothing was measured"))
 
 

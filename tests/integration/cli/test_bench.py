@@ -309,7 +309,10 @@ def test_job_at_a_url_is_only_made_with_consent(
         monkeypatch.setattr(sys, "stdin", nobody)
         message = refused("coordinator", "--url", coordinator.url, *CALLS, code=2)
         assert observer.jobs() == before
-    assert "jobs are never removed. Cannot ask, since this is not a terminal: use --yes" in message
+    assert (
+        "until 'strata jobs rm' removes it. Cannot ask, since this is not a terminal: use --yes"
+        in message
+    )
 
 
 @pytest.mark.long
