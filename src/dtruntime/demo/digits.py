@@ -17,9 +17,8 @@ SIDE = 12
 PIXELS = SIDE * SIDE
 CLASSES = 10
 HELD_OUT = 4000
-NOISE = 45.0
+NOISE = 30.0
 MOMENTUM = 0.9
-_SHAPES = tuple((height, width) for height in (8, 9, 10, 11) for width in (6, 7, 8, 9))
 
 # Five by seven dots each, a number per row.
 _GLYPHS = (
@@ -34,21 +33,23 @@ _GLYPHS = (
     (0x0E, 0x11, 0x11, 0x0E, 0x11, 0x11, 0x0E),
     (0x0E, 0x11, 0x11, 0x0F, 0x01, 0x02, 0x0C),
 )
+_DOTS = np.array([[[row >> (4 - x) & 1 for x in range(5)] for row in g] for g in _GLYPHS])
 
 
 def draw(count: int, *seed: int, first_id: int = 0) -> Batch:
-    """Pictures of digits that differ in size, place, contrast and noise."""
+    """Pictures of digits that differ in place, contrast and noise."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(CLASSES, size=count)
-    shapes = rng.integers(len(_SHAPES), size=count)
-    free = SIDE + 1 - np.array(_SHAPES)[shapes]
-    down, right = (rng.integers(free)[:, :, None]).transpose(1, 0, 2)
-    rows, columns = (np.arange(SIDE) - down) % SIDE, (np.arange(SIDE) - right) % SIDE
-    glyphs = _stencils()[labels, shapes]
-    moved = glyphs[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    down, right = rng.integers(SIDE + 1 - np.array(_DOTS.shape[1:]), size=(count, 2)).T
+    pictures = np.zeros((count, SIDE, SIDE), np.float32)
+    rows, columns = (np.arange(length) for length in _DOTS.shape[1:])
+    here = np.arange(count)[:, None, None]
+    pictures[here, (down[:, None] + rows)[:, :, None], (right[:, None] + columns)[:, None]] = _DOTS[
+        labels
+    ]
     contrast = rng.uniform(90, 200, size=(count, 1, 1)).astype(np.float32)
-    noise = rng.standard_normal((count, SIDE, SIDE), dtype=np.float32) * np.float32(NOISE)
-    pixels = np.clip(moved * contrast + 40 + noise, 0, 255).astype(np.uint8)
+    noise = rng.standard_normal(pictures.shape, dtype=np.float32) * np.float32(NOISE)
+    pixels = np.clip(pictures * contrast + 40 + noise, 0, 255).astype(np.uint8)
     ids = np.arange(first_id, first_id + count, dtype=np.int64)
     return {"sample_id": ids, "pixels": pixels.reshape(count, PIXELS), "label": labels}
 
@@ -81,16 +82,6 @@ def read_ids(folder: Path) -> NDArray[np.int64]:
     files = folder.glob("shard_*.parquet")
     tables = [pq.read_table(file, columns=["sample_id"], use_threads=False) for file in files]
     return np.sort(np.concatenate([table["sample_id"].to_numpy() for table in tables]))
-
-
-def _stencils() -> NDArray[np.float32]:
-    """Every glyph in every size at the top left of the picture: (class, size, row, column)."""
-    dots = np.array([[[row >> (4 - x) & 1 for x in range(5)] for row in g] for g in _GLYPHS])
-    stencils = np.zeros((CLASSES, len(_SHAPES), SIDE, SIDE), np.float32)
-    for shape, (height, width) in enumerate(_SHAPES):
-        rows, columns = np.arange(height) * 7 // height, np.arange(width) * 5 // width
-        stencils[:, shape, :height, :width] = dots[:, rows][:, :, columns]
-    return stencils
 
 
 class Classifier:
