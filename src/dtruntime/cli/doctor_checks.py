@@ -36,7 +36,7 @@ Verdict = Literal["ok", "note", "warn", "fail"]
 class Finding(msgspec.Struct, frozen=True):
     """What a check found, and what to do about it.
 
-    A ``note`` is about something that this machine may not need.
+    A ``note`` is about something that may not be needed here.
     """
 
     group: str
@@ -62,7 +62,7 @@ _BOUND = re.compile(r"(>=|<)\s*([0-9.]+)")
 
 @dataclass(frozen=True, slots=True)
 class OptionalPackage:
-    """A package that Strata does without, and at what price."""
+    """A package that Strata can run without, and what is lost then."""
 
     name: str
     extra: str
@@ -112,13 +112,13 @@ def _strata() -> Finding:
         text = f"{__version__}, used from its sources without being installed"
         return _software("strata", "note", text)
     if installed != __version__:
-        text = f"the code is {__version__}, but {installed} is what is installed"
+        text = f"the code is {__version__}, but {installed} is installed"
         return _software("strata", "warn", text, "pip install --force-reinstall dtruntime")
     return _software("strata", "ok", __version__)
 
 
 def _required() -> Iterator[Finding]:
-    """One line for all that is as it should be, one for each that is not."""
+    """One finding for all that are fine, and one for each that is not."""
     good = []
     slimmed = {package.name for package in OPTIONAL}
     for name, bounds in required_packages().items():
@@ -432,7 +432,7 @@ def _sync(folder: Path, where: str) -> Finding:
     try:
         times = list(_sync_times(folder))
     except OSError as exc:
-        remedy = "give this user the right to write there, or use another --data-dir"
+        remedy = "let this user write there, or use another --data-dir"
         return _machine("disk sync", "fail", f"cannot write in {where}: {exc}", remedy)
     text, measured = _statistics(times)
     text = f"fsync takes {text}"
@@ -453,7 +453,7 @@ def _sync_times(folder: Path) -> Iterator[float]:
 
 
 def _filesystem(folder: Path) -> Finding | None:
-    """A warning when the file system is no place for a database."""
+    """A warning when the file system is unsuitable for a database."""
     mounts = [p for p in psutil.disk_partitions(all=True) if folder.is_relative_to(p.mountpoint)]
     if not mounts:
         return None
@@ -493,7 +493,9 @@ def _memory() -> Finding:
     text = f"{size(available)} of {size(total)} available"
     measured = {"available_bytes": float(available), "total_bytes": float(total)}
     if available < LITTLE_MEMORY:
-        remedy = "end something, or use a larger machine: what runs out of memory is killed"
+        remedy = (
+            "stop something, or use a larger machine: processes are killed when memory runs out"
+        )
         return _machine("memory", "warn", text, remedy, measured)
     return _machine("memory", "ok", text, measured=measured)
 
