@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property, partial
-from itertools import pairwise
 from operator import index as as_int
 from typing import Any, NamedTuple, TypeVar
 
@@ -111,24 +111,37 @@ def assign_with_room(hashes: Hashes, loads: Ints, least: Ints, most: Ints) -> In
 def _bid(hashes: Hashes, room: Ints) -> Ints:
     """Return a slot with room for each hash, earlier hashes first; -1 where room ran out.
 
-    In each round, every hash without a slot bids for a pseudo-random one. The choice hardly
-    depends on which other slots exist or have room, so a change of room disturbs few bids.
+    Each hash chooses pseudo-randomly. Its choice hardly depends on which other slots exist or have
+    room, so a change of room disturbs few bids.
     """
-    slots = np.full(hashes.size, -1, dtype=np.int64)
-    bidders = np.arange(hashes.size)
-    room = room.copy()
-    rounds = 0
-    while bidders.size and room.any():
-        step = np.uint64(rounds * _STEP & WORD)
+
+    def choose(bidders: Ints, room: Ints, number: int) -> Ints:
+        step = np.uint64(number * _STEP & WORD)
         draws = mix_array(hashes[bidders] + step)
-        free = rounds < _FREE_ROUNDS
-        choices = _any_slot(draws, room) if free else _open_slot(draws, room, step)
-        winning = winners(choices, room)
+        free = number < _FREE_ROUNDS
+        return _any_slot(draws, room) if free else _open_slot(draws, room, step)
+
+    return assign_in_rounds(hashes.size, room, choose)
+
+
+def assign_in_rounds(count: int, room: Ints, choose: Callable[[Ints, Ints, int], Ints]) -> Ints:
+    """Return a slot for each of ``count`` bidders, earlier ones first; -1 where room ran out.
+
+    In each round, ``choose`` returns a slot for each remaining bidder, or -1, given the room that
+    is left and the number of the round.
+    """
+    slots = np.full(count, -1, dtype=np.int64)
+    bidders = np.arange(count)
+    room = room.copy()
+    for number in itertools.count():
+        if not bidders.size or not room.any():
+            break
+        choices = choose(bidders, room, number)
+        winning = _winners(choices, room)
         won = choices[winning]
         slots[bidders[winning]] = won
         room -= np.bincount(won, minlength=room.size)
         bidders = np.delete(bidders, winning)
-        rounds += 1
     return slots
 
 
@@ -153,7 +166,7 @@ def _open_slot(draws: Hashes, room: Ints, step: np.uint64) -> Ints:
     return slots[around[nearest]]
 
 
-def winners(choices: Ints, room: Ints) -> Ints:
+def _winners(choices: Ints, room: Ints) -> Ints:
     """Return which bids succeed: the first ones for each slot, as many as it has room for.
 
     A choice of -1 is no bid.
@@ -450,7 +463,7 @@ class Chain:
         # Between these slots all lose the same number from the same position.
         edges = sorted({0, extra, kept_extra, k}) if k > _FEW_SLOTS else range(k + 1)
         end = int(self._births[k])
-        for first, last in pairwise(edges):
+        for first, last in itertools.pairwise(edges):
             start = kept + (first < kept_extra)
             count = each + (first < extra) - start
             begin, end = end, end + count * (last - first)

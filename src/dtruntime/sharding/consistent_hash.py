@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dtruntime.errors import ShardError, ShardNotFoundError
 
-from .assignment import winners
+from .assignment import Ints, assign_in_rounds
 from .hashing import hash_name, mix, mix_array
 
 
@@ -83,7 +83,7 @@ class ConsistentHash:
         ring = self._built(f"shard {shard} of dataset {dataset!r}")
         return ring.node_after(mix(mix(shard) ^ hash_name(_name(dataset, "dataset"))))
 
-    def assign(self, dataset: str, shard_count: int) -> dict[str, NDArray[np.int64]]:
+    def assign(self, dataset: str, shard_count: int) -> dict[str, Ints]:
         """Return every node's shards of ``dataset``, in rising order.
 
         With a ``load_factor``, a shard whose node is full goes to the next node on the ring
@@ -123,33 +123,25 @@ class _Ring:
         order = np.argsort(every, kind="stable")
         self.points = every[order]
         copies = every.size // len(self.nodes)
-        self.owners: NDArray[np.int64] = order // copies
+        self.owners: Ints = order // copies
 
     def node_after(self, point: int) -> str:
         place = int(self.points.searchsorted(np.uint64(point))) % self.points.size
         return self.nodes[int(self.owners[place])]
 
-    def bounded(self, places: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
+    def bounded(self, places: Ints, limit: int) -> Ints:
         """Return an owner for each place, none more than ``limit`` times.
 
-        Round by round, each node takes the first places that ask, up to its limit; the others
-        go on to the next node with room.
+        A place whose owner is full goes on to the next node with room.
         """
-        owners = np.full(places.size, -1, dtype=np.int64)
-        room = np.full(len(self.nodes), limit, dtype=np.int64)
-        asking = np.arange(places.size)
-        while asking.size:
-            choices = self.owners[self._next_open(room)[places[asking]]]
-            served = winners(choices, room)
-            owners[asking[served]] = choices[served]
-            room -= np.bincount(choices[served], minlength=room.size)
-            asking = np.delete(asking, served)
-        return owners
 
-    def _next_open(self, room: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return, for each place, the first place from there on whose owner has room."""
-        is_open = np.flatnonzero(room[self.owners] > 0)
-        return is_open[np.searchsorted(is_open, np.arange(self.owners.size)) % is_open.size]
+        def choose(asking: Ints, room: Ints, _: int) -> Ints:
+            is_open = np.flatnonzero(room[self.owners] > 0)
+            nearest = np.searchsorted(is_open, places[asking]) % is_open.size
+            return self.owners[is_open[nearest]]
+
+        room = np.full(len(self.nodes), limit, dtype=np.int64)
+        return assign_in_rounds(places.size, room, choose)
 
 
 def _name(value: str, what: str) -> str:
