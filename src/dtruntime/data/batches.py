@@ -92,11 +92,22 @@ class Batches:
 
     def make(self, block: Block, padding: int, filler: Block | None) -> Any:
         """A batch of the block's samples, and of ``padding`` copies of others."""
-        valid = None
+        samples = len(block)
         if self._pad:
-            valid = np.arange(len(block) + padding) < len(block)
             block = filled(block, padding, filler)
-        batch = self._table(block, valid) if self.output == "arrow" else self._dict(block, valid)
+        columns = dict(block.columns)
+        origin = columns.pop(ORIGIN, None)
+        added: dict[str, Any] = {}
+        if self._ids:
+            added[ID] = block.numbers
+            if origin is not None:
+                added[ORIGIN] = origin
+        if self._pad:
+            added[VALID] = np.arange(len(block)) < samples
+        if self.output == "arrow":
+            batch = pa.table({**columns, **added})
+        else:
+            batch = self._arrays(Block(columns, block.numbers), added)
         return batch if self._transform is None else self._transform(batch)
 
     def without_samples(self, batch: Any) -> Any:
@@ -118,24 +129,15 @@ class Batches:
             return _framework(self.output).none_of(batch)
         return batch[:0]
 
-    def _table(self, block: Block, valid: Any) -> pa.Table:
-        columns = dict(block.columns)
-        origin = columns.pop(ORIGIN, None)
-        return pa.table({**columns, **self._extra(block, valid, origin)})
-
-    def _dict(self, block: Block, valid: Any) -> Any:
-        origin = block.columns.get(ORIGIN)
-        plain = {name: column for name, column in block.columns.items() if name != ORIGIN}
-        block = Block(plain, block.numbers)
+    def _arrays(self, block: Block, added: Mapping[str, Any]) -> Any:
         if self._decode is None:
             batch: Any = self._columns(block)
             self.check_row_shapes(self.row_shapes(block))
         else:
             batch = stack([self._decode(row) for row in block.rows()])
         if isinstance(batch, dict):
-            extra = self._extra(block, valid, origin)
-            _check_free(batch, extra)
-            batch.update(extra)
+            _check_free(batch, added)
+            batch.update(added)
         return batch if self.output == "numpy" else _mapped(batch, _framework(self.output).convert)
 
     def _columns(self, block: Block) -> dict[str, Any]:
@@ -146,16 +148,6 @@ class Batches:
             else:
                 columns[name] = as_array(column)
         return columns
-
-    def _extra(self, block: Block, valid: Any, origin: Any) -> dict[str, Any]:
-        extra: dict[str, Any] = {}
-        if self._ids:
-            extra[ID] = block.numbers
-            if origin is not None:
-                extra[ORIGIN] = origin
-        if valid is not None:
-            extra[VALID] = valid
-        return extra
 
 
 class RaggedColumns:
