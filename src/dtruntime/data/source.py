@@ -193,13 +193,12 @@ class DatasetRows:
         index = self.index
         if not 0 <= start <= stop <= len(self):
             raise ValueError(f"samples {start} to {stop} are outside a dataset of {len(self)}")
+        schema = select(index.schema, columns)
         tables = [
-            self._reader.read(index.files[number], low, high, columns, schema=index.schema)
+            self._reader.read(index.files[number], low, high, schema)
             for number, low, high in index.pieces(start, stop)
         ]
-        if len(tables) == 1:
-            return tables[0]
-        return pa.concat_tables([*tables, select(index.schema, columns).empty_table()])
+        return tables[0] if len(tables) == 1 else pa.concat_tables([*tables, schema.empty_table()])
 
     def read_shard(self, shard: ShardSpec, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the samples of a shard."""

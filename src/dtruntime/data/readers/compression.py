@@ -34,7 +34,7 @@ def may_be_zlib(head: bytes) -> bool:
     return len(head) > 1 and head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0
 
 
-def inflate(file: FileStat, compression: str, source: ByteSource = data_files) -> Iterator[bytes]:
+def inflate(file: FileStat, compression: str, source: ByteSource) -> Iterator[bytes]:
     """Yield the decompressed content of a file; ``ShardError`` when it is cut off or corrupt."""
     with _corruption(file, compression):
         if compression == "zlib":

@@ -19,7 +19,7 @@ import pyarrow.csv as arrow_csv
 from numpy.typing import NDArray
 
 from ...errors import ShardError
-from ...storage import ByteSource, FileStat, data_files
+from ...storage import ByteSource, FileStat
 from ...storage.backend import changed
 from .compression import compression_of
 from .format_reader import (
@@ -363,10 +363,10 @@ class CsvReader(RecordReader):
 
     suffixes = tuple(f".{kind}{ending}" for kind in ("csv", "tsv") for ending in _ENDINGS)
 
-    def __init__(self, options: CsvOptions | None = None, source: ByteSource = data_files) -> None:
+    def __init__(self, options: CsvOptions, source: ByteSource) -> None:
         super().__init__(source)
-        self._options = options or CsvOptions()
-        self._types = {name: _type_named(text) for name, text in self._options.types.items()}
+        self._options = options
+        self._types = {name: _type_named(text) for name, text in options.types.items()}
 
     def index_file(self, file: FileStat, advance: Advance) -> IndexedFile:
         """Find the records and infer the types of a file."""

@@ -151,30 +151,18 @@ class Reader(ABC):
         """Return the merged ``schema``, changed where this file's values do not fit it."""
         return schema
 
-    def read(
-        self,
-        file: IndexedFile,
-        start: int,
-        stop: int,
-        columns: Sequence[str] | None = None,
-        *,
-        schema: pa.Schema | None = None,
-    ) -> pa.Table:
-        """Return rows ``start`` to ``stop`` (excluded) of a file.
+    def read(self, file: IndexedFile, start: int, stop: int, schema: pa.Schema) -> pa.Table:
+        """Return rows ``start`` to ``stop`` (excluded) of a file, with the columns of ``schema``.
 
-        ``columns`` selects from ``schema``, which is the dataset's (by default the file's own).
         ``ShardError`` when the file has changed, is corrupt, or lacks a column.
         """
-        selected = select(file.schema if schema is None else schema, columns)
         if not 0 <= start <= stop <= file.samples:
             raise ValueError(f"rows {start} to {stop} are outside {file.url} of {file.samples}")
-        if start == stop:
-            return selected.empty_table()
-        return self._read(file, start, stop, selected)
+        return schema.empty_table() if start == stop else self._read(file, start, stop, schema)
 
     @abstractmethod
     def _read(self, file: IndexedFile, start: int, stop: int, schema: pa.Schema) -> pa.Table:
-        """Return at least one row, with exactly the columns of ``schema``."""
+        """The same for at least one row."""
 
 
 class RecordReader(Reader):

@@ -47,7 +47,7 @@ class ParquetReader(Reader):
 
     suffixes = (".parquet", ".pq", ".parq")
 
-    def __init__(self, source: ByteSource = data_files) -> None:
+    def __init__(self, source: ByteSource) -> None:
         self._source = source
         self._groups = _GroupCache(GROUPS_KEPT_BYTES)
         read_footer = functools.partial(_read_footer, source)

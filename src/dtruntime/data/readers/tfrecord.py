@@ -18,7 +18,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from ...errors import ShardError
-from ...storage import ByteSource, FileStat, data_files
+from ...storage import ByteSource, FileStat
 from ...storage.backend import changed
 from .compression import compression_of, may_be_zlib
 from .format_reader import (
@@ -221,11 +221,9 @@ class TfrecordReader(RecordReader):
         for ending in ("", ".gz", ".gzip", ".zlib", ".zst", ".bz2")
     )
 
-    def __init__(
-        self, options: TfrecordOptions | None = None, source: ByteSource = data_files
-    ) -> None:
+    def __init__(self, options: TfrecordOptions, source: ByteSource) -> None:
         super().__init__(source)
-        self._raw = (options or TfrecordOptions()).raw
+        self._raw = options.raw
 
     def index_file(self, file: FileStat, advance: Advance) -> IndexedFile:
         """Find the records, and the features of all of them."""
