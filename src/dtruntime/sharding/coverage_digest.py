@@ -78,10 +78,6 @@ class Digest:
         self._counts = self._counts + other._counts
         self._sums = self._sums + other._sums
 
-    def copy(self) -> Digest:
-        """The same, independent of this one."""
-        return Digest(self.total, self.to_bytes())
-
     def to_bytes(self) -> bytes:
         """Serialize to `SIZE` bytes."""
         return np.concatenate((self._counts, self._sums)).astype("<u8").tobytes()

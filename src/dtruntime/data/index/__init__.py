@@ -7,9 +7,7 @@ and caches it on disk. Read ``dataset_index`` first.
 from .build import IndexProgress, build_index
 from .dataset_index import (
     Changes,
-    Column,
     DatasetIndex,
-    ShardPiece,
     Shards,
     ShardSpec,
     changes_since,
@@ -20,10 +18,8 @@ from .dataset_index import (
 
 __all__ = [
     "Changes",
-    "Column",
     "DatasetIndex",
     "IndexProgress",
-    "ShardPiece",
     "ShardSpec",
     "Shards",
     "build_index",
