@@ -18,6 +18,9 @@ DEPENDENCIES := pyproject.toml constraints.txt
 PYTEST := $(BIN)/python -m pytest $(TESTS) -n $(JOBS) --dist loadfile --no-loadscope-reorder
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check -qq install -c constraints.txt
 
+# The tests start a thousand processes, and each would compile the source again.
+unexport PYTHONDONTWRITEBYTECODE
+
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
