@@ -311,7 +311,7 @@ class SaveQueue:
         self._handles: list[SaveHandle] = []
         self._lock = threading.Lock()
         if uploads is not None:
-            uploads.queue.on_busy = _holding(self)
+            uploads.on_busy = _holding(self)
 
     @property
     def is_used(self) -> bool:
@@ -381,7 +381,7 @@ class SaveQueue:
     @property
     def is_busy(self) -> bool:
         """Whether a save or an upload is under way."""
-        return self._thread.is_busy or (self._uploads is not None and self._uploads.queue.is_busy)
+        return self._thread.is_busy or (self._uploads is not None and self._uploads.is_busy)
 
     @property
     def is_needed(self) -> bool:
@@ -394,7 +394,7 @@ class SaveQueue:
         deadline = deadline_after(timeout)
         if not self._thread.wait(timeout):
             return False
-        return self._uploads is None or self._uploads.queue.idle(time_left(deadline))
+        return self._uploads is None or self._uploads.idle(time_left(deadline))
 
     def finish(self) -> None:
         """Wait for the saves, and bring the newest checkpoint to the main storage."""
@@ -406,13 +406,13 @@ class SaveQueue:
         except Exception as exc:
             self._not_uploaded.append(str(exc))
             log.error("checkpoint.not_uploaded", place=self.url, reason=str(exc))
-            self._uploads.queue.give_up()
+            self._uploads.give_up()
 
     def unfinished(self) -> list[str]:
         """What is under way."""
         with self._lock:
             saves = [handle.step for handle in self._handles if not handle.done]
-        uploads = self._uploads.queue.steps() if self._uploads is not None else []
+        uploads = self._uploads.steps() if self._uploads is not None else []
         return [f"the checkpoint of step {step} in {self.url}" for step in saves] + [
             f"the upload of the checkpoint of step {step}" for step in uploads
         ]
