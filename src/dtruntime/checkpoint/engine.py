@@ -27,10 +27,10 @@ from .file_format.manifest import Manifest, Part, PartFile, is_stored_in_full
 from .load.checkpoint_loader import CheckpointCopy, CheckpointLoader, is_kind
 from .save.commit import (
     CommittedParts,
+    Committer,
     ConditionReporter,
     FindCoordinator,
     SharedCommitter,
-    SingleCommitter,
     new_id,
 )
 from .save.handle import (
@@ -113,7 +113,7 @@ class CheckpointEngine:
         self.options = options
         self.estimates = SaveEstimates()
         reporter = ConditionReporter(find)
-        committer = (SharedCommitter if options.sharded else SingleCommitter)(self.store, find)
+        committer = (SharedCommitter if options.sharded else Committer)(self.store, find)
         self.committer = committer
         self.uploads: Uploader | None = None
         if local is None:
@@ -310,6 +310,7 @@ class CheckpointEngine:
                 manifest = self.committer.publish(handle.checkpoint_id, request, committed)
             self._count(own)
             self._after_commit(manifest)
+            self._cleans = False
             handle.end_span(size, written)
             self.cleanup.clean()
 

@@ -244,7 +244,7 @@ def test_rank_that_takes_over_writes_what_the_lowest_one_left(
     second.register()
     lowest = CheckpointManager(folder, sharded=True, orchestrator=first)
     other = CheckpointManager(folder, sharded=True, orchestrator=second)
-    lowest.engine.committer.write_manifest = lambda *_: None  # type: ignore[method-assign, union-attr]
+    lowest.engine.committer.write_manifest = lambda *_: None  # type: ignore[attr-defined]
     handles = [lowest.save(b"a", 1), other.save(b"b", 1)]
     for handle in handles:
         handle.wait(60)

@@ -1,11 +1,10 @@
-"""How a part becomes a committed checkpoint: alone, or together with all other ranks."""
+"""Commits of checkpoints, by a single writer or all ranks together, and reports about them."""
 
 from __future__ import annotations
 
 import os
 import re
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -84,11 +83,11 @@ class CheckpointCoordinator(Protocol):
         path: str = "",
         detail: str = "",
     ) -> int:
-        """Say what became of checkpoints; returns how many of them are known."""
+        """Report the condition of checkpoints; returns how many of them are known."""
 
 
 FindCoordinator = Callable[[], CheckpointCoordinator | None]
-"""Looks for who is told of commits: who that is may change as long as a manager lives."""
+"""Returns the coordinator that commits are reported to; it may change while a manager lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +102,11 @@ class CommittedParts:
     """Whether all chunks were stored with these parts."""
 
 
-class Committer(ABC):
-    """Commits parts."""
+class Committer:
+    """Commits the checkpoints of a single writer, and reports them to the coordinator if any."""
 
     retention: Retention | None = None
-    """What is kept of the commits; the coordinator shows what will be dropped."""
+    """Sent with each commit, so that the coordinator shows what will be deleted."""
 
     def __init__(self, store: CheckpointStore, find: FindCoordinator) -> None:
         self._store = store
@@ -115,19 +114,19 @@ class Committer(ABC):
 
     @property
     def rank(self) -> int:
-        """Whose parts are read, unless one is named."""
+        """The rank whose parts are read by default."""
         return 0
 
     @property
     def leads(self) -> bool:
-        """Whether this process sees to what concerns all ranks."""
+        """Whether this process does what one rank does for all."""
         return True
 
-    def check(self, request: SaveRequest) -> None:  # noqa: B027 - one writer needs nobody
+    def check(self, request: SaveRequest) -> None:
         """Raise ``ValueError`` when a save cannot be committed from here."""
 
     def rank_of(self, request: SaveRequest) -> int:
-        """Whose part a save is."""
+        """The rank whose part a save is."""
         return 0
 
     def publish(
@@ -190,64 +189,46 @@ class Committer(ABC):
         return notes | {RETENTION_KEY: self.retention.to_json(), PLACE_KEY: self._store.url[:1024]}
 
     def heal(self) -> bool:
-        """Make visible what was committed by ranks that died before they could.
+        """Write manifests that ranks have left unwritten because they died.
 
-        Returns whether everything that was committed can be seen then, as far as anybody knows.
+        Returns whether all committed checkpoints have a manifest then, as far as is known.
         """
-        return True  # one writer leaves nothing behind
+        return True  # a single writer commits by the manifest itself
 
     def new_id(self, step: int) -> str:
-        """The id of a new checkpoint, where it can be told at once; else nothing."""
-        return ""
-
-    @abstractmethod
-    def begin(self, request: SaveRequest) -> str:
-        """The id of a new checkpoint."""
-
-    @abstractmethod
-    def commit(
-        self, checkpoint_id: str, request: SaveRequest, part: Part, written: int
-    ) -> Manifest | None:
-        """Commit a part that is stored; returns the manifest if it was written here."""
-
-
-class SingleCommitter(Committer):
-    """One writer, whose checkpoints have one part; a coordinator is told if there is one."""
-
-    def new_id(self, step: int) -> str:
-        """The id of a new checkpoint."""
+        """The id of a new checkpoint; empty if only `begin` can tell."""
         return new_id(step)
 
     def begin(self, request: SaveRequest) -> str:
-        """The id of a new checkpoint."""
+        """The id of a new checkpoint, agreed upon with all ranks."""
         return new_id(request.step)
 
     def commit(
         self, checkpoint_id: str, request: SaveRequest, part: Part, written: int
     ) -> Manifest | None:
-        """Write the manifest, then report it to the coordinator."""
+        """Commit a part that is stored; returns the manifest if it was written here."""
         full = is_stored_in_full(part, written)
         committed = CommittedParts((part,), part.length, written, full)
         return self.publish(checkpoint_id, request, committed)
 
 
 class SharedCommitter(Committer):
-    """Every rank writes a part of each checkpoint, and the coordinator commits it.
+    """Commits checkpoints of which every rank writes a part, through the coordinator.
 
-    A part's file is written first, then the coordinator is told. When it has heard from all
-    ranks the checkpoint is committed for good; the lowest rank then writes the manifest. Should
-    it die before that, whoever looks next writes it, since all parts are there.
+    Each rank writes its part's file and then reports it. When the coordinator has all reports the
+    checkpoint is committed for good, and the lowest rank writes the manifest. Should that rank die
+    first, any other writes it later, since all parts are there.
     """
 
     def __init__(self, store: CheckpointStore, find: FindCoordinator) -> None:
         super().__init__(store, find)
         self._left: tuple[str, SaveRequest, int] | None = None
-        """The last checkpoint whose manifest was left to another rank, with its parts' number."""
+        """The last checkpoint whose manifest was left to another rank, with its number of parts."""
 
     @property
     def rank(self) -> int:
-        """That of the registered worker; ``ValueError`` when there is none."""
-        return _found(self.find()).rank
+        """The rank of the registered worker; ``ValueError`` when there is none."""
+        return _required(self.find()).rank
 
     @property
     def leads(self) -> bool:
@@ -256,22 +237,26 @@ class SharedCommitter(Committer):
 
     def check(self, request: SaveRequest) -> None:
         """Raise ``ValueError`` when no worker is registered."""
-        _found(request.coordinator)
+        _required(request.coordinator)
 
     def rank_of(self, request: SaveRequest) -> int:
-        """That of the worker that was registered when the save was asked for."""
-        return _found(request.coordinator).rank
+        """The rank of the worker that was registered at the time of the call."""
+        return _required(request.coordinator).rank
+
+    def new_id(self, step: int) -> str:
+        """Nothing: the coordinator gives all ranks the same id."""
+        return ""
 
     def begin(self, request: SaveRequest) -> str:
         """The id that all ranks of this checkpoint use."""
-        return _found(request.coordinator).begin_checkpoint(request.step)
+        return _required(request.coordinator).begin_checkpoint(request.step)
 
     def commit(
         self, checkpoint_id: str, request: SaveRequest, part: Part, written: int
     ) -> Manifest | None:
-        """Store the part's file, wait for all others, and write the manifest if it falls to us."""
+        """Store the part's file, wait for all ranks, and write the manifest on the lowest."""
         name = part_name(checkpoint_id, self._store.session.tag(f"{part.rank:05d}"))
-        coordinator = _found(request.coordinator)
+        coordinator = _required(request.coordinator)
         backend = self._store.backend
         described = msgspec.structs.replace(
             part, written_bytes=written, metrics=request.metrics, metadata=request.metadata
@@ -296,23 +281,25 @@ class SharedCommitter(Committer):
                 backend.delete(name)
             raise
         except BaseException:
-            # It may be committed all the same, or be yet: then the part is needed.
+            # It may have been committed, or still be: then the part is needed.
             self._store.catalog.abandon([name])
             raise
         ranks = self._ranks_here(checkpoint_id, coordinator)
         if part.rank != ranks[0]:
             self._left = checkpoint_id, request, len(ranks)
             return None
-        self._catch_up()
+        left, self._left = self._left, None
+        if left is not None:
+            self._heal(*left)
         return self.write_manifest(checkpoint_id, request, len(ranks))
 
     def _ranks_here(self, checkpoint_id: str, coordinator: CheckpointCoordinator) -> list[int]:
-        """The ranks whose parts are in this place: all that the coordinator has heard from."""
-        ranks = sorted(rank for rank, _ in self._listed(checkpoint_id))
+        """The ranks whose parts are in the store, checked against the coordinator's count."""
+        ranks = [rank for rank, _ in self._listed(checkpoint_id)]
         try:
             latest = coordinator.latest_checkpoint()
         except StrataError as exc:
-            # It is committed all the same; a part that is missing is noticed when it is read.
+            # It is committed anyway; a missing part is noticed when it is read.
             log.warning("checkpoint.parts_not_counted", id=checkpoint_id, reason=str(exc))
             return ranks
         if latest is not None and latest.checkpoint_id == checkpoint_id:
@@ -322,7 +309,7 @@ class SharedCommitter(Committer):
     def heal(self) -> bool:
         """Write the manifest of the coordinator's last checkpoint if it has none here.
 
-        All its ranks died between the commit and the manifest. Any rank may do it, also several.
+        Its lowest rank died between the commit and the manifest. Several ranks may do this.
         """
         coordinator = self.find()
         latest = None if coordinator is None else coordinator.latest_checkpoint()
@@ -331,23 +318,23 @@ class SharedCommitter(Committer):
                 latest.step, latest.epoch, latest.is_full, coordinator=coordinator
             )
             self._heal(latest.checkpoint_id, request, latest.parts)
-        return latest is not None  # one without files was saved elsewhere, or has been removed
+        return latest is not None  # without files here it was saved elsewhere, or deleted
 
     def write_manifest(self, checkpoint_id: str, request: SaveRequest, parts: int) -> Manifest:
         """Write the manifest of a checkpoint that the coordinator has committed.
 
-        When files of it have been removed, the coordinator is told that it is damaged.
+        If files of it were removed, it is reported to the coordinator as damaged.
         """
         try:
             return self._write_manifest(checkpoint_id, request, parts)
         except FilesRemovedError as exc:
-            _tell_lost(checkpoint_id, request.coordinator, exc)
+            _report_lost(checkpoint_id, request.coordinator, exc)
             raise
 
     def _write_manifest(self, checkpoint_id: str, request: SaveRequest, parts: int) -> Manifest:
         backend = self._store.backend
         files, opened = [], []
-        for _, file in sorted(self._listed(checkpoint_id), key=lambda listed: listed[0]):
+        for _, file in self._listed(checkpoint_id):
             data = backend.read(file.name)
             part = open_part(data, backend.location(file.name))
             opened.append(part)
@@ -367,13 +354,8 @@ class SharedCommitter(Committer):
         )
         return self._write(checkpoint_id, request, committed)
 
-    def _catch_up(self) -> None:
-        """Write the manifest that another rank should have written, if it did not."""
-        left, self._left = self._left, None
-        if left is not None:
-            self._heal(*left)
-
     def _heal(self, checkpoint_id: str, request: SaveRequest, parts: int) -> None:
+        """Write a manifest that another rank should have written, if it did not."""
         if self._store.catalog.with_id(checkpoint_id) is not None:
             return
         abandoned = self._is_abandoned(checkpoint_id)
@@ -388,11 +370,11 @@ class SharedCommitter(Committer):
             log.debug("checkpoint.manifest_written", checkpoint=checkpoint_id, step=request.step)
 
     def _is_abandoned(self, checkpoint_id: str) -> bool:
-        """Whether the rank that writes the manifest is gone, and not just about to do so.
+        """Whether the rank that should write the manifest is dead, rather than about to write it.
 
-        Where locks do not tell, it is not expected any more after a while.
+        Where there are no locks, it counts as dead after a while.
         """
-        parts = sorted(self._listed(checkpoint_id), key=lambda listed: listed[0])
+        parts = self._listed(checkpoint_id)
         if not parts:
             return False
         first = parts[0][1]
@@ -401,13 +383,13 @@ class SharedCommitter(Committer):
         return time.time() - first.modified > MANIFEST_SECONDS
 
     def _listed(self, checkpoint_id: str) -> list[tuple[int, StoredFile]]:
-        """The part files of a checkpoint, with their ranks."""
-        found = []
+        """The ranks and part files of a checkpoint, by rank."""
+        listed = []
         for file in self._store.backend.list(f"{PARTS}/{checkpoint_id}"):
             name = _PART.fullmatch(file.name.rpartition("/")[2])
             if name is not None:
-                found.append((int(name[1]), file))
-        return found
+                listed.append((int(name[1]), file))
+        return sorted(listed, key=lambda part: part[0])
 
     def _check_count(self, checkpoint_id: str, ranks: list[int], expected: int) -> None:
         if len(ranks) != expected or len(set(ranks)) != expected:
@@ -426,7 +408,7 @@ class SharedCommitter(Committer):
             raise files_removed(catalog.backend.location(gone[0]))
 
 
-def _found(coordinator: CheckpointCoordinator | None) -> CheckpointCoordinator:
+def _required(coordinator: CheckpointCoordinator | None) -> CheckpointCoordinator:
     if coordinator is None:
         raise ValueError(
             "sharded checkpoints need a registered worker: call TrainingOrchestrator().register() "
@@ -435,12 +417,12 @@ def _found(coordinator: CheckpointCoordinator | None) -> CheckpointCoordinator:
     return coordinator
 
 
-def _tell_lost(
+def _report_lost(
     checkpoint_id: str, coordinator: CheckpointCoordinator | None, error: FilesRemovedError
 ) -> None:
-    """Let it be seen that a checkpoint of which all ranks have been told is none."""
+    """Report that a checkpoint that all ranks believe committed is lost."""
     try:
-        _found(coordinator).report_checkpoints(
+        _required(coordinator).report_checkpoints(
             [checkpoint_id], CheckpointCondition.DAMAGED, detail=str(error)
         )
     except (StrataError, ValueError) as exc:
@@ -458,49 +440,51 @@ def part_name(checkpoint_id: str, tag: str) -> str:
 
 
 class ConditionReporter:
-    """Says what was found. Who cannot be told misses it, and nothing fails because of that."""
+    """Reports to the coordinator which checkpoints are good, damaged or deleted.
 
-    def __init__(self, find: FindCoordinator = lambda: None) -> None:
-        """``find`` is asked for the coordinator each time."""
+    Nothing fails when the coordinator cannot be reached.
+    """
+
+    def __init__(self, find: FindCoordinator) -> None:
         self._find = find
         self._damaged: set[str] = set()
-        """The manifests of those that were reported as damaged."""
+        """The manifests of checkpoints that were reported as damaged."""
         self._removed: dict[str, None] = {}
-        """Those that are gone and not told."""
+        """Ids of deleted checkpoints that are still to be reported."""
 
     def good(self, manifest: Manifest) -> None:
-        """All of a checkpoint was read."""
+        """Report that all of a checkpoint was read."""
         self._damaged.discard(manifest.name)
-        self._tell([manifest.checkpoint_id], CheckpointCondition.GOOD)
+        self._report([manifest.checkpoint_id], CheckpointCondition.GOOD)
 
     def damaged(
         self, store: CheckpointStore, entry: CatalogEntry, error: CheckpointDamagedError
     ) -> None:
-        """A checkpoint that is there cannot be read."""
+        """Report that a checkpoint is listed and cannot be read."""
         if self._find() is None or entry.name in self._damaged:
             return
         ids: list[str] = []
         path = ""
         try:
             if entry not in store.catalog.entries():
-                return  # it was dropped since it was listed
+                return  # deleted since it was listed
             ids = [store.catalog.manifest(entry).checkpoint_id]
         except StrataError:
             path = store.backend.location(entry.name)
-        if self._tell(ids, CheckpointCondition.DAMAGED, path=path, detail=str(error)):
+        if self._report(ids, CheckpointCondition.DAMAGED, path=path, detail=str(error)):
             self._damaged.add(entry.name)
 
     def removed(self, checkpoint_ids: Iterable[str]) -> None:
-        """Checkpoints were deleted; what cannot be told now is told the next time."""
+        """Report deleted checkpoints; those that cannot be are reported the next time."""
         if self._find() is None:
             return
         self._removed.update(dict.fromkeys(checkpoint_ids))
-        untold = list(self._removed)[:REPORTED_AT_ONCE]
-        if untold and self._tell(untold, CheckpointCondition.REMOVED, detail="by retention"):
-            for key in untold:
+        batch = list(self._removed)[:REPORTED_AT_ONCE]
+        if batch and self._report(batch, CheckpointCondition.REMOVED, detail="by retention"):
+            for key in batch:
                 del self._removed[key]
 
-    def _tell(
+    def _report(
         self, ids: list[str], condition: CheckpointCondition, *, path: str = "", detail: str = ""
     ) -> bool:
         coordinator = self._find()
