@@ -1,8 +1,7 @@
-"""Boxes of arrays: which bytes they are, and how they get to where they are wanted.
+"""Slices of stored arrays: which bytes they are, and how they are read.
 
 An array, or a shard of it, is stored in C order. A box of it (an offset and a length in each
-dimension) is read in pieces: stretches of the stored bytes, each with the box's elements at
-regular steps.
+dimension) is read as runs of stored bytes that have the box's elements at regular strides.
 """
 
 from __future__ import annotations
@@ -19,31 +18,31 @@ from ..file_format.chunks import CHUNK
 from .pack_reader import PartReader
 
 ROOM = 256 * 2**20
-"""So many bytes are read aside at a time, before they are copied to where they belong."""
+"""How many bytes are read into temporary memory at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ByteRun:
-    """A stretch of bytes that has a part of a box."""
+    """Consecutive bytes that contain a part of a box."""
 
     at: tuple[int, ...]
     """Which part: the indexes into the box's first dimensions."""
     start: int
-    """The first byte, counted from the array's first."""
+    """The first byte, relative to the array's."""
     nbytes: int
     shape: tuple[int, ...]
-    """Of the part: the box's lengths in the other dimensions."""
+    """The shape of the part: the box's lengths in the other dimensions."""
     steps: tuple[int, ...]
-    """From one element to the next in each of them, in elements."""
+    """The strides of the part, in elements."""
 
     @property
     def dense(self) -> bool:
-        """Whether it has nothing but the part, in C order."""
+        """Whether it contains nothing but the part, in C order."""
         return self.steps == steps_of(self.shape) or prod(self.shape) == 1
 
 
 def steps_of(shape: Sequence[int]) -> tuple[int, ...]:
-    """From one element to the next in each dimension of an array in C order, in elements."""
+    """The strides of an array in C order, in elements."""
     steps = [1] * len(shape)
     for axis in range(len(shape) - 1, 0, -1):
         steps[axis - 1] = steps[axis] * shape[axis]
@@ -53,7 +52,7 @@ def steps_of(shape: Sequence[int]) -> tuple[int, ...]:
 def byte_runs(
     shape: Sequence[int], offsets: Sequence[int], lengths: Sequence[int], itemsize: int
 ) -> Iterator[ByteRun]:
-    """The pieces of a box of an array; what lies between them is at least a chunk.
+    """The runs of a box of an array; gaps between them are at least a chunk long.
 
     ``ValueError`` when the box does not lie within the array.
     """
@@ -84,7 +83,7 @@ def byte_runs(
 def _depth(
     shape: Sequence[int], lengths: Sequence[int], steps: Sequence[int], itemsize: int
 ) -> int:
-    """How many dimensions are gone through one by one, since whole chunks lie between."""
+    """How many dimensions are iterated, because whole chunks lie between their elements."""
     depth = 0
     while depth < len(shape) and steps[depth] * itemsize >= CHUNK:
         if list(lengths[depth + 1 :]) == list(shape[depth + 1 :]):
@@ -97,19 +96,19 @@ Settle = Callable[[NDArray[np.uint8]], None]
 
 
 class SliceReader:
-    """Reads from the parts of a checkpoint, many stretches at a time and with bounded memory."""
+    """Reads byte runs from the parts of a checkpoint, many at a time and with bounded memory."""
 
     def __init__(self, part: Callable[[int], PartReader], room: int = ROOM) -> None:
-        """``part`` gives the reader of a rank's part."""
+        """``part`` returns the reader of a rank's part."""
         self._part = part
         self._room = room
         self._taken = 0
-        self._wanted: dict[int, list[tuple[int, memoryview]]] = {}
+        self._targets: dict[int, list[tuple[int, memoryview]]] = {}
         self._aside: list[tuple[NDArray[np.uint8], Settle]] = []
 
     def into(self, rank: int, offset: int, target: memoryview) -> None:
         """Read into memory, by `finish` at the latest."""
-        self._wanted.setdefault(rank, []).append((offset, target))
+        self._targets.setdefault(rank, []).append((offset, target))
 
     def aside(self, rank: int, offset: int, nbytes: int, settle: Settle) -> None:
         """Read into memory that is passed to ``settle``, by `finish` at the latest."""
@@ -121,9 +120,9 @@ class SliceReader:
         self.into(rank, offset, memory.data)
 
     def finish(self) -> None:
-        """Read everything that is wanted; ``CheckpointDamagedError`` when something is."""
-        for rank, wanted in self._wanted.items():
-            self._part(rank).read_into(wanted)
+        """Read everything; ``CheckpointDamagedError`` when something is damaged."""
+        for rank, targets in self._targets.items():
+            self._part(rank).read_into(targets)
         for memory, settle in self._aside:
             settle(memory)
-        self._wanted, self._aside, self._taken = {}, [], 0
+        self._targets, self._aside, self._taken = {}, [], 0

@@ -1,4 +1,4 @@
-"""Reads parts of a checkpoint straight into the memory where they are wanted, and checks them."""
+"""Reads and verifies the chunks of a part, straight into the memory of their destinations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ R = TypeVar("R")
 class PartReader:
     """Reads one part.
 
-    Every chunk is checked against its digest. ``CheckpointDamagedError`` names the checkpoint, the
+    Every chunk is verified by its digest. ``CheckpointDamagedError`` names the checkpoint, the
     chunk and the file when one is damaged or missing; a store that fails raises what it raises.
     """
 
@@ -51,30 +51,28 @@ class PartReader:
             self.read_into([(0, view)])
         return data
 
-    def read_into(self, wanted: Iterable[tuple[int, memoryview]]) -> None:
+    def read_into(self, targets: Iterable[tuple[int, memoryview]]) -> None:
         """Fill each memory with the bytes of the stream from its offset on."""
         with collector_paused():
-            arrivals = self._arrivals(wanted)
-        differences = [one for one in arrivals if _DELTA.fullmatch(one.chunk.codec)]
-        others = [one for one in arrivals if not _DELTA.fullmatch(one.chunk.codec)]
+            reads = self._chunk_reads(targets)
+        differences = [one for one in reads if _DELTA.fullmatch(one.chunk.codec)]
+        others = [one for one in reads if not _DELTA.fullmatch(one.chunk.codec)]
         jobs = [partial(self._fetch, request) for request in pack_reads(others)]
-        jobs += [partial(self._fetch_alone, arrival) for arrival in differences]
-        again = [arrival for some in _results(jobs) for arrival in some]
-        # Nobody else writes into their memory any more.
-        for arrival in dict.fromkeys(again):
-            self._fetch_alone(arrival)
+        jobs += [partial(self._fetch_alone, read) for read in differences]
+        again = [read for failed in _results(jobs) for read in failed]
+        # No other thread writes into their memory any more.
+        for read in dict.fromkeys(again):
+            self._fetch_alone(read)
 
-    def verify(
-        self, advance: Callable[[int], None] = lambda size: None
-    ) -> list[CheckpointDamagedError]:
-        """Read every chunk and return what is wrong; ``advance`` is told how much was read."""
+    def verify(self) -> list[CheckpointDamagedError]:
+        """Read every chunk; returns what is damaged."""
         chunks = list({chunk.digest: chunk for chunk in self._part.chunks}.values())
-        return [damage for damage in self.check(chunks, advance) if damage is not None]
+        return [damage for damage in self.check(chunks) if damage is not None]
 
     def check(
         self, chunks: Sequence[Chunk], advance: Callable[[int], None] = lambda size: None
     ) -> list[CheckpointDamagedError | None]:
-        """Read chunks; what is wrong with each, or None."""
+        """Read chunks; returns the damage of each, or None. ``advance`` gets the bytes read."""
 
         def look(chunk: Chunk) -> CheckpointDamagedError | None:
             try:
@@ -88,7 +86,7 @@ class PartReader:
         return _results([partial(look, chunk) for chunk in chunks])
 
     def check_stored(self, chunk: Chunk, stored: bytes | memoryview) -> None:
-        """Check a chunk, other than a difference, by the bytes that its pack has of it."""
+        """Verify a chunk, other than a difference, by its stored bytes."""
         try:
             self._check(chunk, memoryview(decode(chunk.codec, stored, chunk.length)))
         except CheckpointDamagedError:
@@ -96,12 +94,12 @@ class PartReader:
         except StorageError as exc:
             raise self._lost(chunk, str(exc)) from exc
 
-    def _arrivals(self, wanted: Iterable[tuple[int, memoryview]]) -> list[ChunkRead]:
-        """The chunks that are needed, each once, with all memory that wants bytes of it."""
-        found: dict[Chunk, ChunkRead] = {}
+    def _chunk_reads(self, targets: Iterable[tuple[int, memoryview]]) -> list[ChunkRead]:
+        """The chunks that are needed, each once, with all memory that gets bytes of it."""
+        reads: dict[Chunk, ChunkRead] = {}
         numbered: dict[int, ChunkRead] = {}
-        """Small buffers by the thousand lie in one chunk."""
-        for offset, target in wanted:
+        """By the chunk's number: a chunk may have thousands of small buffers."""
+        for offset, target in targets:
             at, stop = offset, offset + target.nbytes
             number = bisect_right(self._starts, at) - 1
             while at < stop:
@@ -112,25 +110,25 @@ class PartReader:
                 count = min(chunk.length - inside, stop - at)
                 if count <= 0 or inside < 0:
                     raise CheckpointDamagedError(f"{self._checkpoint} has no bytes {at} to {stop}")
-                arrival = numbered.get(number)
-                if arrival is None:
-                    arrival = numbered[number] = self._arrival(chunk, found)
+                read = numbered.get(number)
+                if read is None:
+                    read = numbered[number] = self._chunk_read(chunk, reads)
                 whole = count == target.nbytes
-                arrival.add(inside, target if whole else target[at - offset : at - offset + count])
+                read.add(inside, target if whole else target[at - offset : at - offset + count])
                 at += count
                 number += 1
-        return list(found.values())
+        return list(reads.values())
 
-    def _arrival(self, chunk: Chunk, found: dict[Chunk, ChunkRead]) -> ChunkRead:
-        """That of a chunk; the same for one that is stored in the same place."""
+    def _chunk_read(self, chunk: Chunk, reads: dict[Chunk, ChunkRead]) -> ChunkRead:
+        """The read of a chunk, shared by all chunks that are stored in the same place."""
         same = msgspec.structs.replace(chunk, offset=0)
-        if same not in found:
+        if same not in reads:
             self._check_place(chunk)
-            found[same] = ChunkRead(chunk)
-        return found[same]
+            reads[same] = ChunkRead(chunk)
+        return reads[same]
 
     def _check_place(self, chunk: Chunk) -> None:
-        """Make sure that a chunk can have been written, before memory is made for it."""
+        """Refuse a chunk that cannot have been written, before memory is allocated for it."""
         size = self._pack(chunk).size
         inside = 0 <= chunk.position <= chunk.position + chunk.stored <= size
         possible = 0 < chunk.stored <= MOST_BYTES and 0 < chunk.length <= MOST_BYTES
@@ -138,9 +136,9 @@ class PartReader:
             raise self._lost(chunk, f"{chunk.stored} bytes of a pack of {size} cannot be it")
 
     def _fetch(self, request: PackRead) -> list[ChunkRead]:
-        """Read chunks that lie one after the other, and check those that are complete.
+        """Read adjacent chunks, and verify those that are complete.
 
-        Returns those that could not be read with the others, and can be read alone.
+        Returns those that could not be read together with the others, and can be read alone.
         """
         file = self._file(request.pieces[0][0].chunk)
         try:
@@ -148,26 +146,26 @@ class PartReader:
         except StorageError as exc:
             if not self._is_damage(exc, file, request.stop):
                 raise
-            arrivals = [arrival for arrival, _, _ in request.pieces]
-            for arrival in arrivals:  # which of them is it?
-                self._load(arrival.chunk)
-            return arrivals
-        for arrival in request.complete():
-            arrival.hand_out(self._decoded(arrival.chunk, arrival.stored()))
+            reads = [read for read, _, _ in request.pieces]
+            for read in reads:  # which of them is it?
+                self._load(read.chunk)
+            return reads
+        for read in request.complete():
+            read.hand_out(self._decoded(read.chunk, read.stored()))
         return []
 
-    def _fetch_alone(self, arrival: ChunkRead) -> list[ChunkRead]:
-        arrival.hand_out(self._load(arrival.chunk))
+    def _fetch_alone(self, read: ChunkRead) -> list[ChunkRead]:
+        read.hand_out(self._load(read.chunk))
         return []
 
     def _load(self, chunk: Chunk, depth: int = 0) -> memoryview:
-        """Read a chunk by itself, and check it."""
+        """Read and verify a single chunk."""
         with self._reading(chunk):
             stored = self._backend.read_range(self._file(chunk), chunk.position, chunk.stored)
         return self._decoded(chunk, stored, depth)
 
     def _decoded(self, chunk: Chunk, stored: bytes | memoryview, depth: int = 0) -> memoryview:
-        """A chunk's bytes, checked, from what is stored of it."""
+        """Decode and verify a chunk."""
         difference = _DELTA.fullmatch(chunk.codec)
         base = self._base(chunk, depth) if difference else None
         try:
@@ -192,7 +190,7 @@ class PartReader:
 
     @contextmanager
     def _reading(self, chunk: Chunk) -> Iterator[None]:
-        """Tell damage from a store that does not answer."""
+        """Distinguish damage from a store that does not answer."""
         try:
             yield
         except StorageError as exc:
@@ -234,40 +232,40 @@ class PartReader:
 
 
 def lanes() -> int:
-    """How many requests are under way at a time, or being checked: more of them only wait."""
+    """How many requests are read or verified at a time; more would only wait."""
     return max(6, min(16, 3 * usable_cores()))
 
 
 def _results(jobs: Sequence[Callable[[], R]]) -> list[R]:
-    """What jobs return, done side by side; when one raises, those that have not begun are not."""
-    found: dict[int, R] = {}
+    """Run jobs in parallel; returns their results. When one raises, no more are begun."""
+    results: dict[int, R] = {}
 
     def run(number: int) -> None:
-        found[number] = jobs[number]()
+        results[number] = jobs[number]()
 
     side_by_side(range(len(jobs)), run, max(1, min(lanes(), len(jobs))))
-    return [found[number] for number in range(len(jobs))]
+    return [results[number] for number in range(len(jobs))]
 
 
 TOGETHER = 16 * 2**20
-"""So much is asked for at a time, up to a multiple of this: parts of an upload are as large, and a
-store is fastest when it need not put parts together."""
+"""Requests have at most this size and end at a multiple of it: uploads have parts of this size, and
+object stores are fastest when a request does not span parts."""
 
 
 class ChunkRead:
-    """A chunk that is wanted, and where its bytes go."""
+    """A chunk to read, and the destinations of its bytes."""
 
     def __init__(self, chunk: Chunk) -> None:
         self.chunk = chunk
         self._targets: list[tuple[int, memoryview]] = []
         self._whole: memoryview | None = None
-        """Of those who want all of it, the one whose memory the bytes arrive in."""
+        """A destination of all its bytes, which they are read into directly."""
         self._stored: memoryview | None = None
         self._missing = chunk.stored
         self._lock = threading.Lock()
 
     def add(self, inside: int, target: memoryview) -> None:
-        """Let some memory have the chunk's bytes from ``inside`` on."""
+        """Add a destination of the bytes from ``inside`` on."""
         chunk = self.chunk
         if self._whole is None and not chunk.codec and target.nbytes == chunk.length:
             self._whole = target
@@ -275,7 +273,7 @@ class ChunkRead:
             self._targets.append((inside, target))
 
     def stored(self) -> memoryview:
-        """The memory for what the pack has of it."""
+        """The memory for its stored bytes."""
         with self._lock:
             if self._stored is None:
                 whole = self._whole
@@ -283,13 +281,13 @@ class ChunkRead:
             return self._stored
 
     def has_arrived(self, size: int) -> bool:
-        """Count bytes that are there; whether these were the last."""
+        """Count bytes that were read; whether these were the last."""
         with self._lock:
             self._missing -= size
             return not self._missing
 
     def hand_out(self, data: memoryview) -> None:
-        """Give the chunk's bytes, which have been checked, to all who want them."""
+        """Copy the verified bytes to all destinations."""
         if self._whole is not None and self._whole is not data:
             self._whole[:] = data
         for inside, target in self._targets:
@@ -299,30 +297,30 @@ class ChunkRead:
 
 @dataclass(slots=True)
 class PackRead:
-    """Bytes of a pack that are asked for together."""
+    """Bytes of a pack that are read by one request."""
 
     pack: int
     start: int
     stop: int
     pieces: list[tuple[ChunkRead, int, int]] = field(default_factory=list)
-    """The chunks that they belong to, and from where to where in what is stored of each."""
+    """The chunks they belong to, each with the first and last of its stored bytes."""
 
     def memory(self) -> list[memoryview]:
-        """Where they go."""
-        return [arrival.stored()[first:last] for arrival, first, last in self.pieces]
+        """Their destinations."""
+        return [read.stored()[first:last] for read, first, last in self.pieces]
 
     def complete(self) -> Iterator[ChunkRead]:
-        """Count the bytes as arrived; the chunks that are complete now."""
-        for arrival, first, last in self.pieces:
-            if arrival.has_arrived(last - first):
-                yield arrival
+        """Count the bytes as read; yields the chunks that are complete now."""
+        for read, first, last in self.pieces:
+            if read.has_arrived(last - first):
+                yield read
 
 
-def pack_reads(arrivals: Iterable[ChunkRead]) -> Iterator[PackRead]:
-    """What to ask for, in the order in which it lies in the packs."""
+def pack_reads(reads: Iterable[ChunkRead]) -> Iterator[PackRead]:
+    """The requests for chunks, in the order of their positions in the packs."""
     request: PackRead | None = None
-    for arrival in sorted(arrivals, key=_place):
-        pack, position, size = arrival.chunk.pack, arrival.chunk.position, arrival.chunk.stored
+    for read in sorted(reads, key=_place):
+        pack, position, size = read.chunk.pack, read.chunk.position, read.chunk.stored
         first = 0
         while first < size:
             at = position + first
@@ -334,12 +332,12 @@ def pack_reads(arrivals: Iterable[ChunkRead]) -> Iterator[PackRead]:
                 request = None
             if request is None:
                 request = PackRead(pack, at, at)
-            request.pieces.append((arrival, first, last))
+            request.pieces.append((read, first, last))
             request.stop += last - first
             first = last
     if request is not None:
         yield request
 
 
-def _place(arrival: ChunkRead) -> tuple[int, int]:
-    return arrival.chunk.pack, arrival.chunk.position
+def _place(read: ChunkRead) -> tuple[int, int]:
+    return read.chunk.pack, read.chunk.position

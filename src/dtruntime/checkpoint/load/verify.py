@@ -1,4 +1,4 @@
-"""Whether committed checkpoints are still what was committed: every chunk is read, once."""
+"""Verification of committed checkpoints: every chunk is read once."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Damage:
     file: str
     detail: str
     chunk: str = ""
-    """Its digest; nothing when the whole file is meant."""
+    """Its digest; empty for the whole file."""
     position: int = 0
     length: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """What was found of one checkpoint."""
+    """The result for one checkpoint."""
 
     entry: CatalogEntry
     manifest: Manifest | None
@@ -44,10 +44,10 @@ class VerifyResult:
 
 
 class Verifier:
-    """Reads the checkpoints of a place; chunks that several of them have are read once."""
+    """Reads the checkpoints of a store; chunks that several of them share are read once."""
 
     def __init__(self, catalog: Catalog, entries: Iterable[CatalogEntry]) -> None:
-        """Reads manifests and parts."""
+        """Read manifests and parts, but no chunks."""
         self._catalog = catalog
         self._opened = [self._open(entry) for entry in entries]
         self._looked_at: dict[_Place, Damage | None] = {}
@@ -64,7 +64,7 @@ class Verifier:
         return sum(places.values())
 
     def run(self, advance: Callable[[int], None] = lambda size: None) -> Iterator[VerifyResult]:
-        """Read everything; ``advance`` is told how much was read."""
+        """Read everything; ``advance`` is called with the number of bytes read."""
         for opened in self._opened:
             damages = list(opened.damages)
             for part in opened.parts:
@@ -92,8 +92,8 @@ class Verifier:
         reader = PartReader(self._catalog.backend, part, title(opened.manifest))
         places = {_place(part, chunk): chunk for chunk in part.chunks}
         unread = [place for place in places if place not in self._looked_at]
-        found = reader.check([places[place] for place in unread], advance)
-        for place, error in zip(unread, found, strict=True):
+        errors = reader.check([places[place] for place in unread], advance)
+        for place, error in zip(unread, errors, strict=True):
             self._looked_at[place] = None if error is None else _damage(error, places[place])
         for place in places:
             if damage := self._looked_at[place]:
@@ -102,7 +102,7 @@ class Verifier:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A checkpoint whose manifest and parts were read, as far as they can be."""
+    """A checkpoint whose manifest and parts were read, as far as possible."""
 
     entry: CatalogEntry
     manifest: Manifest | None

@@ -1,4 +1,4 @@
-"""The checkpoints in one place: which are committed, and what nobody needs any more."""
+"""The catalog of a store: which checkpoints are committed, and which files none of them needs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .writer_lock import COMMIT_WAIT_SECONDS, await_sweeps, sweeping
 log = EventLog("checkpoint")
 
 ASKED_ONE_BY_ONE = 8
-"""Whether more files than these are there is learnt from a listing."""
+"""Up to so many files are looked up one by one; for more, the store is listed."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -47,33 +47,33 @@ class CatalogEntry:
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
-        """That of a manifest."""
+        """The entry of a manifest."""
         return cls(manifest.sequence, manifest.step, manifest.name)
 
 
 class Catalog:
-    """The committed checkpoints of one place, in the order of their commits."""
+    """The committed checkpoints of one store, in the order of their commits."""
 
     def __init__(self, backend: StorageBackend) -> None:
         self.backend = backend
         self.floor = 0
-        """Sequences begin above it: what is committed here follows what is elsewhere."""
+        """Sequences begin above it, so that commits here follow those of the main storage."""
         self._damaged: set[str] = set()
         """Manifests of checkpoints that could not be read."""
         self._damaged_files: set[str] = set()
-        """Where files are that are not what was committed."""
+        """Locations of files that are damaged."""
         self._passed_over = range(0)
-        """Sequences of checkpoints that were there when an older one was loaded."""
+        """Sequences of newer checkpoints that were passed over when an older one was loaded."""
         self._manifests: dict[str, Manifest] = {}
         self._chunks = "", ChunkIndex()
         """The chunks of a checkpoint, by the name of its manifest."""
         self._needed_once: set[str] = set()
-        """Files that a manifest has been seen to need."""
+        """Files that some manifest needed."""
         self._unneeded: set[str] = set()
-        """Those of them that none needed when last looked."""
+        """Those of them that no manifest needed at the last sweep."""
 
     def entries(self) -> list[CatalogEntry]:
-        """All of them; a failing store raises, and is never read as an empty one."""
+        """List them; a failing store raises, and never counts as an empty one."""
         found = []
         for file in self.backend.list(MANIFESTS):
             place = parse_manifest_name(file.name)
@@ -91,9 +91,9 @@ class Catalog:
         return entries[-1] if entries else None
 
     def manifest(self, entry: CatalogEntry) -> Manifest:
-        """Read a manifest; ``CheckpointDamagedError`` when it is not whole any more.
+        """Read a manifest; ``CheckpointDamagedError`` when it is damaged.
 
-        So it is when it is that of another checkpoint: copied, renamed or swapped.
+        It also is if it belongs to another checkpoint: copied, renamed or swapped.
         """
         known = self._manifests.get(entry.name)
         if known is None:
@@ -117,7 +117,7 @@ class Catalog:
                 self.note_damage(entry, exc)
         return found
 
-    # What was found to be damaged
+    # Damage
 
     def note_damage(self, entry: CatalogEntry, error: CheckpointDamagedError) -> None:
         """Remember that a checkpoint cannot be read, and log it the first time.
@@ -132,19 +132,19 @@ class Catalog:
             self._damaged_files.add(error.file)
 
     def is_damaged(self, file: str) -> bool:
-        """Whether a file was found not to be what was committed."""
+        """Whether a file is known to be damaged."""
         return self.backend.location(file) in self._damaged_files
 
     def note_load(self, manifest: Manifest, newest: int) -> None:
         """Remember that a checkpoint was loaded while ``newest`` was the newest sequence.
 
-        If that was another one, there was a reason, which another rank may have found: what is
-        saved afterwards does not refer to those that were passed over.
+        If an older one was loaded there was a reason, perhaps on another rank: later saves do not
+        refer to those that were passed over.
         """
         self._passed_over = range(manifest.sequence + 1, newest + 1)
 
     def base(self) -> CatalogEntry | None:
-        """The newest checkpoint that a save may refer to: one that nobody has found damaged."""
+        """The newest checkpoint that a save may refer to: one that is not known to be damaged."""
         for entry in reversed(self.entries()):
             if entry.name not in self._damaged and entry.sequence not in self._passed_over:
                 return entry
@@ -196,7 +196,7 @@ class Catalog:
         return chunks
 
     def remember_chunks(self, manifest: Manifest | None, part: Part | None = None) -> None:
-        """Spare the next `stored_chunks` reading a part that is the only one of a checkpoint."""
+        """Cache the chunks of a checkpoint with a single part for the next `stored_chunks`."""
         self._chunks = "", ChunkIndex()
         if manifest is not None and part is not None and len(manifest.parts) == 1:
             self._chunks = manifest.name, ChunkIndex([part])
@@ -206,10 +206,10 @@ class Catalog:
         return self._with_id(checkpoint_id, self.entries())
 
     def commit(self, make: Callable[[int], Manifest]) -> Manifest:
-        """Write the manifest that ``make`` makes for a sequence number: that is the commit.
+        """Commit a checkpoint by writing the manifest that ``make`` returns for a sequence.
 
-        One with the same checkpoint id that is there already is returned instead. It is taken back,
-        with a ``StorageError``, when a file that it needs has been removed meanwhile.
+        If there is one with the same checkpoint id, that is returned instead. The manifest is
+        deleted again, with a ``StorageError``, when a file that it needs was removed meanwhile.
         """
         while True:
             entries = self.entries()
@@ -228,7 +228,7 @@ class Catalog:
     def insert(self, manifest: Manifest) -> Manifest:
         """Write a manifest by its own sequence, among newer ones; ``StorageError`` if it is taken.
 
-        One that is there already is not written again. It is taken back as in `commit`.
+        One that exists is not written again. It is deleted again as in `commit`.
         """
         if not self._create(manifest) and not self._is_stored(manifest):
             where = self.backend.location(manifest.name)
@@ -237,14 +237,14 @@ class Catalog:
         return manifest
 
     def missing(self, files: Collection[str]) -> list[str]:
-        """Those of some packs and parts that are not there."""
+        """Which of some packs and parts are missing."""
         if len(files) <= ASKED_ONE_BY_ONE:
             return sorted(name for name in files if not self._is_there(name))
         there = {file.name for folder in (PACKS, PARTS) for file in self.backend.list(folder)}
         return sorted(set(files) - there)
 
     def drop(self, entries: Iterable[CatalogEntry]) -> list[CatalogEntry]:
-        """Delete manifests; returns those that could be. One failure does not stop the rest."""
+        """Delete manifests; returns those that were. A failure does not stop the rest."""
         wanted = list(entries)
         self._note_needed(wanted)
         failed = dict(self.backend.delete_many([entry.name for entry in wanted]))
@@ -257,10 +257,10 @@ class Catalog:
     def retain(
         self, retention: Retention, spares: Callable[[CatalogEntry], bool] = lambda entry: False
     ) -> list[CatalogEntry]:
-        """Drop what retention does not keep, except for what ``spares`` says has to stay.
+        """Delete what retention does not keep, except for what ``spares`` says has to stay.
 
-        A checkpoint that cannot be loaded, because files of it are gone, is dropped in its turn,
-        and no other is because of it.
+        A checkpoint that cannot be loaded, because files of it are gone, does not count: it never
+        causes the deletion of another.
         """
         entries = self.entries()
         doomed = self._not_kept(entries, retention)
@@ -271,9 +271,9 @@ class Catalog:
         return self.drop(entry for entry in doomed if entry not in stay and not spares(entry))
 
     def abandon(self, files: Collection[str]) -> None:
-        """Let the next sweep delete files of a save that failed, unless it was committed after all.
+        """Let the next sweep delete files of a failed save, unless it was committed after all.
 
-        A store that did not answer may have done what it was asked, or do it yet.
+        A store that did not answer may have carried out a request, or still do so.
         """
         self._needed_once |= set(files)
         self._unneeded |= set(files)
@@ -298,7 +298,7 @@ class Catalog:
         files = [file for folder in (PACKS, PARTS) for file in self.backend.list(folder)]
         needed = self._needed(pinned)
         if time.monotonic() - began > COMMIT_WAIT_SECONDS / 2:
-            # Whoever commits may have given up waiting for this sweep.
+            # A commit may have given up waiting for this sweep.
             needed |= self._needed(pinned)
         self._needed_once |= needed
         unneeded = [file for file in files if file.name not in needed]
@@ -328,10 +328,10 @@ class Catalog:
         return is_dead(file, now)
 
     def _confirm(self, manifest: Manifest) -> None:
-        """Look for the files of a checkpoint when others can see that it needs them.
+        """Check that the files of a checkpoint exist, now that its manifest is visible.
 
-        Whoever clears the place away from then on spares them; what was removed before is missing,
-        also by a sweep that had looked at the manifests before this one was there.
+        Sweeps from here on spare them. One that had read the manifests before this one existed may
+        have deleted some, and is waited for.
         """
         await_sweeps(self.backend)
         gone = self.missing(manifest.files)
@@ -350,7 +350,7 @@ class Catalog:
         return [entry for entry in entries if (entry.sequence, entry.step) in dropped]
 
     def _whole(self, entries: list[CatalogEntry]) -> list[CatalogEntry]:
-        """Those that can be read, whose files are all there, and that nobody found damaged."""
+        """Those that can be read, whose files exist, and that are not known to be damaged."""
         needed: dict[CatalogEntry, set[str]] = {}
         for entry in entries:
             try:
@@ -371,7 +371,7 @@ class Catalog:
         ]
 
     def _note_needed(self, entries: Iterable[CatalogEntry]) -> None:
-        """Take note of what checkpoints need before they are dropped."""
+        """Remember what checkpoints need before they are deleted."""
         for entry in entries:
             try:
                 self._needed_once |= self.manifest(entry).files
@@ -416,7 +416,7 @@ class Catalog:
         return stored.checkpoint_id == manifest.checkpoint_id
 
     def _with_id(self, checkpoint_id: str, entries: list[CatalogEntry]) -> Manifest | None:
-        """A recent checkpoint by its id; damaged ones are not it."""
+        """A recent checkpoint by its id; damaged ones are skipped."""
         for entry in reversed(entries[-8:]):
             try:
                 manifest = self.manifest(entry)
@@ -434,7 +434,7 @@ class Catalog:
             return {}
 
     def point_to_newest(self) -> None:
-        """Name the newest checkpoint that can be read after some were dropped."""
+        """Update the pointer to the newest checkpoint that can be read, after some were deleted."""
         readable = self.readable()
         if readable:
             self._point_to(readable[-1][1])
@@ -442,7 +442,7 @@ class Catalog:
             self.backend.delete(POINTER)
 
     def _point_to(self, manifest: Manifest) -> None:
-        """Name the newest checkpoint where a reader finds it without listing."""
+        """Write the pointer by which readers find the newest checkpoint without listing."""
         pointer = {
             "manifest": manifest.name,
             "step": manifest.step,
@@ -461,11 +461,11 @@ def is_damage(error: StorageError) -> bool:
 
 
 class FilesRemovedError(StorageError):
-    """A file that a save needs was removed by another manager, and the save comes to nothing."""
+    """A file that a save needs was removed by another manager, and the save has failed."""
 
 
 def files_removed(where: str, not_deleted: str = "") -> FilesRemovedError:
-    """The error about a file; ``not_deleted`` is the manifest that could not be taken back."""
+    """The error about a file; ``not_deleted`` is the manifest that could not be deleted again."""
     outcome = (
         f"and {not_deleted}, which refers to it, could not be deleted: delete it"
         if not_deleted

@@ -1,4 +1,4 @@
-"""Who writes: to tell what a dead writer left from what a live one is about to commit."""
+"""Locks of live writers, which distinguish their files from what dead writers have left."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ...storage.local_writer import this_host
 from ..file_format.manifest import LOCKS
 
 ORPHAN_SECONDS = 6 * 3600.0
-"""On stores without locks, a file that nobody committed for so long was left by a dead writer."""
+"""On stores without locks, an uncommitted file of this age was left by a dead writer."""
 COMMIT_WAIT_SECONDS = 10.0
 SWEEP_WAIT_SECONDS = 2.0
-"""So long a commit, and another sweep, wait for the sweep of a process that may be stopped."""
+"""How long a commit, and another sweep, wait for the sweep of a process that may be stopped."""
 _POLL_SECONDS = 0.005
 _SESSION = re.compile(r"-s([0-9a-f]{12})-")
 
 
 class WriterLock:
-    """One writer, for as long as its process lives.
+    """A writer and its lock, held as long as its process lives.
 
     On a local disk it holds a lock that the operating system releases when the process ends,
     however it ends.
@@ -38,11 +38,11 @@ class WriterLock:
         self._process = os.getpid()
 
     def tag(self, name: str) -> str:
-        """A file's name with the writer in it: ``{name}`` must not contain dashes of its own."""
+        """A file's name with the writer in it; ``name`` must not contain dashes."""
         return f"{name}-s{self.id}-"
 
     def open(self) -> None:
-        """Show that this writer lives; again does nothing."""
+        """Take the lock, unless it is held already."""
         if self._lock >= 0 or self._backend.kind != "local":
             return
         path = self._lock_file(self.id)
@@ -56,7 +56,7 @@ class WriterLock:
             hidden.rename(path)
 
     def close(self) -> None:
-        """Say goodbye."""
+        """Release the lock."""
         lock, self._lock = self._lock, -1
         if lock >= 0 and self._process == os.getpid():
             with contextlib.suppress(FileNotFoundError):
@@ -64,7 +64,7 @@ class WriterLock:
             os.close(lock)
 
     def is_dead(self, file: StoredFile, now: float) -> bool:
-        """Whether the writer of a file is gone; ``now`` is by the clock of whoever stores it."""
+        """Whether the writer of a file is dead; ``now`` is by the clock of the store."""
         found = _SESSION.search(file.name)
         if found is None or found[1] == self.id:
             return False
@@ -73,7 +73,7 @@ class WriterLock:
         return self._is_unlocked(found[1])
 
     def other_processes(self) -> list[str]:
-        """The numbers of other live processes that write here; on a local disk only."""
+        """The process ids of other live writers; on a local disk only."""
         if self._backend.kind != "local":
             return []
         found: set[str] = set()
@@ -83,14 +83,14 @@ class WriterLock:
         return sorted(found - {"", str(os.getpid())})
 
     def is_alone(self) -> bool:
-        """Whether no other writer lives; not known, and so never, but on a local disk."""
+        """Whether no other writer is alive; never so where that is unknown, off local disks."""
         if self._backend.kind != "local":
             return False
         others = {lock.stem for lock in self._lock_file("x").parent.glob("*.lock")} - {self.id}
         return not any(self._is_elsewhere(one) or not self._is_unlocked(one) for one in others)
 
     def forget_dead(self) -> None:
-        """Remove the lock files of writers that are gone."""
+        """Remove the lock files of dead writers."""
         if self._backend.kind != "local":
             return
         for path in self._lock_file("x").parent.glob("*.lock"):
@@ -104,7 +104,7 @@ class WriterLock:
         return Path(self._backend.location(f"{LOCKS}/{session}.lock"))
 
     def _written_by(self, session: str) -> tuple[str, str]:
-        """The process and the machine of a writer, as far as its lock file tells."""
+        """The process and the machine of a writer, from its lock file."""
         try:
             text = self._lock_file(session).read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -113,7 +113,7 @@ class WriterLock:
         return process, host
 
     def _is_elsewhere(self, session: str) -> bool:
-        """Whether a writer is on another machine, whose locks may not be seen from here."""
+        """Whether a writer is on another machine, whose locks may be invisible from here."""
         host = self._written_by(session)[1]
         return bool(host) and host != this_host()
 
@@ -123,7 +123,7 @@ class WriterLock:
         except FileNotFoundError:
             return True
         except PermissionError:
-            return False  # of another user: nobody knows
+            return False  # of another user: unknown
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -136,7 +136,7 @@ class WriterLock:
 
 @contextlib.contextmanager
 def sweeping(backend: StorageBackend) -> Iterator[bool]:
-    """Remove files of a place; `await_sweeps` of other writers to a local folder waits for it.
+    """The context of a sweep; in a local folder, `await_sweeps` of other writers waits for it.
 
     Yields False when another process has been at it for long, in a folder: it does the work, or
     was stopped, and must not stop all others.
@@ -149,13 +149,13 @@ def sweeping(backend: StorageBackend) -> Iterator[bool]:
         yield _flock_within(handle, fcntl.LOCK_EX, SWEEP_WAIT_SECONDS)
     finally:
         with contextlib.suppress(OSError):
-            # A process forked meanwhile has the same lock, and would hold it on.
+            # A process forked meanwhile shares the lock, and would keep it.
             fcntl.flock(handle, fcntl.LOCK_UN)
         os.close(handle)
 
 
 def await_sweeps(backend: StorageBackend) -> None:
-    """Wait until sweeps of a local folder that are under way have ended, though not for ever."""
+    """Wait for sweeps of a local folder that are under way, for a limited time."""
     handle = _open_folder(backend)
     if handle >= 0:
         _flock_within(handle, fcntl.LOCK_SH, COMMIT_WAIT_SECONDS)
@@ -165,7 +165,7 @@ def await_sweeps(backend: StorageBackend) -> None:
 
 
 def _open_folder(backend: StorageBackend) -> int:
-    """The folder of a local place; -1 where there is none."""
+    """A descriptor of a local folder; -1 for other stores."""
     if backend.kind != "local":
         return -1
     try:

@@ -1,10 +1,9 @@
-"""Copies a committed checkpoint to another place, and commits it there."""
+"""Copies a committed checkpoint to another store, and commits it there."""
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -16,11 +15,11 @@ from ...errors import CheckpointDamagedError, StorageError, StorageNotFoundError
 from ..file_format.manifest import PACKS, Chunk, Manifest, Part, PartFile
 from ..load.checkpoint_loader import CheckpointCopy
 from ..load.pack_reader import PartReader
-from ..store.catalog import CatalogEntry
+from ..store.catalog import CatalogEntry, is_damage
 from ..store.checkpoint_store import CheckpointStore
 
 BLOCK = 16 * 2**20
-"""So much of a pack is read and written at a time."""
+"""How many bytes of a pack are read and written at a time."""
 
 
 @dataclass(slots=True)
@@ -30,18 +29,17 @@ class _Pack:
     file: str
     size: int
     chunks: dict[int, tuple[PartReader, Chunk]] = field(default_factory=dict)
-    """By where they begin."""
+    """By their positions."""
 
 
 def copy_checkpoint(
     source: CheckpointStore, target: CheckpointStore, entry: CatalogEntry, *, late: bool
 ) -> Manifest:
-    """Copy what the target does not have of a checkpoint, the manifest last: that is the commit.
+    """Copy what the target lacks of a checkpoint, the manifest last, which commits it.
 
-    Chunks are checked against their digests on the way. The copy has the same sequence; where the
-    target has one that is as high it gets the next one, so that it is the newest there, unless it
-    comes ``late``, after newer ones. ``CheckpointDamagedError`` when the source is not whole: then
-    nothing is committed.
+    Chunks are verified on the way. The copy has the same sequence; if the target has one as high,
+    the copy gets the next one and is the newest there, unless it comes ``late``, after newer ones.
+    ``CheckpointDamagedError`` when the source is damaged; nothing is committed then.
     """
     manifest = source.catalog.manifest(entry)
     same = target.catalog.with_id(manifest.checkpoint_id)
@@ -71,7 +69,7 @@ def _sizes(place: CheckpointStore) -> dict[str, int]:
 
 
 def _check_there(target: CheckpointStore, packs: Iterable[_Pack]) -> None:
-    """Make sure that nobody has removed a pack meanwhile."""
+    """Make sure that no pack was removed meanwhile."""
     there = _sizes(target)
     for pack in packs:
         if there.get(pack.file) != pack.size:
@@ -82,7 +80,7 @@ def _check_there(target: CheckpointStore, packs: Iterable[_Pack]) -> None:
 
 
 def _packs_of(copy: CheckpointCopy) -> list[_Pack]:
-    """All packs of a checkpoint; chunks that are differences are checked here and now."""
+    """All packs of a checkpoint; chunks that are differences are verified here."""
     found: dict[str, _Pack] = {}
     for part in copy.parts():
         reader = copy.reader(part)
@@ -110,11 +108,14 @@ def _copy_pack(source: CheckpointStore, target: CheckpointStore, pack: _Pack) ->
 
 
 def _checked_blocks(source: CheckpointStore, pack: _Pack) -> Iterator[bytes]:
-    """The pack's bytes; every chunk in them has been checked."""
-    if _size(source, pack.file) != pack.size:
+    """The pack's bytes, with every chunk verified."""
+    with _reading(source, pack):
+        size = source.backend.size(pack.file)
+    if size != pack.size:
         raise _damaged(source, pack, "it does not have the length that it had when it was written")
     for start, stop, chunks in blocks_of(pack.size, [chunk for _, chunk in pack.chunks.values()]):
-        block = _read(source, pack, start, stop)
+        with _reading(source, pack):
+            block = source.backend.read_range(pack.file, start, stop - start)
         for chunk in chunks:
             first = chunk.position - start
             reader = pack.chunks[chunk.position][0]
@@ -123,7 +124,7 @@ def _checked_blocks(source: CheckpointStore, pack: _Pack) -> Iterator[bytes]:
 
 
 def blocks_of(size: int, chunks: Iterable[Chunk]) -> Iterator[tuple[int, int, list[Chunk]]]:
-    """Cut a pack into stretches, none of which ends within a chunk; each with its chunks."""
+    """Cut a pack into blocks, none of which ends within a chunk; each with its chunks."""
     start, held, at = 0, list[Chunk](), 0
     for begin, stop, chunk in _segments(size, chunks):
         if at > start and stop - start > BLOCK:
@@ -136,7 +137,7 @@ def blocks_of(size: int, chunks: Iterable[Chunk]) -> Iterator[tuple[int, int, li
 
 
 def _segments(size: int, chunks: Iterable[Chunk]) -> Iterator[tuple[int, int, Chunk | None]]:
-    """Chunks, and what lies between them in pieces, from the front to the end."""
+    """Chunks and the gaps between them, in order; gaps in pieces."""
     at = 0
     for position, same in groupby(sorted(chunks, key=_position), key=_position):
         chunk = next(same)
@@ -157,22 +158,15 @@ def _gap(start: int, stop: int) -> Iterator[tuple[int, int, None]]:
         yield at, min(at + BLOCK, stop), None
 
 
-def _size(source: CheckpointStore, file: str) -> int:
+@contextmanager
+def _reading(source: CheckpointStore, pack: _Pack) -> Iterator[None]:
     try:
-        return source.backend.size(file)
-    except StorageNotFoundError:
-        return -1
-
-
-def _read(source: CheckpointStore, pack: _Pack, start: int, stop: int) -> bytes:
-    try:
-        return source.backend.read_range(pack.file, start, stop - start)
-    except StorageNotFoundError as exc:
-        raise _damaged(source, pack, "it is gone") from exc
+        yield
     except StorageError as exc:
-        if exc.errno == errno.EIO:
-            raise _damaged(source, pack, str(exc)) from exc
-        raise
+        if not is_damage(exc):
+            raise
+        is_gone = isinstance(exc, StorageNotFoundError)
+        raise _damaged(source, pack, "it is gone" if is_gone else str(exc)) from exc
 
 
 def _damaged(source: CheckpointStore, pack: _Pack, why: str) -> CheckpointDamagedError:
