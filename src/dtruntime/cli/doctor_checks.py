@@ -493,9 +493,7 @@ def _memory() -> Finding:
     text = f"{size(available)} of {size(total)} available"
     measured = {"available_bytes": float(available), "total_bytes": float(total)}
     if available < LITTLE_MEMORY:
-        remedy = (
-            "stop something, or use a larger machine: processes are killed when memory runs out"
-        )
+        remedy = "stop something, or use a larger machine: out of memory, processes are killed"
         return _machine("memory", "warn", text, remedy, measured)
     return _machine("memory", "ok", text, measured=measured)
 
