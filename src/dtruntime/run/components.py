@@ -125,7 +125,7 @@ class RunComponents:
             self.formation.disband()
         self.manager.close()
         if not give_up:
-            self.saves.check_last()
+            self.saves.check(tolerated=0)
 
 
 def job_of_program(argv: list[str] | None = None) -> str | None:

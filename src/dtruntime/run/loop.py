@@ -62,7 +62,8 @@ class TrainingLoop:
         self._failures = Failures(options.recovery)
         self._parts: RunComponents | None = None
         self._crew: Crew | None = None
-        self._broken: Exception | None = None
+        self.broken: Exception | None = None
+        """The error by which another worker's loss has ended the current step."""
         self._in_step = False
         self._steps: int | None = None
         """The number of steps in all, if that is known."""
@@ -139,7 +140,7 @@ class TrainingLoop:
         parts = self.parts
         self._crew = crew = parts.formation.assemble()
         self._gate.reset(parts.saves.last_step)
-        self._broken = None
+        self.broken = None
         if parts.agreements is not None:
             parts.agreements.begin(crew)
         log.info("run.training", step=self.step, workers=crew.size, place=crew.index)
@@ -180,10 +181,6 @@ class TrainingLoop:
             except (SyncError, ConnectionError) as exc:
                 log.info("run.not_told", reason=str(exc))
         return True
-
-    def break_step(self, error: Exception) -> None:
-        """The current step cannot be done: another worker is gone."""
-        self._broken = error
 
     def _changed(self, *, is_failure: bool = True) -> Regroup:
         self._check_group()
@@ -231,8 +228,8 @@ class TrainingLoop:
                         return
 
     def _after_step(self) -> None:
-        if self._broken is not None:
-            raise Regroup(brief(self._broken))
+        if self.broken is not None:
+            raise Regroup(brief(self.broken))
         parts = self.parts
         if parts.gradients is not None:
             parts.gradients.end_step()

@@ -325,7 +325,7 @@ class Run:
         except (RuntimeError, OSError, SyncError) as exc:
             if not self._training.explains(exc):
                 raise
-            self._training.break_step(exc)
+            self._training.broken = exc
 
     def report(self, **metrics: float) -> None:
         """Report metrics; heartbeats and checkpoints carry them."""

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 log = EventLog("run")
 
 FAILED_SAVES = 3
-"""After so many failed saves in a row training ends: it would be for nothing."""
+"""After this many failed saves in a row training ends: it would be for nothing."""
 DRAIN_SECONDS = 0.5
 RANKS_READ = 128
 """Of more ranks, a rank reads only its own part and the first one: coverage then counts what was
@@ -215,8 +215,8 @@ class RunCheckpoints:
         self.last_step, self.last_time = step, time.monotonic()
         return handle
 
-    def check(self) -> None:
-        """Look at saves that have ended; raises if storing fails again and again."""
+    def check(self, tolerated: int = FAILED_SAVES - 1) -> None:
+        """Look at saves that have ended; raises if more than ``tolerated`` in a row failed."""
         ended = [handle for handle in self._under_way if handle.done]
         self._under_way = [handle for handle in self._under_way if not handle.done]
         for handle in ended:
@@ -229,17 +229,8 @@ class RunCheckpoints:
             except StorageError as exc:
                 self._failed += 1
                 log.error("run.save_failed", step=handle.step, reason=str(exc))
-                if self._failed >= FAILED_SAVES:
+                if self._failed > tolerated:
                     raise
-
-    def check_last(self) -> None:
-        """Look at all saves, which have ended; raises if storing one failed."""
-        for handle in self._under_way:
-            try:
-                handle.wait()
-            except CheckpointAbortedError as exc:
-                log.warning("run.save_aborted", step=handle.step, reason=str(exc))
-        self._under_way.clear()
 
     @property
     def committed_step(self) -> int:
