@@ -85,21 +85,22 @@ class WrappedBackend(StorageBackend):
 class WrappedWriter(StreamWriter):
     """Passes everything on to another writer."""
 
-    def __init__(self, inner: StreamWriter, backend: WrappedBackend) -> None:
+    def __init__(self, inner: StreamWriter, backend: WrappedBackend | None = None) -> None:
+        """``backend.around`` is a block around each operation, if a backend is given."""
         super().__init__(inner.name, inner.location)
         self.inner = inner
-        self.backend = backend
+        self._around = backend.around if backend else lambda *_: nullcontext()
 
     def _write(self, view: memoryview) -> None:
-        with self.backend.around("writer.write", self.name, view.nbytes):
+        with self._around("writer.write", self.name, view.nbytes):
             self.inner.write(view)
 
     def _finish(self) -> None:
-        with self.backend.around("writer.finish", self.name):
+        with self._around("writer.finish", self.name):
             self.inner.finish()
 
     def _abort(self) -> None:
-        with self.backend.around("writer.abort", self.name):
+        with self._around("writer.abort", self.name):
             self.inner.abort()
 
 
@@ -326,22 +327,21 @@ class FaultyBackend(WrappedBackend):
 
 
 class _FaultyWriter(WrappedWriter):
-    backend: FaultyBackend
-
     def __init__(self, inner: StreamWriter, backend: FaultyBackend) -> None:
         super().__init__(inner, backend)
+        self._backend = backend
         self._content = bytearray()
 
     def _write(self, view: memoryview) -> None:
         super()._write(view)
-        if self.backend.rates.torn_write:
+        if self._backend.rates.torn_write:
             self._content += view
 
     def _finish(self) -> None:
-        with self.backend.around("writer.finish", self.name) as (kind, share):
+        with self._backend.around("writer.finish", self.name) as (kind, share):
             if kind in _UNSAFE:
                 if kind == "torn_write":
                     torn = self._content[: int(share * len(self._content))]
-                    self.backend.inner.write(self.name, torn)
+                    self._backend.inner.write(self.name, torn)
                 raise StorageError(f"cannot write {self.location}: broken off, on purpose")
             self.inner.finish()

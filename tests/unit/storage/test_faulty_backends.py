@@ -15,6 +15,7 @@ from dtruntime.testing import (
     FaultyBackend,
     RecordingBackend,
     StorageConformance,
+    WrappedWriter,
 )
 
 _spaces = itertools.count()
@@ -177,3 +178,9 @@ def test_requests_are_counted_and_told(memory: MemoryBackend) -> None:
     assert backend.counts["writer.finish"] == backend.counts["delete_many"] == 1
     backend.reset()
     assert backend.calls == []
+
+
+def test_writer_can_be_wrapped_without_a_backend(memory: MemoryBackend) -> None:
+    with WrappedWriter(memory.writer("file")) as writer:
+        writer.write(b"content")
+    assert memory.read("file") == b"content"
