@@ -7,11 +7,16 @@ not collect by itself.
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
 
 
 def run_cases(file: Path, timeout: float = 240) -> None:
     """Run all tests of a file in another process; fails with its report."""
+    if find_spec("jax") is None:
+        pytest.skip("needs jax")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)],
         capture_output=True,
