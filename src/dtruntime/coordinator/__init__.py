@@ -1,7 +1,8 @@
 """The coordinator process: a pure state machine behind a gRPC service and a durable store.
 
-Read ``service`` first: it takes calls to the machine in ``state``, and answers when ``store`` has
-what they changed. ``transport`` is gRPC, ``http`` the dashboard's side, ``server`` the process.
+Read ``service`` first: it turns calls into commands for the machine in ``state``, and answers when
+``store`` has what they changed. ``transport`` is the gRPC server, ``http`` the API and dashboard,
+``server`` the process.
 """
 
 from __future__ import annotations
