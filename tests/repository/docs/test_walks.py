@@ -13,7 +13,7 @@ from tests.repository.docs.test_names import hops_in
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "scripts" / "record-walks.py"
 
-MOST_FILES = {"heartbeat": 17, "save": 27, "load": 20, "first_batch": 15}
+MOST_FILES = {"heartbeat": 17, "save": 27, "load": 20, "first_batch": 14}
 """How many files each walk may cross."""
 
 Visits = dict[str, dict[str, list[str]]]
