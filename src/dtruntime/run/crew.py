@@ -168,8 +168,8 @@ def _attendance(rank: int, value: bytes) -> Attendance:
         return msgspec.json.decode(value, type=Attendance)
     except msgspec.DecodeError:
         raise StrataError(
-            f"rank {rank} came to the roll call with something else than a run brings: all workers "
-            "of a run have to be of the same version of Strata"
+            f"rank {rank} brought something else than a run does to the roll call: all workers of "
+            "a run need the same version of Strata"
         ) from None
 
 
@@ -348,8 +348,8 @@ class WaitReporter:
         waited = time.monotonic() - self._began
         if waited > self._most:
             raise SyncError(
-                f"{missing} did not come within {self._most:g} s: start what is missing, look why "
-                "it hangs ('strata status'), or give Recovery a larger assemble_seconds",
+                f"{missing} did not come within {self._most:g} s: start what is missing, find out "
+                "why it hangs ('strata status'), or give Recovery a larger assemble_seconds",
                 reason="timeout",
                 missing=None if error is None else error.missing,
                 missing_count=None if error is None else error.missing_count,

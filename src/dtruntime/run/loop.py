@@ -192,7 +192,7 @@ class TrainingLoop:
         """Raise if only a restart of all processes can help."""
         if self._worker is not None and self._has_foreign_group():
             raise SyncError(
-                "a worker was lost, left or came, and only a restart of all workers can mend a "
+                "a worker was lost, left or came, and only a restart of all workers can replace a "
                 "process group that the run did not make: this process ends, so that its launcher "
                 "restarts all of them; the run then resumes from its last checkpoint",
                 reason="membership_changed",

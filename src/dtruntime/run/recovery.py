@@ -83,7 +83,7 @@ class Failures:
             raise StrataError(
                 f"{failures} failures within {window:g} s, more than max_failures="
                 f"{self._recovery.max_failures}: the run gives up; the last was: {reason}. Its "
-                "checkpoints are kept; when the cause is mended, start it again and it resumes"
+                "checkpoints are kept; when the cause is fixed, start it again and it resumes"
             )
         # No wait after the first ones: a machine that is gone is no reason for one.
         beyond = failures - max(2, self._recovery.max_failures // 4)

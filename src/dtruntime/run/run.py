@@ -330,7 +330,7 @@ class Run:
     def report(self, **metrics: float) -> None:
         """Report metrics; heartbeats and checkpoints carry them."""
         if own := REPORTED & metrics.keys():
-            raise ValueError(f"the run itself reports {', '.join(sorted(own))}: name it otherwise")
+            raise ValueError(f"the run itself reports {', '.join(sorted(own))}: use another name")
         self._training.metrics.update({name: float(value) for name, value in metrics.items()})
 
     def waiting(self) -> AbstractContextManager[None]:

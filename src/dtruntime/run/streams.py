@@ -185,7 +185,7 @@ def format_of(data: str | os.PathLike[str]) -> str:
         return formats[0]
     some = ", ".join(names[:_NAMES_SHOWN]) + ", ..." * (len(names) > _NAMES_SHOWN)
     raise ShardNotFoundError(
-        f"{place} has no files whose names tell that they are parquet, csv or tfrecord, only "
+        f"{place} has no files whose names say that they are parquet, csv or tfrecord, only "
         f"{some}: if they are, give format=; other formats cannot be read from files, pass "
         "something that gives batches when it is iterated"
     )

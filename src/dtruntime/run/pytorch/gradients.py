@@ -34,9 +34,9 @@ _NONE, _SPARSE, _DENSE = range(3)
 _CHOICES = (
     "let the run average gradients (process_group='auto'), wrap the module in "
     "DistributedDataParallel before it is tracked, call run.average_gradients(module) after "
-    "backward() in a process group that was made before the run was entered, or say "
-    "independent=True if gradients are no business of the run: its checkpoints then have what "
-    "the first worker trained"
+    "backward() in a process group that was made before the run was entered, or pass "
+    "independent=True if the run should leave gradients alone: its checkpoints then have what the "
+    "first worker trained"
 )
 
 
@@ -273,8 +273,8 @@ class Gradients:
         except RuntimeError as exc:
             raise RuntimeError(
                 f"the gradients of step {self._step} could not be averaged: a worker was lost, or "
-                "has not called backward() in this step within collective_seconds, as all have to "
-                f"equally often ({exc})"
+                "did not call backward() in this step within collective_seconds; all have to call "
+                f"it equally often ({exc})"
             ) from exc
         self._averaged.update(tensor for tensor in parameters if tensor in self._hooks)
         self._fresh.difference_update(parameters)
@@ -309,8 +309,8 @@ class Gradients:
             if there[:2] != here[:2]:
                 raise StrataError(
                     "not all workers take part in the same backward(): the worker at place "
-                    f"{dist.get_rank()} averages gradients for time {here[1]} in step {here[0]}, "
-                    f"and the one at place {place} for time {there[1]} in step {there[0]}; all "
+                    f"{dist.get_rank()} is in round {here[1]} of step {here[0]}, and the one at "
+                    f"place {place} in round {there[1]} of step {there[0]}; all "
                     "have to call backward() equally often in each step, also with an empty batch"
                 )
             if there[3] != here[3]:

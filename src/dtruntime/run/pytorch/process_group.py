@@ -73,7 +73,7 @@ class ProcessGroup:
         if is_initialized():
             raise ConfigError(
                 f"process_group={self._requested!r} lets the run make torch's process group, and "
-                "the program has made it already: leave out one of both"
+                "the program has made it already: leave one of them out"
             )
         if self._requested == AUTO:
             self._backend = backend_for(self._devices())
