@@ -199,10 +199,8 @@ def open_run(
             # A worker with the wrong place must not become a member: the others would wait for it.
             CheckpointLocation(manager, worker, notices).check_record()
         notices.wait(io.submit(worker.register_worker()))
-        membership, commits = (
-            Together(worker, options.recovery, failures, notices),
-            CrewCommits(worker),
-        )
+        membership = Together(worker, options.recovery, failures, notices)
+        commits = CrewCommits(worker)
         agreements = StepAgreements(worker, gate, lets_in=True)
         watch = PreemptionWatch(worker, lambda: notices.reason if notices.look() else "")
     manager = CheckpointManager(
