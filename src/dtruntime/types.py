@@ -80,6 +80,15 @@ def check_seconds(name: str, value: Any, *, may_be_zero: bool = False) -> float:
     return seconds
 
 
+def check_timeout_ms(timeout_ms: Any) -> float:
+    """Return how many seconds the coordinator may hold a call: at most a day."""
+    if not isinstance(timeout_ms, int | float) or isinstance(timeout_ms, bool):
+        raise TypeError(f"timeout_ms must be a number, not {type(timeout_ms).__name__}")
+    if not 0 < timeout_ms < math.inf:
+        raise ValueError(f"timeout_ms must be positive and finite, not {timeout_ms}")
+    return min(timeout_ms / 1000, LONGEST_WAIT_SECONDS)
+
+
 def check_flag(name: str, value: Any) -> bool:
     """Return ``value`` if it is true or false, of Python or numpy, else raise ``TypeError``."""
     if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):

@@ -95,9 +95,9 @@ def with_total(dataset: pb.DatasetInfo, total_samples: int) -> pb.DatasetInfo:
 
 def agrees(dataset: pb.DatasetInfo, registered: pb.DatasetInfo) -> bool:
     """Whether the parameters are those of a registered dataset; its files are not compared."""
-    wanted = with_total(dataset, dataset.total_samples or registered.total_samples)
-    wanted.job = registered.job
-    return bool(wanted == with_total(registered, registered.total_samples))
+    request = with_total(dataset, dataset.total_samples or registered.total_samples)
+    request.job = registered.job
+    return bool(request == with_total(registered, registered.total_samples))
 
 
 def check_options(options: Options | None, registered: pb.DatasetInfo) -> None:

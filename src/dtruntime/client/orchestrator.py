@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import re
 import time
 from collections import deque
@@ -27,6 +26,7 @@ from ..types import (
     WorkerState,
     WorkerStatus,
     check_id,
+    check_timeout_ms,
     check_whole,
 )
 from . import current_orchestrator
@@ -128,7 +128,7 @@ class TrainingOrchestrator(JobMember):
 
     def barrier(self, name: str, timeout_ms: int = 30_000) -> None:
         """As `wait_barrier`, with a timeout of 30 s by default."""
-        _hold_seconds(timeout_ms)
+        check_timeout_ms(timeout_ms)
         self._wait_barrier(name, timeout_ms)
 
     @awaitable
@@ -177,7 +177,7 @@ class TrainingOrchestrator(JobMember):
         payload: bytes | None = None,
         ranks: Iterable[int] | None = None,
     ) -> pb.BarrierResponse:
-        hold = LONGEST_WAIT_SECONDS if timeout_ms is None else _hold_seconds(timeout_ms)
+        hold = LONGEST_WAIT_SECONDS if timeout_ms is None else check_timeout_ms(timeout_ms)
         named = None if ranks is None else [check_whole("rank", rank) for rank in ranks]
         request = pb.BarrierRequest(
             barrier_id=check_id("barrier", barrier_id),
@@ -228,16 +228,16 @@ class TrainingOrchestrator(JobMember):
             with contextlib.suppress(StrataError):
                 status = await self.call("GetStatus", query, pb.JobStatus, patience=0.0)
                 for barrier in status.barriers:
-                    if barrier.barrier_id == request.barrier_id:
-                        log.warning(
-                            "barrier.waiting",
-                            barrier=barrier.barrier_id,
-                            seconds=round(waited),
-                            arrived=f"{barrier.arrived} of {barrier.expected}",
-                            missing=messages.named_missing(
-                                barrier.missing, barrier.expected - barrier.arrived
-                            ),
-                        )
+                    if barrier.barrier_id != request.barrier_id:
+                        continue
+                    missing = barrier.expected - barrier.arrived
+                    log.warning(
+                        "barrier.waiting",
+                        barrier=barrier.barrier_id,
+                        seconds=round(waited),
+                        arrived=f"{barrier.arrived} of {barrier.expected}",
+                        missing=messages.named_missing(barrier.missing, missing),
+                    )
 
     # Checkpoints
 
@@ -307,7 +307,7 @@ class TrainingOrchestrator(JobMember):
         Raises `CheckpointAbortedError` when that will never happen, and `StorageError` when it
         has not happened within ``timeout_ms``.
         """
-        hold = _hold_seconds(timeout_ms)
+        hold = check_timeout_ms(timeout_ms)
         request = pb.CheckpointInfo(
             checkpoint_id=check_id("checkpoint", checkpoint_id),
             step=check_whole("step", step),
@@ -568,15 +568,6 @@ class TrainingOrchestrator(JobMember):
 
 def _reason(error: BaseException | None) -> str:
     return "" if error is None else f"failed: {type(error).__name__}"
-
-
-def _hold_seconds(timeout_ms: Any) -> float:
-    """How long the coordinator may hold a call, given ``timeout_ms``: at most a day."""
-    if not isinstance(timeout_ms, int | float) or isinstance(timeout_ms, bool):
-        raise TypeError(f"timeout_ms must be a number, not {type(timeout_ms).__name__}")
-    if not 0 < timeout_ms < math.inf:
-        raise ValueError(f"timeout_ms must be positive and finite, not {timeout_ms}")
-    return min(timeout_ms / 1000, LONGEST_WAIT_SECONDS)
 
 
 def _lost_only_others(reply: pb.BarrierResponse, ranks: Collection[int]) -> bool:

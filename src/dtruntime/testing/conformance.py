@@ -252,9 +252,9 @@ class StorageConformance:
     def test_listing_tells_sizes_and_times(self, backend: StorageBackend) -> None:
         backend.write("old", b"12345")
         backend.write("new", b"")
-        found = {file.name: file for file in backend.list()}
-        assert {name: file.size for name, file in found.items()} == {"old": 5, "new": 0}
-        assert found["old"].modified > 1.6e9
+        files = {file.name: file for file in backend.list()}
+        assert {name: file.size for name, file in files.items()} == {"old": 5, "new": 0}
+        assert files["old"].modified > 1.6e9
         assert (backend.stat("old").name, backend.stat("old").size) == ("old", 5)
 
     def test_prefix_counts_in_whole_parts(self, backend: StorageBackend) -> None:
