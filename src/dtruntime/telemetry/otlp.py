@@ -253,12 +253,9 @@ class _SpanSender(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send some spans."""
-
-        def send() -> bool:
-            return self._exporter.export(spans) is SpanExportResult.SUCCESS
-
-        sent = self._sending.attempt(send, len(spans))
-        return SpanExportResult.SUCCESS if sent else SpanExportResult.FAILURE
+        ok = SpanExportResult.SUCCESS
+        sent = self._sending.attempt(lambda: self._exporter.export(spans) is ok, len(spans))
+        return ok if sent else SpanExportResult.FAILURE
 
     def shutdown(self) -> None:
         """Send no more."""

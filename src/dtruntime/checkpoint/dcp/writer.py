@@ -374,7 +374,7 @@ def buffer_of(item: Any, planner: Any) -> Buffer:
     if tensor.numel():
         size, device = tensor.nbytes, str(tensor.device)
         start = tensor.data_ptr()
-        buffer = TorchBuffer(tensor, 0, dtype, tensor.element_size(), device, start, size)
+        buffer = TorchBuffer(tensor, 0, size, dtype, tensor.element_size(), device, start)
     else:
         buffer = BytesBuffer(b"", 0)
         buffer.dtype = dtype

@@ -111,12 +111,23 @@ class StridedBuffer(Buffer):
 
     __slots__ = ("gathered", "start", "stop")
 
-    start: int
-    """The address of the lowest byte."""
-    stop: int
-    """One past the address of the highest byte."""
-    gathered: bool
-    """The array has gaps: its elements are stored one after the other."""
+    def __init__(
+        self,
+        array: Any,
+        position: int,
+        nbytes: int,
+        dtype: str,
+        itemsize: int,
+        device: str,
+        start: int,
+    ) -> None:
+        super().__init__(array, position, nbytes, dtype, itemsize, device)
+        self.start = start
+        """The address of the lowest byte."""
+        self.stop = start + nbytes
+        """One past the address of the highest byte."""
+        self.gathered = False
+        """The array has gaps: its elements are stored one after the other."""
 
     def cover(self, start: int, stop: int, size: int) -> None:
         """Set the memory that it covers, if the elements of an array in it take ``size`` bytes."""
@@ -124,6 +135,14 @@ class StridedBuffer(Buffer):
         self.stop = stop
         self.gathered = gathered = stop - start > size
         self.nbytes = size if gathered else stop - start
+
+    def stretch(self) -> None:
+        """Cover an array that is not contiguous."""
+        address, shape, strides, itemsize = self.layout()
+        low, high = extent_of(shape, strides, itemsize)
+        self.cover(address + low, address + high, self.nbytes)
+        if self.gathered and overlaps_itself(shape, strides, itemsize):
+            self.cover(self.start, self.stop, self.stop - self.start)
 
     @abstractmethod
     def layout(self) -> MemoryLayout:

@@ -9,10 +9,8 @@ import numpy as np
 from .buffers import (
     MemoryLayout,
     StridedBuffer,
-    extent_of,
     join,
     memory_at,
-    overlaps_itself,
 )
 from .skeleton import (
     ArrayEntry,
@@ -100,16 +98,10 @@ class NumpyBuffer(StridedBuffer):
     __slots__ = ()
 
     def __init__(self, array: Any, position: int) -> None:
-        size, itemsize = array.nbytes, array.itemsize
-        super().__init__(array, position, size, dtype_name(array.dtype), itemsize, "cpu")
-        low = _address(array)
-        if array.flags.c_contiguous:
-            self.cover(low, low + size, size)
-            return
-        below, above = extent_of(array.shape, array.strides, itemsize)
-        self.cover(low + below, low + above, size)
-        if self.gathered and overlaps_itself(array.shape, array.strides, itemsize):
-            self.cover(self.start, self.stop, self.stop - self.start)
+        size, name = array.nbytes, dtype_name(array.dtype)
+        super().__init__(array, position, size, name, array.itemsize, "cpu", _address(array))
+        if not array.flags.c_contiguous:
+            self.stretch()
 
     def layout(self) -> MemoryLayout:
         """How the first array lies in memory."""

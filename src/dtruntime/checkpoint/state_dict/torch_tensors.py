@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..._buffers import LARGE, use_large_pages
-from .buffers import MemoryLayout, StridedBuffer, join, memory_at, overlaps_itself
+from .buffers import MemoryLayout, StridedBuffer, join, memory_at
 from .skeleton import ArrayEntry, Node, damaged
 
 DTYPES: dict[str, Any] = {
@@ -80,7 +80,7 @@ class ArrayCollector:
             start = tensor.data_ptr()
             if not start:
                 raise _refusal(tensor)
-            buffer = TorchBuffer(tensor, position, name, itemsize, device, start, size)
+            buffer = TorchBuffer(tensor, position, size, name, itemsize, device, start)
             self._by_device.setdefault(device, []).append(buffer)
             if not tensor.is_contiguous():
                 buffer.stretch()
@@ -122,21 +122,6 @@ class TorchBuffer(StridedBuffer):
 
     __slots__ = ()
 
-    def __init__(
-        self,
-        tensor: Any,
-        position: int,
-        dtype: str,
-        itemsize: int,
-        device: str,
-        start: int,
-        size: int,
-    ) -> None:
-        super().__init__(tensor, position, size, dtype, itemsize, device)
-        self.start = start
-        self.stop = start + size
-        self.gathered = False
-
     def layout(self) -> MemoryLayout:
         """How the first tensor lies in memory."""
         tensor, item = self.first, self.itemsize
@@ -147,14 +132,6 @@ class TorchBuffer(StridedBuffer):
         """The address of the first tensor's storage."""
         address: int = self.first.untyped_storage().data_ptr()
         return address
-
-    def stretch(self) -> None:
-        """Cover a tensor that is not contiguous."""
-        tensor = self.first
-        stop = self.start + _reach(tensor)
-        self.cover(self.start, stop, self.nbytes)
-        if self.gathered and overlaps_itself(tensor.shape, tensor.stride(), 1):
-            self.cover(self.start, stop, stop - self.start)
 
     @property
     def in_one_piece(self) -> bool:
