@@ -48,7 +48,7 @@ def save_sharded(
 
     As `CheckpointManager.save` it returns when the arrays may be changed or donated. When JAX
     runs in several processes all of them must call it, with a manager made by ``sharded=True``.
-    Leaves that are no arrays of JAX are saved by the first process.
+    Other leaves than arrays of JAX are saved by the first process.
     """
     if jax.process_count() > 1 and not manager.engine.options.sharded:
         raise ValueError(
@@ -72,7 +72,7 @@ def save_sharded(
 
 
 def load_sharded(manager: CheckpointManager, target: Any, step: int | None = None) -> Any:
-    """Load a pytree as ``target`` wants it, reading only what this process's devices need.
+    """Load a pytree in the form of ``target``, reading only what this process's devices need.
 
     The leaves of ``target`` say where arrays go: a ``Sharding``, a ``jax.ShapeDtypeStruct`` with
     one, or an array that lies there already; shapes must agree, and elements are converted where
@@ -122,7 +122,7 @@ def _own_shards(array: Any) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], 
 
 
 MARK = "strata.arrays"
-"""The key in a checkpoint's metadata that tells it from others."""
+"""The key in a checkpoint's metadata that marks sharded arrays of JAX."""
 
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 Counts = Annotated[tuple[Count, ...], Meta(max_length=64)]
@@ -137,7 +137,7 @@ class ArrayShard(Struct, frozen=True, array_like=True):
     """Which of the part's shards it is."""
 
     def overlap(self, starts: tuple[int, ...], lengths: tuple[int, ...]) -> Overlap | None:
-        """What it has of another box."""
+        """The overlap with another box."""
         if not len(starts) == len(lengths) == len(self.starts) == len(self.lengths):
             return None
         sides = list(zip(self.starts, self.lengths, starts, lengths, strict=True))
@@ -175,11 +175,11 @@ class ShardedArrayEntry(Struct, frozen=True, forbid_unknown_fields=True, tag="ar
     dtype: str | dict[str, Any]
     shards: tuple[ArrayShard, ...]
     impl: str | None = None
-    """Of random keys: by which method."""
+    """The implementation of random keys."""
 
 
 class ValueEntry(Struct, frozen=True, forbid_unknown_fields=True, tag="value"):
-    """Another leaf."""
+    """A leaf other than an array."""
 
     name: str
     number: Count
@@ -195,25 +195,25 @@ class JaxIndex(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 ROOM = 2**30
-"""So many bytes are read into the host's memory before they go to their devices."""
+"""How many bytes are read into host memory before they go to their devices."""
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""Where it begins, and its lengths."""
+"""The offsets of a box, and its lengths."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """An array, as all processes together saved it."""
+    """An array with the shards of all processes."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     impl: str | None
     shards: list[tuple[int, ArrayShard]]
-    """Each with the rank whose part has it."""
+    """Each with the rank of its part."""
 
 
 class Loading:
-    """One checkpoint while it is loaded."""
+    """One load of a checkpoint."""
 
     def __init__(self, copy: CheckpointCopy) -> None:
         self._copy = copy
@@ -228,7 +228,7 @@ class Loading:
         self._reads = SliceReader(self._reader)
 
     def run(self, wanted: Sequence[tuple[str, Any]]) -> list[Any]:
-        """The values of the leaves that are wanted, each as its target says."""
+        """The values of leaves, each in the form of its target."""
         loaded: list[Any] = []
         pending: list[Callable[[], Any]] = []
         taken = 0
@@ -247,7 +247,7 @@ class Loading:
             return [make() for make in pending]
 
     def _begin(self, name: str, target: Any) -> tuple[Callable[[], Any], int]:
-        """Ask for the bytes of a leaf; what makes it when they are there, and how many."""
+        """Begin to read a leaf; returns what makes it afterwards, and its size in bytes."""
         stored = self._arrays.get(name)
         if stored is None:
             value = self._value(name)
@@ -272,7 +272,7 @@ class Loading:
         return make, sum(array.nbytes for array in memory.values())
 
     def _box(self, name: str, stored: _Stored, box: Box) -> NDArray[Any]:
-        """Memory for a box, which is filled by the time that reading is finished."""
+        """Memory for a box, which is filled when reading is finished."""
         starts, lengths = box
         memory = np.empty(lengths, stored.dtype)
         there = 0
@@ -342,7 +342,7 @@ class Loading:
         return rebuild(part.skeleton, read, keys=[key])[key]
 
     def _read_indexes(self) -> None:
-        """Put together what the processes say."""
+        """Combine the indexes of all processes."""
         indexes = {}
         try:
             for rank, part in self._parts.items():
@@ -383,7 +383,7 @@ def _box_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
 
 
 def _check_target(name: str, target: Any, stored: _Stored) -> np.dtype[Any]:
-    """The type of elements that is wanted; ``ValueError`` when the target has another shape."""
+    """The dtype of the target; ``ValueError`` when the target has another shape."""
     if stored.impl is not None:
         return stored.dtype
     shape = getattr(target, "shape", None)

@@ -1,4 +1,4 @@
-"""`CheckpointManager`: saves that do not stall training, and loads that are checked."""
+"""`CheckpointManager`: saves that do not stall training, and verified loads."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ R = TypeVar("R")
 
 
 class CheckpointWriter:
-    """Writes and reads checkpoints by name and step, and waits until they are committed."""
+    """Writes and reads checkpoints by name and step; writes return when they are committed."""
 
     def __init__(self, backend: StorageBackend | str | os.PathLike[str], **options: Any) -> None:
         """``backend`` is where they are; ``options`` are those of `CheckpointManager`.
@@ -127,14 +127,14 @@ class CheckpointManager:
         - ``storage_path`` (or ``path``) is a path or a URL (``s3://``, ``gs://``, ``az://``,
           ``file://``). With ``backend="s3"`` a plain path is a prefix in ``CHECKPOINT_BUCKET``.
           It may also be a ``StorageBackend``, which is used as it is, and not closed.
-        - ``keep_count`` newest checkpoints are kept, and those that ``keep_every`` so many steps
-          and ``keep_best`` by ``metric`` ask for.
+        - The ``keep_count`` newest checkpoints are kept, one for ``keep_every`` so many steps, and
+          the ``keep_best`` best by ``metric``.
         - ``compression`` is ``none``, ``gzip`` or ``zstd``; chunks that do not get smaller are
           stored as they are. ``incremental`` makes every save one, ``delta`` stores differences
           from the save before and keeps that one in memory.
-        - ``memory_budget`` bounds the memory that saves under way may take; a save waits when
-          it is used up. By default it is a quarter of the machine's memory.
-        - ``orchestrator`` is told of each commit; by default the one that is registered when
+        - ``memory_budget`` bounds the memory of saves under way; a save waits while it is used up.
+          By default it is a quarter of the machine's memory.
+        - Commits are reported through ``orchestrator``; by default the one that is registered when
           something is saved or listed. With ``sharded`` every rank of its job saves its own part
           of each checkpoint.
         - ``local_tier`` is a folder on a fast disk: saves are committed there, and every
@@ -196,9 +196,8 @@ class CheckpointManager:
     ) -> SaveHandle:
         """Save a state dict, or anything bytes-like, and return when it may be changed.
 
-        Bytes are saved where they lie and not copied: a buffer that can be written to must not be
-        before the handle is done. ``is_full=False`` stores only what has changed since the last
-        checkpoint.
+        Bytes are saved in place and not copied: do not write to a writable buffer before the handle
+        is done. ``is_full=False`` stores only what has changed since the last checkpoint.
         """
         request = self.engine.request(step, epoch, is_full, metrics, metadata)
         handle = self.engine.save(request, lambda: memory_of(state_dict))
@@ -210,18 +209,18 @@ class CheckpointManager:
         return await in_thread(lambda: self.save(data, step, epoch, **options), "strata-stage")
 
     def estimate_seconds(self, is_full: bool = True) -> float | None:
-        """How long a save takes to be durable, by the last saves and the last state's size.
+        """Estimate how long a save takes to be durable, from earlier saves and the last size.
 
-        None before the first one. It is for a save that begins when no other is under way, and
-        with two tiers for the local one.
+        None before the first one. The estimate is for a save that begins when no other is under
+        way; with two tiers, for the local one.
         """
         is_full = is_full and not self.engine.options.incremental
         return self.engine.estimates.seconds(is_full=is_full)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until all saves are committed, and what is due is in the main storage.
+        """Wait until all saves are committed, and uploads that are due are in the main storage.
 
-        Raises when one failed that nobody looked at, and ``TimeoutError``.
+        Raises the error of a save that failed unseen, and ``TimeoutError``.
         """
         deadline = deadline_after(timeout)
         self._wait_for_saves(timeout)
@@ -249,13 +248,13 @@ class CheckpointManager:
     ) -> Any:
         """Load a state dict: the newest, or that of a step.
 
-        When the newest is damaged, the newest good one is loaded instead, with a loud warning; a
-        step that was asked for by number is loaded or raises. ``keys`` names what to restore, such
-        as ``model`` or ``model/layer1.weight``: the result is a dict from these names to their
-        values, and nothing else is read. ``rank`` takes the part of that rank (see `ranks`) instead
-        of this one's own; ``CheckpointNotFoundError`` when it has saved none. With ``like``, which
-        has the form of the result, containers are of the classes that it has: named tuples, which
-        are tuples otherwise, and ``defaultdict``. ``ValueError`` says where the forms differ.
+        If the newest is damaged, the newest good one is loaded instead, and an error is logged; a
+        given step is loaded or raises. ``keys`` names what to restore, such as ``model`` or
+        ``model/layer1.weight``: the result is a dict from these names to their values, and nothing
+        else is read. ``rank`` loads the part of that rank (see `ranks`) instead of this one's own;
+        ``CheckpointNotFoundError`` when it has saved none. With ``like``, an object of the same
+        structure, containers get its classes: named tuples, which are tuples otherwise, and
+        ``defaultdict``. ``ValueError`` says where the structures differ.
         """
         names = None if keys is None else list(keys)
         whose = None if rank is None else check_whole("rank", rank)
@@ -282,11 +281,11 @@ class CheckpointManager:
         return loader.newest_good(loader.verified, own_part=False)
 
     def latest(self) -> CheckpointInfo | None:
-        """The newest checkpoint, or None; its manifest is read, and nothing of it verified."""
+        """The newest checkpoint, or None; only its manifest is read."""
         return self._settled().latest()
 
     def newest_step(self) -> int | None:
-        """The step of the newest checkpoint, or None; nothing is read but a list of names."""
+        """The step of the newest checkpoint, or None; nothing but names is read."""
         return self._settled().newest_step()
 
     def ranks(self, step: int | None = None) -> list[int]:
@@ -315,7 +314,7 @@ class CheckpointManager:
     def other_writers(self) -> list[str]:
         """The process ids of other processes that save here at the moment; local disks only."""
         with contextlib.suppress(StorageError):
-            # From then on these see this one too; where nothing can be written, it only looks.
+            # Opening a session lets the others see this process, too; a read-only place has none.
             return self.engine.main.session.other_processes()
         return WriterLock(self.engine.main.backend).other_processes()
 
@@ -351,7 +350,7 @@ class CheckpointManager:
         loaded, value = self.engine.load(
             step, lambda copy: (copy.manifest.step, read(copy)), own_part=True
         )
-        self.policy.saved(loaded)  # whoever goes on from there has a checkpoint of it
+        self.policy.saved(loaded)  # training continues from a step that has a checkpoint
         return value
 
     def _settled(self) -> CheckpointLoader:
@@ -385,7 +384,7 @@ def _local_store(tier: str | os.PathLike[str], main: CheckpointStore) -> Checkpo
 
 
 def check_place(storage_path: Any, path: Any) -> str | StorageBackend:
-    """The place that is named by one of two arguments, as text, or what stores it."""
+    """The place that one of two arguments names: as text, or a backend."""
     if storage_path is not None and path is not None:
         raise TypeError("give storage_path or path, not both: they are the same")
     place = storage_path if storage_path is not None else path
@@ -412,7 +411,7 @@ def check_options(url: str, options: Iterable[str], manager: type[Any]) -> None:
 
 
 def check_budget(memory_budget: Any) -> int:
-    """How much memory saves may take; by default a quarter of the machine's."""
+    """The memory budget; by default a quarter of the machine's memory."""
     if memory_budget is None:
         return max(SLAB, psutil.virtual_memory().total // 4)
     return check_whole("memory_budget", memory_budget, SLAB)

@@ -1,4 +1,4 @@
-"""State checkpoints to and from files of the safetensors format."""
+"""Export and import of state checkpoints as safetensors files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from .state_dict.skeleton import (
 log = EventLog("checkpoint")
 
 SLAB = 64 * 2**20
-"""So much is read before it is written; only tensors that are not in C order may take more."""
+"""The size of the copy buffer; only tensors that are not in C order may take more memory."""
 MOST_METADATA = 4096
 """Longer values of a file's metadata are not kept."""
 
@@ -65,11 +65,11 @@ def export_safetensors(
 ) -> None:
     """Write the tensors of a state checkpoint to a ``.safetensors`` file or object.
 
-    ``step=None`` is the newest state. Names are the keys joined by dots; ``under="model"`` takes
-    what lies in there only, by the rest of the names. Tensors that were one are written once for
-    each name. The file's metadata says so (``strata.shared``), and has all values that are no
-    tensors as JSON (``strata.values``). The file is there when it is complete. ``progress`` is
-    told how many bytes there are, and returns what is told of each few that are written.
+    ``step=None`` is the newest state. Names are the keys joined by dots; ``under="model"`` exports
+    only what is below that key, without the prefix. Tensors that shared memory are written once for
+    each name and listed in the file's metadata (``strata.shared``), which also has all other values
+    as JSON (``strata.values``). The file appears when it is complete. ``progress`` is called with
+    the total size, and what it returns with the size of each piece that is written.
 
     ``TypeError`` names a tensor whose elements safetensors does not have, ``ValueError`` two
     values that would have the same name.
@@ -92,7 +92,7 @@ def export_safetensors(
 
 
 def _ignore(size: int) -> None:
-    """Nobody wants to know."""
+    """Ignore the progress."""
 
 
 def import_safetensors(
@@ -107,7 +107,7 @@ def import_safetensors(
 
     They become arrays of ``framework``: ``"torch"``, ``"numpy"``, or by default what the file
     says it is from. Its metadata becomes that of the checkpoint. Returns when it is committed.
-    ``StorageError`` when the file is not sound; nothing of it is trusted.
+    ``StorageError`` when the file is invalid; nothing in it is trusted.
     """
     if framework not in (None, "torch", "numpy"):
         raise ValueError(f"framework must be 'torch' or 'numpy', not {framework!r}")
@@ -185,7 +185,7 @@ class _Copying:
 
 
 def _pieces(nbytes: int, room: int) -> Iterator[tuple[int, int]]:
-    """Cut bytes so that the first piece fills the room that is left, and others a slab."""
+    """Cut bytes so that the first piece fills the remaining room, and others a slab."""
     at = 0
     while at < nbytes:
         size = min(room or SLAB, nbytes - at)
@@ -216,37 +216,37 @@ def _as_arrays(opened: SafetensorsFile) -> dict[str, Any]:
 
 
 def _numpy_name(name: str) -> str:
-    """A type as the trees write it: numpy's own by their codes, those of ml_dtypes by name."""
+    """A dtype as skeletons spell it: numpy's own by their codes, those of ml_dtypes by name."""
     return np.dtype(name).newbyteorder("<").str if name in NUMPY else name
 
 
 @dataclass(frozen=True, slots=True)
 class TensorLeaf:
-    """An array, and where its bytes are."""
+    """An array of the state, and its location in the part."""
 
     name: str
     number: int
-    """Which of the state's arrays it is; the same one may have several names."""
+    """The number of the array in the state; one array may have several names."""
     dtype: str
     entry: ArrayEntry
     buffer: tuple[int, int]
-    """Where its buffer begins in the part's stream, and how many bytes that has."""
+    """The offset and length of its buffer in the part's stream."""
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it has in a file."""
+        """Its size in a file."""
         return prod(self.entry.shape) * SIZES[NAMES[self.dtype]]
 
     @property
     def plain(self) -> bool:
-        """Whether its bytes are stored as a file has them."""
+        """Whether a file has the same bytes as the part."""
         entry = self.entry
         size = SIZES[NAMES[self.dtype]]
         dense = entry.strides is None or entry.strides == list(dense_strides(entry.shape, size))
         return dense and not (entry.conj or entry.neg or _swapped(entry))
 
     def assemble(self, memory: NDArray[np.uint8]) -> bytes:
-        """The bytes of one that is not plain, made of its buffer's."""
+        """The bytes in a file of an array that is not plain, from its buffer."""
         size = SIZES[NAMES[self.dtype]]
         strides = self.entry.strides or dense_strides(self.entry.shape, size)
         dtype = _numpy_dtype(self.dtype, size)
@@ -270,13 +270,13 @@ class TensorLeaves:
     values: dict[str, Any]
     """Everything else, as JSON."""
     shared: list[list[str]]
-    """Names of tensors that were one, or lay in each other's memory."""
+    """Groups of names of tensors that shared memory."""
 
 
 def leaves_of(part: Part, under: str | None = None) -> TensorLeaves:
-    """All leaves; with ``under`` only those in there, by the rest of their names.
+    """All leaves; with ``under`` only those below that key, without the prefix.
 
-    ``TypeError`` and ``ValueError`` name what safetensors has no room for.
+    ``TypeError`` and ``ValueError`` name what safetensors cannot represent.
     """
     try:
         skeleton = parse(part.skeleton)
@@ -353,7 +353,7 @@ def _swapped(entry: ArrayEntry) -> bool:
 
 
 def _numpy_dtype(name: str, size: int) -> np.dtype[Any]:
-    """Numbers where they have to be computed with, else anything of that size."""
+    """The dtype itself if numpy has it, else an integer of the same size."""
     return np.dtype(name if name in NUMPY else f"u{size}")
 
 

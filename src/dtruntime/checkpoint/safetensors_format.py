@@ -49,7 +49,7 @@ SIZES = {
     for name in NAMES.values()
 }
 NUMPY = {name for name in NAMES if name != "bfloat16" and not name.startswith("float8")}
-"""Types that numpy has by itself."""
+"""Types that numpy has without ml_dtypes."""
 _OURS = {theirs: ours for ours, theirs in NAMES.items()}
 
 
@@ -68,18 +68,18 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsFile:
-    """A file whose header is sound."""
+    """An open file with a valid header."""
 
     tensors: tuple[Tensor, ...]
     metadata: dict[str, str]
     memory: mmap.mmap | None
-    """The whole file, read when it is looked at; None when it has no data."""
+    """The memory-mapped file; None when it has no data."""
 
 
 def header_of(
     tensors: Mapping[str, tuple[str, tuple[int, ...], int]], metadata: Mapping[str, str]
 ) -> bytes:
-    """The begin of a file, for tensors of a type of ours, a shape and a size that follow it."""
+    """The header of a file, for tensors given by dtype, shape and size."""
     header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     at = 0
     for name, (dtype, shape, nbytes) in tensors.items():
@@ -100,7 +100,7 @@ def header_of(
 
 
 def open_file(path: str | os.PathLike[str]) -> SafetensorsFile:
-    """Open a file and check all that its header says; ``StorageError`` when it is not sound."""
+    """Open a file and validate its header; ``StorageError`` when it is invalid."""
     place = os.fspath(path)
     try:
         with open(place, "rb") as file:
@@ -118,7 +118,7 @@ def open_file(path: str | os.PathLike[str]) -> SafetensorsFile:
 
 
 class _Unsound(Exception):
-    """What is wrong with a file."""
+    """A file is invalid."""
 
 
 def _read_header(file: Any, size: int) -> tuple[bytes, int]:
@@ -192,7 +192,7 @@ def _check_cover(tensors: list[Tensor], begin: int, size: int) -> None:
 
 
 def views_of(opened: SafetensorsFile) -> Iterator[tuple[Tensor, memoryview]]:
-    """Every tensor with its bytes, which are the process's own: changes do not reach the file."""
+    """Every tensor with its bytes, a private copy: changes do not reach the file."""
     whole = memoryview(b"") if opened.memory is None else memoryview(opened.memory)
     for tensor in opened.tensors:
         yield tensor, whole[tensor.start : tensor.start + tensor.nbytes]

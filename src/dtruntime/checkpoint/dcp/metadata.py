@@ -1,4 +1,4 @@
-"""DCP's metadata as JSON, and back: by a fixed form that names no code, never by pickle."""
+"""DCP's metadata as JSON with a fixed schema, and back; never by pickle."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Counts = Annotated[tuple[Count, ...], Meta(max_length=64)]
 
 
 class Box(Struct, frozen=True, array_like=True):
-    """A chunk, in DCP's word: a box of a tensor that one rank saved."""
+    """What DCP calls a chunk: a box of a tensor that one rank saved."""
 
     offsets: Counts
     sizes: Counts
@@ -64,7 +64,7 @@ class BytesEntry(Struct, frozen=True, forbid_unknown_fields=True, tag="bytes"):
 
 
 class Placed(Struct, frozen=True, array_like=True):
-    """Where an item's bytes are: an extent of a rank's part."""
+    """The location of an item's bytes: an extent of a rank's part."""
 
     name: str
     offsets: Counts | None
@@ -73,7 +73,7 @@ class Placed(Struct, frozen=True, array_like=True):
 
 
 class StorageEntry(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What DCP's ``StorageMeta`` says of a save."""
+    """DCP's ``StorageMeta`` of a save."""
 
     checkpoint_id: str | None = None
     save_id: str | None = None
@@ -81,15 +81,15 @@ class StorageEntry(Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class DcpIndex(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a distributed checkpoint consists of."""
+    """The description of a distributed checkpoint."""
 
     entries: tuple[TensorEntry | BytesEntry, ...]
     placed: tuple[Placed, ...]
     paths: dict[str, tuple[str | int, ...]] | None
-    """The planner's data: where in a nested state the flat names belong."""
+    """The planner's data: the path of each flat name in the nested state."""
     format: int
     version: str | None = None
-    """That of DCP's own format."""
+    """The version of DCP's own format."""
     storage_meta: StorageEntry | None = None
 
 
@@ -100,7 +100,7 @@ Location = tuple[int, int]
 def encode(metadata: Any, placed: Iterable[tuple[Any, Location]]) -> Any:
     """Describe a checkpoint whose items, by their index, are at these locations.
 
-    ``TypeError`` when a planner added what the form has no place for.
+    ``TypeError`` when a planner added data that the schema does not have.
     """
     entries = metadata.state_dict_metadata.items()
     index = DcpIndex(
@@ -147,7 +147,7 @@ def _encode_entry(name: str, entry: Any) -> TensorEntry | BytesEntry:
 
 
 def name_of_dtype(dtype: Any, tensor: str) -> str:
-    """The name of a type of elements; ``TypeError`` for one that cannot be stored."""
+    """The name of a dtype; ``TypeError`` for one that cannot be stored."""
     name = _NAMES.get(dtype)
     if name is None:
         raise TypeError(f"{tensor} is a tensor of {dtype}, which cannot be stored: convert it")

@@ -1,4 +1,4 @@
-"""`StrataReader`: where torch's distributed checkpoint is read from."""
+"""`StrataReader`: torch's distributed checkpoint as a ``StorageReader``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..load.checkpoint_loader import CheckpointCopy, is_kind
 from ..load.pack_reader import PartReader
 from ..manager import CheckpointManager
 from .metadata import decode
-from .writer import KIND, engine_of, step_of
+from .writer import KIND, engine_of, is_step, step_of
 
 
 class StrataReader(StorageReader):
@@ -43,10 +43,10 @@ class StrataReader(StorageReader):
     ) -> None:
         """``place`` is a manager, or a path, URL or backend with a manager's ``options``.
 
-        ``step=None`` is the newest distributed checkpoint, passing over those whose description
-        is damaged. Values that are no tensors were serialised by torch: ``weights_only=True``
-        loads them by torch's restricted unpickler and refuses others, ``weights_only=False``
-        unpickles whatever is there, which may run code.
+        ``step=None`` is the newest distributed checkpoint whose description is not damaged. Values
+        other than tensors were serialised by torch: ``weights_only=True`` loads them by torch's
+        restricted unpickler and refuses what that does not load; ``weights_only=False`` unpickles
+        anything, which may run code.
         """
         super().__init__()
         self._engine = engine_of(place, options, self)
@@ -57,7 +57,7 @@ class StrataReader(StorageReader):
         self._parts: dict[int, Part] = {}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Take the step that is loaded next."""
+        """Set the step of the next load."""
         if checkpoint_id is not None:
             self._step = step_of(checkpoint_id)
 
@@ -75,7 +75,7 @@ class StrataReader(StorageReader):
         self._metadata = metadata
 
     def prepare_local_plan(self, plan: Any) -> Any:
-        """Say which checkpoint this rank has found."""
+        """Add the id of the checkpoint that this rank has found."""
         return dataclasses.replace(plan, storage_data=self._found.manifest.checkpoint_id)
 
     def prepare_global_plan(self, plans: Sequence[Any]) -> list[Any]:
@@ -109,11 +109,7 @@ class StrataReader(StorageReader):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether it is a step."""
-        try:
-            step_of(checkpoint_id)
-        except (TypeError, ValueError):
-            return False
-        return True
+        return is_step(checkpoint_id)
 
     @property
     def _found(self) -> CheckpointCopy:
@@ -186,9 +182,9 @@ class StrataReader(StorageReader):
         reads.aside(rank, extent.offset, extent.length, settle)
 
     def _harmless(self, value: io.BytesIO, name: str) -> io.BytesIO:
-        """The same value, as torch's restricted unpickler understands it.
+        """The same value, loaded by torch's restricted unpickler and serialised again.
 
-        DCP's planner unpickles what it gets without restriction, so it gets our own copy.
+        DCP's planner unpickles without restriction, so it gets this copy.
         """
         try:
             plain = torch.load(value, weights_only=True)

@@ -1,4 +1,4 @@
-"""Who saves what of a sharded state: agreed on by DCP's planners, before anything is written."""
+"""Saves and loads of sharded states (FSDP, DTensor) in the background, planned by DCP."""
 
 from __future__ import annotations
 
@@ -24,52 +24,52 @@ from .writer import KIND, buffer_of, check_item
 
 @dataclass(frozen=True, slots=True)
 class _RankPlan:
-    """What a rank would save."""
+    """The local plan of a rank."""
 
     rank: int
-    """By which its part is called."""
+    """The rank that its part is stored under."""
     plan: Any = None
-    """None: the same as the last time."""
+    """None: unchanged since the last save."""
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class _FinalPlan:
-    """What a rank is to save."""
+    """What a rank has to save."""
 
     plan: Any = None
-    """None: the same as the last time."""
+    """None: unchanged since the last save."""
     error: str = ""
 
 
 class Planning:
     """Plans saves, one after the other, together with all processes of the process group.
 
-    Ranks tell the first one what they have, and it tells them what to save: two small collectives
-    in the caller's thread. Plans that are the same as the last time are not sent again. Where items
-    go is known with the plan, so that nothing has to be agreed on when they are written.
+    Ranks send their local plans to the first one, which answers with what each has to save: two
+    small collectives in the caller's thread. Unchanged plans are not sent again. A plan fixes the
+    location of every item, so that writing needs no further collectives.
     """
 
     def __init__(self) -> None:
         self._shape: Any = None
-        """Of the state that was planned last."""
-        self._wished: Any = None
+        """The shape of the state that was planned last."""
+        self._local_plan: Any = None
         self._final: Any = None
         self._ranks: list[int] = []
-        self._wishes: list[Any] = []
-        """On the first process: what all had the last time."""
+        self._local_plans: list[Any] = []
+        """On the first process: the local plans of all ranks at the last save."""
         self._skeleton: Any = None
         """On the first process: the description of what was planned last."""
 
     def plan(self, state: dict[str, Any], rank: int) -> tuple[Any, list[Buffer]]:
         """The skeleton of this rank's part, and the memory that it has to store.
 
-        ``rank`` is what its part is called by. ``StorageError`` on all ranks when one cannot save.
+        Its part is stored under ``rank``. ``StorageError`` on all ranks when one cannot save.
         """
         planner = DefaultSavePlanner()
-        wish, failure = self._wish(planner, state, rank)
-        wishes = _gathered(wish)
-        answers = None if wishes is None else self._answers(planner, wishes)
+        local, failure = self._plan_locally(planner, state, rank)
+        plans_of_ranks = _gathered(local)
+        answers = None if plans_of_ranks is None else self._answers(planner, plans_of_ranks)
         answer = _scattered(answers)
         if answer.error:
             self.forget()
@@ -81,49 +81,51 @@ class Planning:
 
     def forget(self) -> None:
         """Plan the next save from scratch."""
-        self._shape = self._wished = self._final = self._skeleton = None
-        self._ranks, self._wishes = [], []
+        self._shape = self._local_plan = self._final = self._skeleton = None
+        self._ranks, self._local_plans = [], []
 
-    def _wish(
+    def _plan_locally(
         self, planner: Any, state: dict[str, Any], rank: int
     ) -> tuple[_RankPlan, Exception | None]:
         try:
             planner.set_up_planner(state, is_coordinator=_is_first())
             shape = _shape(planner.state_dict)
             if shape is not None and shape == self._shape:
-                return _RankPlan(rank), None  # which spares the making of plans, too
+                return _RankPlan(rank), None  # which also saves making the plan
             plan = planner.create_local_plan()
             for item in plan.items:
                 check_item(item)
         except Exception as exc:
             return _RankPlan(rank, error=f"rank {rank}: {type(exc).__name__}: {exc}"), exc
         self._shape = shape
-        if plan == self._wished:
+        if plan == self._local_plan:
             return _RankPlan(rank), None
-        self._wished = plan
+        self._local_plan = plan
         return _RankPlan(rank, plan), None
 
-    def _answers(self, planner: Any, wishes: Sequence[_RankPlan]) -> list[_FinalPlan]:
-        """On the first process: what each is to save."""
-        errors = [wish.error for wish in wishes if wish.error]
+    def _answers(self, planner: Any, plans_of_ranks: Sequence[_RankPlan]) -> list[_FinalPlan]:
+        """On the first process: what each rank has to save."""
+        errors = [local.error for local in plans_of_ranks if local.error]
         if errors:
-            return [_FinalPlan(error="; ".join(errors))] * len(wishes)
-        ranks = [wish.rank for wish in wishes]
-        if ranks == self._ranks and not any(wish.plan for wish in wishes):
-            return [_FinalPlan()] * len(wishes)
-        before = self._wishes or [None] * len(wishes)
-        told = [wish.plan or last for wish, last in zip(wishes, before, strict=True)]
+            return [_FinalPlan(error="; ".join(errors))] * len(plans_of_ranks)
+        ranks = [local.rank for local in plans_of_ranks]
+        if ranks == self._ranks and not any(local.plan for local in plans_of_ranks):
+            return [_FinalPlan()] * len(plans_of_ranks)
+        before = self._local_plans or [None] * len(plans_of_ranks)
+        local_plans = [
+            local.plan or last for local, last in zip(plans_of_ranks, before, strict=True)
+        ]
         try:
-            plans, metadata = planner.create_global_plan(told)
+            plans, metadata = planner.create_global_plan(local_plans)
             self._skeleton = encode(metadata, _placed(plans, ranks))
         except Exception as exc:
-            return [_FinalPlan(error=f"{type(exc).__name__}: {exc}")] * len(wishes)
-        self._ranks, self._wishes = ranks, told
+            return [_FinalPlan(error=f"{type(exc).__name__}: {exc}")] * len(plans_of_ranks)
+        self._ranks, self._local_plans = ranks, local_plans
         return [_FinalPlan(plan) for plan in plans]
 
 
 def _shape(state: dict[str, Any]) -> list[Any] | None:
-    """What a plan depends on, as far as that is clear; else none."""
+    """What a plan depends on; None if that is unknown."""
     found: list[Any] = []
     for name, value in state.items():
         if isinstance(value, DTensor):
@@ -136,14 +138,14 @@ def _shape(state: dict[str, Any]) -> list[Any] | None:
 
 
 def _placed(plans: Sequence[Any], ranks: Sequence[int]) -> Iterator[tuple[Any, Location]]:
-    """Where each item will be: the items of a plan are the extents of a part, in order."""
+    """The location of each item: the items of a plan are the extents of a part, in order."""
     for plan, rank in zip(plans, ranks, strict=True):
         for number, item in enumerate(plan.items):
             yield item.index, (rank, number)
 
 
 def world_size() -> int:
-    """How many processes the process group has; 1 without one."""
+    """The size of the process group; 1 without one."""
     return int(dist.get_world_size()) if _is_together() else 1
 
 
@@ -155,13 +157,13 @@ def _is_first() -> bool:
     return not _is_together() or bool(dist.get_rank() == 0)
 
 
-def _gathered(wish: _RankPlan) -> list[_RankPlan] | None:
-    """The wishes of all, on the first process."""
+def _gathered(local: _RankPlan) -> list[_RankPlan] | None:
+    """The local plans of all ranks, on the first process."""
     if world_size() == 1:
-        return [wish]
-    wishes: list[Any] | None = [None] * world_size() if _is_first() else None
-    dist.gather_object(wish, wishes, dst=0)
-    return wishes
+        return [local]
+    plans_of_ranks: list[Any] | None = [None] * world_size() if _is_first() else None
+    dist.gather_object(local, plans_of_ranks, dst=0)
+    return plans_of_ranks
 
 
 def _scattered(answers: list[_FinalPlan] | None) -> _FinalPlan:
@@ -232,7 +234,7 @@ class ShardedCheckpoint:
 
     @property
     def sizes(self) -> dict[Path, tuple[int, ...]]:
-        """The sizes of all its tensors, by where they are in the nested state."""
+        """The sizes of all its tensors, by their paths in the nested state."""
         entries = self._metadata.state_dict_metadata
         paths: Mapping[str, Path] = self._metadata.planner_data or {}
         return {

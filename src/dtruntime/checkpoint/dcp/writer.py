@@ -1,4 +1,4 @@
-"""`StrataWriter`: where torch's distributed checkpoint is written to."""
+"""`StrataWriter`: torch's distributed checkpoint as a ``StorageWriter``."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ class Written:
     file: PartFile | None
     """None for the coordinating rank itself."""
     written: int
-    """How many bytes the rank had to store, in all."""
+    """How many bytes the rank stored in total."""
     is_full: bool
 
 
 class StrataWriter(StorageWriter):
     """Writes one checkpoint of ``torch.distributed.checkpoint``.
 
-    Every rank streams its items into a pack, with a digest for each chunk. The checkpoint is
-    committed by the coordinating rank, at the end and at once: one that fails or is killed leaves
-    nothing that anybody sees, and its files are cleared away by a later save.
+    Every rank streams its items into a pack, with a digest for each chunk. The coordinating rank
+    then commits the checkpoint atomically: a save that fails or is killed leaves nothing visible,
+    and a later save removes its files.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class StrataWriter(StorageWriter):
         ``is_full=False`` chunks that the newest checkpoint has are not stored again; by default
         the manager decides. A writer may be used again, for one save at a time.
 
-        Values that are no tensors are serialised by torch. What a `StrataReader` would refuse is
-        refused here, unless both are told ``weights_only=False``.
+        Values other than tensors are serialised by torch. What a `StrataReader` would refuse is
+        refused here, unless both get ``weights_only=False``.
         """
         super().__init__()
         self._arguments: tuple[Any, dict[str, Any]] = place, options
@@ -101,13 +101,13 @@ class StrataWriter(StorageWriter):
         self._own: tuple[SaveHandle, StoredPart] | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Take the step of the next save."""
+        """Set the step of the next save."""
         if checkpoint_id is not None:
             self._step = step_of(checkpoint_id)
         self._save_id = _save_id()
 
     def storage_meta(self) -> StorageMeta | None:
-        """What DCP notes of a save: its step as the id, and a token of its own."""
+        """DCP's description of a save: the step as its id, and a random token."""
         return StorageMeta(
             checkpoint_id=None if self._step is None else str(self._step), save_id=self._save_id
         )
@@ -136,13 +136,13 @@ class StrataWriter(StorageWriter):
             self._own = None
         if self._session is not None:
             self._session.close()
-        # It ends with the save, so that what a failed one left is known to be nobody's.
+        # It ends with the save, so that the files of a failed save are known to be abandoned.
         self._session = WriterLock(self._engine.store.backend)
         self._session.open()
         weakref.finalize(self, self._session.close)
 
     def prepare_local_plan(self, plan: Any) -> Any:
-        """Leave the plan as it is."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: Sequence[Any]) -> list[Any]:
@@ -152,13 +152,13 @@ class StrataWriter(StorageWriter):
     def write_data(self, plan: Any, planner: Any) -> Any:
         """Store this rank's items; returns when they are durable."""
         done: Any = Future()
-        with self._told_at_the_end():
+        with self._reported_at_end():
             done.set_result(self._write(plan, planner))
         return done
 
     def finish(self, metadata: Any, results: Sequence[Sequence[Any]]) -> None:
         """Commit the checkpoint, report it to the job's coordinator, and apply retention."""
-        with self._told_at_the_end():
+        with self._reported_at_end():
             self._finish(metadata, results)
 
     def _finish(self, metadata: Any, results: Sequence[Sequence[Any]]) -> None:
@@ -181,14 +181,10 @@ class StrataWriter(StorageWriter):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether it is a step."""
-        try:
-            step_of(checkpoint_id)
-        except (TypeError, ValueError):
-            return False
-        return True
+        return is_step(checkpoint_id)
 
     def __reduce__(self) -> Any:
-        """Go to the process that an asynchronous save may be made in."""
+        """Support the processes that asynchronous saves may run in."""
         place, options = self._arguments
         if isinstance(place, CheckpointManager | StorageBackend):
             raise TypeError(
@@ -206,8 +202,8 @@ class StrataWriter(StorageWriter):
         return _made, (os.fspath(place), self._step, settings)
 
     @contextmanager
-    def _told_at_the_end(self) -> Iterator[None]:
-        """Tell of a failure when nobody can look at an asynchronous save any more."""
+    def _reported_at_end(self) -> Iterator[None]:
+        """Report the failure of an asynchronous save when the process is ending."""
         try:
             yield
         except Exception as exc:
@@ -253,7 +249,7 @@ def engine_of(
     options: dict[str, Any],
     owner: object,
 ) -> CheckpointEngine:
-    """The engine of a manager, or one for a place that is closed with its owner."""
+    """The engine of a manager, or one of its own for a place, closed with the owner."""
     if not isinstance(place, CheckpointManager):
         engine = CheckpointManager(place, **options).engine
         engine.close_with(owner)
@@ -264,11 +260,20 @@ def engine_of(
 
 
 def step_of(checkpoint_id: str | os.PathLike[str] | int) -> int:
-    """The step that a checkpoint id of DCP means; ``ValueError`` when it is none."""
+    """The step that a checkpoint id of DCP stands for; ``ValueError`` when it is none."""
     text = str(checkpoint_id)
     if not (text.isascii() and text.isdigit()):
         raise ValueError(f"the checkpoint_id of a Strata checkpoint is its step, not {text!r}")
     return int(text)
+
+
+def is_step(checkpoint_id: str | os.PathLike[str]) -> bool:
+    """Whether a checkpoint id of DCP is a step."""
+    try:
+        step_of(checkpoint_id)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _save_id() -> str:
@@ -280,7 +285,7 @@ def _made(place: str, step: int | None, settings: dict[str, Any]) -> StrataWrite
 
 
 class BytesSource:
-    """What torch serialised."""
+    """A value that torch serialised."""
 
     dtype = "uint8"
 
@@ -300,7 +305,7 @@ class BytesSource:
 
 
 class TensorSource(DeviceSource):
-    """A tensor, asked for when it is copied: a planner may have to make it."""
+    """A tensor, resolved when it is copied: a planner may have to make it."""
 
     def __init__(self, item: Any, planner: Any) -> None:
         self.key = name_of(item.index)
@@ -312,7 +317,7 @@ class TensorSource(DeviceSource):
         self._bytes: Any = None
 
     def copy_part(self, first: int, target: memoryview) -> None:
-        """Copy bytes; the tensor is let go with the last ones."""
+        """Copy bytes; the tensor is released with the last ones."""
         if self._bytes is None:
             self._bytes = self._resolve()
         stop = first + target.nbytes
@@ -328,14 +333,14 @@ class TensorSource(DeviceSource):
 
 
 def source_of(item: Any, planner: Any, weights_only: bool) -> BytesSource | TensorSource:
-    """The bytes of an item; ``TypeError`` when ``weights_only`` loads would refuse it."""
+    """The source of an item's bytes; ``TypeError`` if ``weights_only`` loads would refuse it."""
     if item.type == WriteItemType.BYTE_IO:
         return BytesSource(item, planner, weights_only)
     return TensorSource(item, planner)
 
 
 def _check_loadable(value: Any, key: str) -> None:
-    """Make sure that torch's restricted unpickler takes a value."""
+    """Make sure that torch's restricted unpickler loads a value."""
     at = value.tell()
     value.seek(0)
     try:
@@ -357,7 +362,7 @@ def _first_line(error: Exception) -> str:
 
 
 def check_item(item: Any) -> None:
-    """Make sure that `buffer_of` can take an item; ``TypeError`` when it is not such a tensor."""
+    """Raise ``TypeError`` unless `buffer_of` supports an item."""
     if item.type == WriteItemType.BYTE_IO:
         raise TypeError(
             f"{item.index.fqn} is no tensor: save plain values with CheckpointManager.save, or "
@@ -367,7 +372,7 @@ def check_item(item: Any) -> None:
 
 
 def buffer_of(item: Any, planner: Any) -> Buffer:
-    """The memory of an item that is a tensor, as the engine takes it."""
+    """The buffer of an item that is a tensor."""
     tensor = _in_order(item, planner)
     dtype = name_of_dtype(tensor.dtype, item.index.fqn)
     buffer: Buffer
@@ -395,7 +400,7 @@ def _in_order(item: Any, planner: Any) -> Any:
 
 
 def name_of(index: Any) -> str:
-    """A readable name: that of the value, and where a shard begins."""
+    """A readable name: that of the value, and the offset of a shard."""
     if index.offset is None or not any(index.offset):
         return str(index.fqn)
     return f"{index.fqn}[{','.join(map(str, index.offset))}]"

@@ -1,4 +1,4 @@
-"""Tensors on a GPU: copied on the device where there is room, and fetched by its copy engine."""
+"""Staging of CUDA tensors: copied on the device if there is room, then fetched asynchronously."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from .staging import DeviceSource
 log = EventLog("checkpoint")
 
 SPARE_BYTES = 2**30
-"""So much of a device's memory is left to the training."""
+"""How much device memory is left to training."""
 HOST_BYTES = 64 * 2**20
-"""A copy on the device is made only of states with no more than this on the host: that is copied at
-the same time, outside of the memory budget."""
+"""States with more than this on the host are not copied on the device: the host's share would be
+copied at the same time, outside of the memory budget."""
 
 
 def pin(view: memoryview) -> Callable[[], None] | None:
-    """Lock memory into place, so that a device copies into it at full speed.
+    """Pin memory, so that a device copies into it at full speed; returns what undoes it.
 
-    Returns what undoes it. Memory that is freed without that stays registered by its address, and
-    whoever gets the address next cannot use it.
+    Memory that is freed while pinned stays registered by its address, which cannot be pinned again.
     """
     address = torch.frombuffer(view, dtype=torch.uint8).data_ptr()
     runtime = torch.cuda.cudart()
@@ -43,10 +42,9 @@ def pin(view: memoryview) -> Callable[[], None] | None:
 
 
 def snapshot(buffers: Sequence[Buffer]) -> list[Any] | None:
-    """Copies of all buffers, made on their devices; None where there is no room for them.
+    """Copies of all buffers on their devices; None if there is no room for them.
 
-    The copies are made in the order of the work that the devices have been given, so that what
-    follows cannot change them.
+    They are made in stream order, so that later work cannot change them.
     """
     needed: dict[str, int] = {}
     host = 0
@@ -66,7 +64,7 @@ def snapshot(buffers: Sequence[Buffer]) -> list[Any] | None:
 
 
 def sources(buffers: Sequence[Buffer]) -> list[Any]:
-    """The buffers as they are, copied by the devices' own engines."""
+    """The buffers themselves, copied asynchronously by their devices."""
     return [_CudaSource(_bytes(b)) if b.device.startswith("cuda") else b for b in buffers]
 
 
@@ -89,7 +87,7 @@ def _free(device: str) -> int:
 
 @functools.cache
 def _side_stream(device: Any) -> Any:
-    """A stream of our own, so that training goes on while it copies."""
+    """A stream for copies, so that training continues meanwhile."""
     return torch.cuda.Stream(device)
 
 
@@ -104,7 +102,7 @@ class _CudaSource(DeviceSource):
         self._ready.record(torch.cuda.current_stream(data.device))
 
     def copy_part(self, first: int, target: memoryview) -> None:
-        """Begin to copy, once the device has made the bytes."""
+        """Begin to copy, after the work that produces the bytes."""
         host = torch.frombuffer(target, dtype=torch.uint8)
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._ready)
@@ -116,7 +114,7 @@ class _CudaSource(DeviceSource):
 
 
 class _HostCopy:
-    """A buffer of the host that was copied when the device's were."""
+    """A buffer in host memory that was copied together with those of the device."""
 
     def __init__(self, buffer: Buffer) -> None:
         self.nbytes = buffer.nbytes

@@ -1,4 +1,4 @@
-"""Writes one rank's part of a checkpoint: chunks into a pack, as they come."""
+"""Writes one rank's part of a checkpoint: its chunks, into a pack."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAGIC = b"strata-pack 1\n"
 
 @dataclass(slots=True)
 class Encoded:
-    """A chunk, ready to be stored or known to be stored."""
+    """A chunk that is encoded, or stored already."""
 
     offset: int
     length: int
@@ -35,40 +35,40 @@ class Encoded:
     data: Any = None
     """``None``: it is stored already."""
     stored: list[StoredChunk] = field(default_factory=list)
-    """With a chunk that is stored: it and its bases. With a difference: the bases."""
+    """Of a stored chunk: it and its bases. Of a difference: the bases."""
 
 
 @dataclass(frozen=True, slots=True)
 class Previous:
-    """What the save before had at the same place, to make differences from."""
+    """A chunk of the previous save, to compute differences from."""
 
     digest: str
     data: bytes
 
 
 class DeltaEncoder:
-    """Makes differences from the save before, whose bytes it keeps in memory."""
+    """Computes differences from the previous save, whose bytes it keeps in memory."""
 
     def __init__(self) -> None:
         self._previous: dict[tuple[int, int], Previous] = {}
         self._next: dict[tuple[int, int], Previous] = {}
 
     def begin(self) -> None:
-        """A new save begins."""
+        """Begin a save."""
         self._next = {}
 
     def end(self) -> None:
-        """The save was committed: the next one is compared with it."""
+        """End a save; the next one is compared with it."""
         self._previous, self._next = self._next, {}
 
     def forget(self) -> None:
-        """The save failed; the next one is stored in full."""
+        """Forget a save that failed; the next one is stored in full."""
         self._previous, self._next = {}, {}
 
     def encode(
         self, chunk: Encoded, view: memoryview, width: int, known: ChunkIndex
     ) -> Encoded | None:
-        """The chunk as a difference; none when there is nothing to compare or it does not pay."""
+        """The chunk as a difference; None without a base, or if it does not pay."""
         place = chunk.offset, chunk.length
         self._next[place] = Previous(chunk.digest, bytes(view))
         before = self._previous.get(place)
@@ -114,7 +114,7 @@ class PartWriter:
         self.written = 0
 
     def write(self) -> None:
-        """Store all chunks and give back their memory; nothing is left behind when it raises."""
+        """Store all chunks and return their memory; nothing is left behind when it raises."""
         lent = self._lent
         groups = lent.track(self._content.groups)
         ahead = Ahead(self._encoded(groups, tracing.span("save.encode")), 2, "strata-encode")
@@ -134,7 +134,7 @@ class PartWriter:
         ahead.close()
 
     def abort(self) -> None:
-        """Leave nothing; where that fails it is collected later."""
+        """Delete the pack; if that fails, a sweep does so later."""
         if self._writer is None:
             return
         self._writer.abort()
@@ -192,7 +192,7 @@ class PartWriter:
         return chunk
 
     def _store(self, group: Group, chunks: list[Encoded], hold: Hold) -> None:
-        """Append what is new; chunks that lie together in memory are written together."""
+        """Append new chunks; those that are adjacent in memory are written together."""
         run: memoryview | None = None
         run_start = run_stop = 0
         for chunk in chunks:
@@ -235,7 +235,7 @@ class PartWriter:
         self._chunks.append(placed)
 
     def _repeat(self, chunk: Encoded) -> None:
-        """The same bytes occur twice in this part."""
+        """Refer to the same bytes elsewhere in this part."""
         same = self._own[chunk.digest]
         self._chunks.append(_at(same, chunk.offset, same.pack))
 
@@ -246,7 +246,7 @@ class PartWriter:
         self._chunks.append(_at(known.chunk, chunk.offset, self._pack_number(known.pack)))
 
     def _adopt(self, stored: StoredChunk) -> Chunk:
-        """Name a chunk of an earlier checkpoint that a difference needs."""
+        """Refer to a chunk of an earlier checkpoint that a difference needs."""
         number = self._pack_number(stored.pack)
         chunk = _at(stored.chunk, stored.chunk.offset, number)
         self._bases[chunk.digest] = chunk
@@ -282,5 +282,5 @@ def _at(chunk: Chunk, offset: int, pack: int) -> Chunk:
 
 
 def _moved(chunk: Chunk) -> Chunk:
-    """The same chunk in a part that has no pack of its own."""
+    """The same chunk in a part without a pack of its own."""
     return _at(chunk, chunk.offset, chunk.pack - 1)

@@ -30,7 +30,7 @@ from ..state_dict import Buffer, flatten
 log = EventLog("checkpoint")
 
 SLAB = GROUP
-"""Memory is lent in pieces of this size: what is digested and stored together lies together."""
+"""The size of a slab, which holds what is digested and stored together."""
 
 
 class Slab:
@@ -40,12 +40,12 @@ class Slab:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        """How many were made before it."""
+        """How many were allocated before it."""
         self._map = new_pages(SLAB)
         self.view = memoryview(self._map)
         self.pinned = False
         self.unpin: Callable[[], None] | None = None
-        """Makes a device forget the memory, before somebody else gets its address."""
+        """Unregisters the memory from a device, before its address is reused."""
 
     def __del__(self) -> None:
         unpin = getattr(self, "unpin", None)
@@ -54,13 +54,13 @@ class Slab:
 
 
 class StagingTurn:
-    """The place of a save among those that need memory; it is given up when all is copied."""
+    """The place of a save among those that wait for memory, until all of it is copied."""
 
     def __init__(self, give_up: Callable[[StagingTurn], None]) -> None:
         self._give_up = give_up
 
     def give_up(self) -> None:
-        """Let the next one be the earliest; again does nothing."""
+        """Let the next save be the earliest; again does nothing."""
         self._give_up(self)
 
     def __enter__(self) -> StagingTurn:
@@ -73,10 +73,9 @@ class StagingTurn:
 class StagingPool:
     """Slabs that add up to at most ``budget`` bytes.
 
-    Whoever asks for one while all are lent waits until one comes back: that is how a save slows
-    training down instead of filling the machine's memory. Saves are written in the order of their
-    turns, and a later one gives nothing back before an earlier one is complete. So the last slab is
-    for the earliest of those that are being copied.
+    When all are in use a save waits for one, and so slows training down instead of filling the
+    machine's memory. Saves are written in the order of their turns, and a later one returns nothing
+    before an earlier one is complete. So the last slab is for the earliest save.
     """
 
     def __init__(self, budget: int) -> None:
@@ -87,11 +86,11 @@ class StagingPool:
         self._most = budget // SLAB
         self._made = 0
         self._free: list[Slab] = []
-        """In the order in which they were made."""
+        """In the order of their allocation."""
         self._turns: list[StagingTurn] = []
         self._changed = threading.Condition()
         self.pin: Callable[[memoryview], Callable[[], None] | None] | None = None
-        """Makes memory known to a device that copies into it, and says how to undo that."""
+        """Registers memory with a device that copies into it; returns what undoes that."""
 
     @property
     def budget(self) -> int:
@@ -104,21 +103,21 @@ class StagingPool:
         return self._made * SLAB
 
     def turn(self) -> StagingTurn:
-        """The next turn, of a save that is written behind all that have one."""
+        """The next turn, for a save that is written after all that have one."""
         turn = StagingTurn(self._give_up)
         with self._changed:
             self._turns.append(turn)
         return turn
 
     def borrow(self, turn: StagingTurn, before_waiting: Callable[[], None] = lambda: None) -> Slab:
-        """Take a slab, once there is one for this save."""
+        """Wait for a slab for this save."""
         with self._changed:
             while not self._is_free_for(turn):
                 before_waiting()
                 self._changed.wait()
             if self._free:
-                # The first that was made: memory that no save has needed yet stays untouched, and
-                # to touch it for the first time takes many times as long as to copy into it.
+                # The oldest: touching memory for the first time takes many times as long as
+                # copying into it, so what no save has needed yet stays untouched.
                 return self._pinned(self._free.pop(0))
             number = self._made
             self._made += 1
@@ -155,32 +154,32 @@ class StagingPool:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Whole chunks of a stream that lie in memory one after the other."""
+    """Whole chunks of a stream that are adjacent in memory."""
 
     start: int
-    """Where the first begins in the stream."""
+    """The offset of the first in the stream."""
     bounds: tuple[int, ...]
-    """Where each begins in the stream, and where the last ends."""
+    """The offset of each in the stream, and the end of the last."""
     view: memoryview
     done: Callable[[], None] = lambda: None
-    """Is called when the memory is not needed any more."""
+    """Called when the memory is not needed any more."""
     steady: bool = False
-    """Nobody else can change the memory until then."""
+    """The memory cannot change until then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The stream of a part while it is saved, and what describes it."""
+    """The stream of a part that is being saved, and its description."""
 
     kind: str
     groups: Iterator[Group]
     extents: tuple[Extent, ...] = ()
     skeleton: Any = None
     turn: StagingTurn | None = None
-    """The turn that groups are staged in as they are asked for, rather than by the caller."""
+    """The turn of groups that are staged as they are iterated, rather than by the caller."""
 
     def release_rest(self) -> None:
-        """Give back the memory of all groups that are still to come."""
+        """Return the memory of all groups that are still to come."""
         if self.turn is not None and isinstance(self.groups, Generator):
             with self.turn:
                 self.groups.close()
@@ -203,21 +202,21 @@ def _itemsize(dtype: str) -> int:
 
 
 class LentGroups:
-    """Groups whose memory is lent, and has to come back whatever happens."""
+    """Groups whose memory is in use, and has to be returned whatever happens."""
 
     def __init__(self) -> None:
         self._groups: dict[int, Group] = {}
         self._lock = threading.Lock()
 
     def track(self, groups: Iterable[Group]) -> Iterator[Group]:
-        """The same groups, remembered as they come."""
+        """Yield the same groups, and remember them."""
         for group in groups:
             with self._lock:
                 self._groups[group.start] = group
             yield group
 
     def done(self, group: Group) -> None:
-        """Give back a group's memory, once."""
+        """Return a group's memory, once."""
         with self._lock:
             lent = self._groups.pop(group.start, None)
         if lent is not None:
@@ -225,7 +224,7 @@ class LentGroups:
             shutdown.moved()
 
     def done_with_all(self) -> None:
-        """Give back everything."""
+        """Return the memory of all groups."""
         with self._lock:
             groups = list(self._groups.values())
         for group in groups:
@@ -269,14 +268,14 @@ class GroupQueue:
 
 
 def groups_of(view: memoryview, *, steady: bool = False) -> Iterator[Group]:
-    """Memory that is saved where it lies; ``steady`` says that nobody can change it."""
+    """Groups of memory that is saved in place; ``steady`` says that it cannot change."""
     bounds = (*range(0, view.nbytes, CHUNK), view.nbytes)
     for group in grouped(bounds):
         yield Group(group[0], group, view[group[0] : group[-1]], steady=steady)
 
 
 def watched(view: memoryview, groups: Iterator[Group], name: str) -> Iterator[Group]:
-    """Groups of memory that its owner could change; raises at the end if that happened."""
+    """Groups of memory that its owner could change; raises at the end if it was changed."""
     before = []
     for group in groups:
         before.append(digest_of(group.view))
@@ -290,11 +289,11 @@ def watched(view: memoryview, groups: Iterator[Group], name: str) -> Iterator[Gr
 
 
 THREADS = 8
-"""So many threads copy at most: a few use all the bandwidth that memory has."""
+"""The most threads that copy: a few use all the memory bandwidth."""
 PIECE = 4 * 2**20
-"""So much is copied by a thread before it takes the next piece."""
+"""How much a thread copies at a time."""
 SMALL = 16 * 2**10
-"""What is not larger is copied at once: to hand it to a thread takes longer."""
+"""Up to this size the caller copies at once: handing it to a thread takes longer."""
 
 
 def staged(
@@ -306,7 +305,7 @@ def staged(
 ) -> Generator[Group, None, None]:
     """Copy buffers into slabs, one slab after the other, and give up the turn.
 
-    Slabs come back when their groups are written: ``before_waiting`` for one has to see to that.
+    Slabs are returned when their groups are written; ``before_waiting`` has to start that.
     """
     with turn, CopyThreads() as threads:
         filler = _Filler(layout, sources, threads)
@@ -324,7 +323,7 @@ def staged(
 def _groups(
     bounds: Sequence[int], view: memoryview, give_back: Callable[[], None]
 ) -> Iterator[Group]:
-    """The groups of a slab, which is given back when all that were taken are done."""
+    """The groups of a slab, which is returned when all that were taken are done."""
     hold = Hold(give_back)
     try:
         for group in grouped(bounds):
@@ -336,7 +335,7 @@ def _groups(
 
 
 class DeviceSource(ABC):
-    """Memory of a device, which is copied in the background of the device."""
+    """Memory of a device, which the device copies asynchronously."""
 
     nbytes: int
 
@@ -346,11 +345,11 @@ class DeviceSource(ABC):
 
     @abstractmethod
     def wait(self) -> None:
-        """Wait until what was begun is there."""
+        """Wait for the copies that were begun."""
 
 
 class CopyThreads:
-    """Copies memory with as many threads as pay; the caller's is one of them."""
+    """Copies memory with as many threads as pay, the caller's among them."""
 
     def __init__(self) -> None:
         self._others = min(THREADS, usable_cores()) - 1
@@ -364,7 +363,7 @@ class CopyThreads:
             self._threads.shutdown()
 
     def copy(self, copies: Sequence[tuple[memoryview, memoryview]]) -> None:
-        """Copy from the second to the first memory of each pair, all of equal lengths."""
+        """Copy from the second to the first memory of each pair, which have equal lengths."""
         pieces = deque(_pieces(copies))
         helpers = min(self._others, len(pieces) - 1)
         if helpers <= 0:
@@ -376,10 +375,10 @@ class CopyThreads:
         try:
             _copy_all(pieces)
         finally:
-            # Nobody copies any more when this returns, also when it was interrupted.
+            # No thread copies any more when this returns, even if it was interrupted.
             pieces.clear()
             for job in jobs:
-                # One that has not begun yet has nothing left to do.
+                # A thread that has not begun has nothing left to do.
                 if not job.cancel():
                     job.result()
 
@@ -394,7 +393,7 @@ class CopyThreads:
 def _pieces(
     copies: Sequence[tuple[memoryview, memoryview]],
 ) -> Iterator[list[tuple[memoryview, memoryview]]]:
-    """The same copies: large ones cut up, small ones put together."""
+    """The same copies, with large ones split and small ones combined."""
     together: list[tuple[memoryview, memoryview]] = []
     size = 0
     for target, source in copies:
@@ -410,7 +409,7 @@ def _pieces(
 
 
 def _copy_all(pieces: deque[list[tuple[memoryview, memoryview]]]) -> None:
-    """Copy pieces until none is left; several threads may do so."""
+    """Copy pieces until none is left; several threads may share them."""
     with suppress(IndexError):
         while True:
             for target, source in pieces.popleft():
@@ -418,7 +417,7 @@ def _copy_all(pieces: deque[list[tuple[memoryview, memoryview]]]) -> None:
 
 
 class _Filler:
-    """Fills memory with a stretch of the stream at a time, front to back."""
+    """Fills memory with consecutive pieces of the stream."""
 
     def __init__(self, layout: StreamLayout, sources: Sequence[Any], threads: CopyThreads) -> None:
         self._offsets = layout.offsets
@@ -430,7 +429,7 @@ class _Filler:
         self._devices: set[DeviceSource] = set()
 
     def fill(self, target: memoryview, start: int) -> None:
-        """Copy what lies from ``start`` on; gaps become zeros."""
+        """Copy the stream from ``start`` on; gaps become zeros."""
         try:
             self._fill(target, start)
         finally:
@@ -460,7 +459,7 @@ class _Filler:
         self._threads.copy(copies)
 
     def _copy(self, source: Any, first: int, target: memoryview) -> None:
-        """Copy now, or note what is to be copied by all threads."""
+        """Copy now, or leave it to all threads."""
         if not target.nbytes:
             return
         if isinstance(source, DeviceSource):
@@ -485,18 +484,18 @@ class _Filler:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a part is made of: buffers, or bytes that are saved where they lie."""
+    """What a part is made of: buffers, or bytes that are saved in place."""
 
     kind: str
     skeleton: Any = None
     buffers: Sequence[Buffer] = ()
     view: memoryview | None = None
     steady: bool = False
-    """Nobody can change the bytes."""
+    """The bytes cannot change."""
 
 
 def memory_of(state: Any) -> Memory:
-    """What a state dict, or anything bytes-like, consists of; arrays are states."""
+    """The memory of a state dict, or of anything bytes-like; arrays are states."""
     if not isinstance(state, bytes | bytearray | memoryview | mmap.mmap | array.array):
         tree = flatten(state)
         return Memory("state", tree.skeleton, tree.buffers)
@@ -508,7 +507,7 @@ def memory_of(state: Any) -> Memory:
 
 
 def extents_of(sources: Sequence[Any], offsets: Sequence[int]) -> tuple[Extent, ...]:
-    """Where buffers, or what else has a size, a type and a key, lie in a stream."""
+    """The extents of buffers, or anything with a size, a dtype and a key, in a stream."""
     return tuple(
         Extent(offset, source.nbytes, source.dtype, source.key)
         for offset, source in zip(offsets, sources, strict=True)
