@@ -2,7 +2,7 @@
 
 import pytest
 
-from dtruntime.bench.report import Series, percentile, results
+from dtruntime.bench.report import Series, Times, in_turn, percentile, results
 
 
 def test_rate_is_compared_with_the_limit_of_the_same_round() -> None:
@@ -67,3 +67,22 @@ def test_percentile_is_a_value_that_was_measured(percent: float, expected: float
 
 def test_percentile_of_nothing_is_unknown() -> None:
     assert percentile([], 50) is None
+
+
+def test_another_one_is_first_in_each_round() -> None:
+    assert [in_turn("abc", number) for number in range(4)] == [
+        ["a", "b", "c"],
+        ["b", "c", "a"],
+        ["c", "a", "b"],
+        ["a", "b", "c"],
+    ]
+
+
+def test_few_rounds_are_spread_over_all_that_could_be_first() -> None:
+    firsts = [in_turn("abcdef", number, rounds=3)[0] for number in range(3)]
+    assert firsts == ["a", "c", "e"]
+
+
+def test_spread_is_relative_to_the_median() -> None:
+    times = Times.of([3.0, 1.0, 2.0])
+    assert (times.median, times.best, times.worst, times.spread) == (2.0, 1.0, 3.0, 1.0)
