@@ -14,7 +14,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -130,13 +130,12 @@ class SqliteStore:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = lock_directory(self.path.parent)
             self._mark = HighWaterMark(self.path.parent)
-            try:
-                self._db = self._connect()
+            with ExitStack() as unless_opened:
+                unless_opened.callback(os.close, self._lock)
+                unless_opened.callback(self._mark.close, sync=False)
+                self._db = unless_opened.enter_context(closing(self._connect()))
                 self._summary = self._prepare()
-            except BaseException:
-                self._mark.close(sync=False)
-                os.close(self._lock)
-                raise
+                unless_opened.pop_all()
 
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(
