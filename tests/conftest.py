@@ -6,8 +6,13 @@ from collections.abc import Generator
 from importlib.util import find_spec
 
 import pytest
+from hypothesis import settings
 
 pytest.register_assert_rewrite("dtruntime.testing.conformance")
+
+# An example that takes long on a busy machine is no failure.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 LAUNCHER_VARIABLES = (
     "COORDINATOR_URL",

@@ -108,6 +108,7 @@ def test_what_is_told_of_a_checkpoint_is_checked_before_it_is_saved(
 
 
 def test_what_is_told_of_a_distributed_checkpoint_is_checked_too(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     from dtruntime.checkpoint.dcp import StrataWriter
 
     with pytest.raises(ValueError, match="metadata 'x' is not text"):
