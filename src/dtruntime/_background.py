@@ -271,9 +271,13 @@ def side_by_side(items: Iterable[T], work: Callable[[T], R], lanes: int) -> list
         except BaseException as exc:
             errors.append(exc)
 
-    others = [threading.Thread(target=run, name="strata-lane") for _ in range(lanes - 1)]
-    for thread in others:
-        thread.start()
+    others: list[threading.Thread] = []
+    # Python 3.12 starts no thread once the main thread has ended: this one does the work then.
+    with suppress(RuntimeError):
+        for _ in range(lanes - 1):
+            thread = threading.Thread(target=run, name="strata-lane")
+            thread.start()
+            others.append(thread)
     run()
     for _ in range(2):  # all threads have ended when an interrupt gets through
         try:
