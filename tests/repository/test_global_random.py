@@ -7,7 +7,7 @@ import dtruntime
 
 PACKAGE = Path(dtruntime.__file__).parent
 OWN_GENERATORS = {"Random", "SystemRandom"}
-KEEP_THEM = {PACKAGE / "run" / "rng.py", PACKAGE / "data" / "torch.py"}
+KEEP_THEM = {PACKAGE / "run" / "tracked_state.py", PACKAGE / "data" / "torch.py"}
 """Saves the program's generators with its checkpoints; seeds those of loader processes."""
 
 
