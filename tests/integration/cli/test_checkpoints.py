@@ -256,7 +256,7 @@ def test_bucket_is_a_place_too(s3_server: dict[str, str], monkeypatch: pytest.Mo
 
 
 def test_documented_fields_are_those_that_are_printed(place: Path) -> None:
-    page = PAGE.read_text(encoding="utf-8").partition("\n## Look into checkpoints\n")[2]
+    page = PAGE.read_text(encoding="utf-8").partition("\n## Checkpoints\n")[2]
     page = page.partition("\n## ")[0]
     rows = dict(re.findall(r"^\| ([\w ]+) \| (`.*`) \|$", page, re.MULTILINE))
     documented = {name: set(re.findall(r"`(\w+)`", fields)) for name, fields in rows.items()}
