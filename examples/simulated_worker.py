@@ -37,7 +37,7 @@ class Mortal(TrainingOrchestrator):
     @awaitable
     async def fall_silent(self) -> None:
         # There is no such call in the interface: processes that die do not announce it.
-        await self._stop_heartbeats()
+        await self._heartbeats.stop()
 
 
 class Crowd:
@@ -113,6 +113,7 @@ class SimulatedWorker:
 
     def __init__(self, crowd: Crowd, number: int) -> None:
         self.crowd = crowd
+        self.number = number
         self.random = random.Random(f"{crowd.options.seed}/{number}")
         slow = self.random.random() < STRAGGLERS
         self.pace = self.random.uniform(1.8, 3.0) if slow else self.random.uniform(0.95, 1.05)
@@ -139,7 +140,7 @@ class SimulatedWorker:
         self.doomed.set()
 
     async def join(self) -> None:
-        await self.member.register_worker(ip=f"node-{self.config.rank // 8}")
+        await self.member.register_worker(ip=f"node-{self.number // 8}")
 
     async def leave(self) -> None:
         await self.member.deregister_worker("the simulation is over")
